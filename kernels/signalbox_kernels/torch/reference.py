@@ -15,7 +15,7 @@ E4M3_MAX = 448.0
 """Largest finite value of float8_e4m3fn, which has no infinity."""
 FP8_GROUP = 128
 """Columns of a block with a scale of its own."""
-_LEAST_MAXIMUM = 1e-10
+LEAST_MAXIMUM = 1e-10
 """Keeps the scale of zeros from being zero."""
 
 
@@ -234,7 +234,7 @@ def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, T
     size = x.shape[-1]
     width = group_size or size
     groups = F.pad(x.float(), (0, -size % width)).view(len(x), -1, width)
-    scales = groups.abs().amax(dim=-1).clamp_min_(_LEAST_MAXIMUM).div_(E4M3_MAX)
+    scales = groups.abs().amax(dim=-1).clamp_min_(LEAST_MAXIMUM).div_(E4M3_MAX)
     scaled = (groups / scales[..., None]).flatten(-2)[..., :size]
     return scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
 

@@ -28,6 +28,8 @@ _MODULES = {
     "mix_experts": "experts.mixture",
     "gather_logprobs": "logprobs",
     "w4a16_linear": "w4a16",
+    "quantize_fp8": "fp8",
+    "fp8_linear": "fp8",
 }
 
 

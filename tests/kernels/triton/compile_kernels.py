@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"
@@ -28,6 +29,7 @@ from triton.runtime.jit import JITFunction, MockTensor
 from signalbox_kernels.torch.int4 import Int4Weight
 from signalbox_kernels.triton import (
     blocks,
+    fp8,
     logit_edits,
     logprobs,
     rms_norm,
@@ -41,6 +43,7 @@ from signalbox_kernels.triton.attention import paged_kernel
 from signalbox_kernels.triton.experts import mixture
 
 CAPABILITIES = (80, 89, 90, 100, 120)
+LEAST_FP8 = 89
 HEAD_SIZES = {
     torch.bfloat16: ((64, 128, 256), (8, 16, 32, 96)),
     torch.float16: ((128,), (64, 256)),
@@ -81,6 +84,7 @@ class _Printer:
         binary = _launch(kernel, *mocks, grid=grid, warmup=True, **kwargs)
         ptx = binary.asm["ptx"]
         registers, stack = _resources(binary.asm["cubin"])
+        continued = re.findall(r"wgmma\S+e4m3 \{[^}]*\}, \S+, \S+, (\S+),", ptx)
         print(
             json.dumps(
                 {
@@ -92,6 +96,8 @@ class _Printer:
                     "copies_of_16_bytes": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10", ptx)),
                     "loads": ptx.count("ld.global"),
                     "joins": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", ptx)),
+                    "e4m3_products": len(continued),
+                    "sums_from_zero": continued.count("0"),
                 }
             ),
             flush=True,
@@ -193,11 +199,25 @@ def compile_sampling(dtype: torch.dtype) -> None:
     logprobs.gather_logprobs(edited, wide, num_top=2)
 
 
+def compile_fp8() -> None:
+    """Products in E4M3 with each tile, scales of rows and of blocks of 128."""
+    for num_tokens, num_groups in product((1, 33, 200, 1000), (1, 32)):
+        x = _empty(num_tokens, 4096, dtype=torch.bfloat16)
+        weight = _empty(4096, 4096, dtype=torch.float8_e4m3fn)
+        rows_per_scale = 1 if num_groups == 1 else 128
+        scales = _empty(4096 // rows_per_scale, num_groups, dtype=torch.float32)
+        bias = _empty(4096, dtype=torch.bfloat16)
+        fp8.fp8_linear(x, weight, scales, bias, rows_per_scale=rows_per_scale)
+
+
 def compile_all(printer: _Printer, capability: int) -> None:
     """Compiles all kernels, for each type of element and some sizes of heads."""
     pool, runs = _empty(9, 1 << 17), _empty(3, 3)
     blocks._copy_runs_kernel[(3, 1)](pool, pool, runs, pool.shape[1], WORDS=2048)
     compile_sampling(torch.bfloat16)
+    if capability >= LEAST_FP8:
+        printer.case = "E4M3"
+        compile_fp8()
     for dtype, (always, in_turns) in HEAD_SIZES.items():
         name = str(dtype).removeprefix("torch.")
         printer.case = name

@@ -21,6 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
 from signalbox_kernels.triton import (
+    fp8,
     logit_edits,
     logprobs,
     rms_norm,
@@ -78,6 +79,9 @@ def run_model(num_tokens: int, num_seqs: int, table_width: int) -> None:
     for num_splits in (1, 2, 7):
         weight = int4_weight(group_size=128)
         w4a16.w4a16_linear(_floats(num_tokens, 1024), weight, None, num_splits=num_splits)
+    codes = torch.empty(3 * _HIDDEN, _HIDDEN, dtype=torch.float8_e4m3fn, device="cuda")
+    scales = torch.empty(3 * _HIDDEN, 1, dtype=torch.float32, device="cuda")
+    fp8.fp8_linear(rows, codes, scales, None, rows_per_scale=1)
     cache = _floats(9, 2, _KV_HEADS, 16, _HEAD_SIZE).transpose(2, 3)
     packed = _floats(num_tokens, (_HEADS + 2 * _KV_HEADS) * _HEAD_SIZE)
     query, key_value = packed.split([_HEADS * _HEAD_SIZE, 2 * _KV_HEADS * _HEAD_SIZE], dim=1)

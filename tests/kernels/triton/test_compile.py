@@ -38,6 +38,8 @@ KERNELS = {
     "_sort_kernel",
     "_w4a16_kernel",
 }
+FP8_KERNELS = {"_fp8_linear_kernel", "_quantize_fp8_kernel"}
+LEAST_FP8 = 89
 
 pytestmark = [
     pytest.mark.system,
@@ -59,7 +61,8 @@ def test_kernels_compile_fit_and_load_whole_lines(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {kernel["kernel"] for kernel in kernels} == KERNELS
+    has_fp8 = capability >= LEAST_FP8
+    assert {kernel["kernel"] for kernel in kernels} == KERNELS | (FP8_KERNELS if has_fp8 else set())
 
     most_shared = SHARED_BYTES[capability in SMALL_SHARED]
     assert [each for each in kernels if each["shared_bytes"] > most_shared] == []
@@ -71,6 +74,11 @@ def test_kernels_compile_fit_and_load_whole_lines(
         and each["case"].split()[-1] in {"64", "96", "128", "256"}
     ]
     assert attention
+    products = [each for each in kernels if each["kernel"] == "_fp8_linear_kernel"]
+    assert [each for each in products if not each["copies_of_16_bytes"]] == []
+    # Hopper's own sums of E4M3 are short: each ends with a tile of 128 columns, four products.
+    assert [one for one in products if one["e4m3_products"] != 4 * one["sums_from_zero"]] == []
+    assert any(one["e4m3_products"] for one in products) is (capability == 90)
     # Without the divisibility of pointers and strides each element would be a load.
     assert [each for each in attention if not each["copies_of_16_bytes"]] == []
     assert [each for each in attention if each["loads"] > 24] == []

@@ -18,11 +18,13 @@ COMPILATIONS = {
     "_copy_rows_kernel": 1,
     "_count_kernel": 1,
     "_draw_kernel": 2,  # a model's logits, and edited ones
+    "_fp8_linear_kernel": 2,  # few tokens, and up to 64
     "_gather_logprobs_kernel": 1,
     "_grouped_product_kernel": 4,  # in and out of experts, of few rows each and of many
     "_join_splits_kernel": 3,  # one for each number of splits
     "_paged_attention_kernel": 4,  # prompts and decodes, alone and split
     "_penalise_kernel": 1,
+    "_quantize_fp8_kernel": 1,
     "_reshape_and_cache_kernel": 1,
     "_rms_norm_kernel": 2,  # alone, and after an addition
     "_rotary_and_cache_kernel": 1,

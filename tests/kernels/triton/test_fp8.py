@@ -1,0 +1,118 @@
+"""Triton's products in FP8 equal exactly decoded codes, under the interpreter unless there is a
+GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from signalbox_kernels import ops
+from signalbox_kernels.torch import reference
+from tests.rounding import UNIT_ROUNDOFF, relative_error
+
+HALF_STEP, HALF_SUBNORMAL = 2.0**-4, 2.0**-10
+"""Of E4M3: what rounding moves a code by, relative to it, or in all."""
+HOPPER_ROUNDOFF = 2.0**-12
+"""Of sums within a tile on tensor cores."""
+FINITE_CODES = [code for code in range(256) if code & 127 != 127]
+
+
+def make_weight(rows: int, columns: int, device: str) -> Tensor:
+    codes = torch.tensor(FINITE_CODES, dtype=torch.uint8)
+    drawn = codes[torch.randint(0, len(codes), (rows, columns))]
+    return drawn.view(torch.float8_e4m3fn).to(device)
+
+
+def expanded(scales: Tensor, rows_per_scale: int, shape: torch.Size) -> Tensor:
+    """A scale for each element."""
+    width = shape[1] if scales.shape[1] == 1 else 128
+    of_rows = scales.double().repeat_interleave(rows_per_scale, dim=0)[: shape[0]]
+    return of_rows.repeat_interleave(width, dim=1)[:, : shape[1]]
+
+
+@pytest.mark.parametrize("group_size", [None, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [40, 300, 4096])
+def test_rows_are_rounded_to_the_nearest_codes(
+    triton_device: str, size: int, dtype: torch.dtype, group_size: int | None
+) -> None:
+    x = torch.randn(5, size + 8, device=triton_device).to(dtype)[:, :size]
+    x[1] *= torch.logspace(-7, 0, size, device=triton_device)  # codes of all exponents, and zeros
+    x[2] = 0
+
+    codes, scales = ops.quantize_fp8(x, group_size=group_size)
+
+    assert codes.dtype is torch.float8_e4m3fn
+    _, expected = reference.quantize_fp8(x, group_size=group_size)
+    torch.testing.assert_close(scales, expected, rtol=1e-6, atol=0)
+    scale = expanded(scales, 1, x.shape)
+    error = (codes.double() * scale - x.double()).abs()
+    bound = torch.maximum(HALF_STEP * x.double().abs(), HALF_SUBNORMAL * scale)
+    assert (error <= bound * (1 + 1e-6)).all()
+    assert codes.float().abs().amax(dim=1)[[0, 1, 3, 4]].eq(448).all()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype"),  # each tile
+    [
+        (1, torch.bfloat16),
+        (3, torch.float32),
+        (17, torch.bfloat16),
+        (65, torch.float32),
+        (513, torch.float32),
+    ],
+)
+@pytest.mark.parametrize(
+    ("rows", "columns", "rows_per_scale", "has_bias"),
+    [(40, 200, 1, True), (130, 512, 1, False), (160, 320, 32, False), (130, 256, 128, True)],
+)
+def test_products_are_those_of_decoded_codes(
+    triton_device: str,
+    num_tokens: int,
+    rows: int,
+    columns: int,
+    rows_per_scale: int,
+    has_bias: bool,
+    dtype: torch.dtype,
+) -> None:
+    x = torch.randn(num_tokens, columns, device=triton_device).to(dtype)
+    weight = make_weight(rows, columns, triton_device)
+    num_groups = 1 if rows_per_scale == 1 else -(-columns // 128)
+    scales = torch.rand(-(-rows // rows_per_scale), num_groups, device=triton_device) + 0.5
+    bias = torch.randn(rows, device=triton_device).to(dtype) if has_bias else None
+
+    actual = ops.fp8_linear(x, weight, scales, bias, rows_per_scale=rows_per_scale)
+
+    codes, of_tokens = ops.quantize_fp8(x, group_size=None if num_groups == 1 else 128)
+    a = codes.double() * expanded(of_tokens, 1, x.shape)
+    b = weight.double() * expanded(scales, rows_per_scale, weight.shape)
+    expected = a @ b.T + (0 if bias is None else bias.double())
+    u = UNIT_ROUNDOFF if triton_device == "cpu" else HOPPER_ROUNDOFF
+    bound = relative_error(columns + 8, u=u) * (a.abs() @ b.abs().T)
+    if dtype is torch.bfloat16:
+        bound += 2.0**-7 * expected.abs()  # the interpreter cuts off
+    assert actual.dtype is dtype
+    assert ((actual.double() - expected).abs() <= bound + 1e-6).all()
+    reference_product = reference.fp8_linear(x, weight, scales, bias, rows_per_scale=rows_per_scale)
+    torch.testing.assert_close(
+        actual, reference_product, rtol=0.02, atol=0.02 * float(b.abs().max())
+    )
+
+
+def test_each_code_is_decoded(triton_device: str) -> None:
+    """One column of ones; a one becomes the largest code and 1 / 448."""
+    codes = torch.tensor(FINITE_CODES, dtype=torch.uint8, device=triton_device)
+    weight = codes.view(torch.float8_e4m3fn)[:, None].expand(-1, 16).contiguous()
+    x = torch.zeros(1, 16, device=triton_device)
+    x[0, 0] = 1
+    scales = torch.ones(len(codes), 1, device=triton_device)
+
+    actual = ops.fp8_linear(x, weight, scales, None, rows_per_scale=1)
+
+    torch.testing.assert_close(actual[0], weight[:, 0].float(), rtol=1e-6, atol=0)
+
+
+def test_no_tokens_are_no_launch(triton_device: str) -> None:
+    weight = make_weight(8, 16, triton_device)
+    scales = torch.ones(8, 1, device=triton_device)
+    x = torch.empty(0, 16, device=triton_device)
+    assert ops.fp8_linear(x, weight, scales, None, rows_per_scale=1).shape == (0, 8)
