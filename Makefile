@@ -18,6 +18,7 @@ FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kerne
 	$(addprefix tests/router/,output_parsers prompt requests schedulers) \
 	$(addprefix tests/signalbox/,bench client flags settings trace)
 NATIVE := tests/kernels/native tests/gpu_worker/native
+KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
@@ -65,9 +66,7 @@ test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and th
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
 		f"make test-gpu needs a CUDA device, and PyTorch {torch.__version__} finds none; " \
 		"on a machine that has one, install a PyTorch built for CUDA into $(VENV)")'
-	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu tests/kernels/triton/test_ops.py \
-		tests/kernels/triton/test_attention.py tests/gpu_worker/attention/test_triton_backend.py \
-		tests/gpu_worker/sampling/test_samplers.py tests/gpu_worker/sampling/test_triton_sampler.py
+	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu $(KERNEL_TESTS)
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos

@@ -36,6 +36,19 @@ def wait_until(condition: Callable[[], object], *, told: Callable[[], object] = 
         time.sleep(0.02)
 
 
+def wait_until_ended(pid: int) -> None:
+    """Returns once a process has ended, waited for by its parent or not."""
+    import psutil
+
+    def has_ended() -> bool:
+        try:
+            return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(has_ended, told=lambda: f"process {pid} still runs")
+
+
 async def eventually(condition: Callable[[], object]) -> None:
     """Returns once the condition holds, of something that sets no event. Raises TimeoutError."""
     async with asyncio.timeout(EVENT_S):

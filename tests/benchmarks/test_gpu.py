@@ -3,12 +3,10 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -27,6 +25,7 @@ from benchmarks.gpu.models import LLAMA_3_8B, QWEN3_0_6B, make_runner
 from benchmarks.gpu.part_list import PARTS
 from benchmarks.gpu.part_process import run_process
 from benchmarks.gpu.steps import kv_bytes, prefill_flops, read_weights_bytes
+from tests.waiting import wait_until_ended
 
 EXPECTED = {
     "probes": ["strided block-major view", "offsets past 2^31 elements", "event order"],
@@ -108,24 +107,13 @@ def test_a_part_imports_what_it_needs() -> None:
     assert (found.stdout, found.returncode) == ("\n", 0), found.stderr
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # not waited for by anybody
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     started = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {started}; wait"
     log = tmp_path / "log"
     end = run_process(["bash", "-c", script], environment={}, limit_s=2, log=log)
     assert end == "not done within 2 s"
-    pid = int(started.read_text())
-    end = time.monotonic() + 60
-    while is_running(pid):
-        assert time.monotonic() < end, "it has outlived its part"
-        time.sleep(0.05)
+    wait_until_ended(int(started.read_text()))
 
 
 def test_the_program_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,27 @@
+"""The demo model in float32 on a card: the greedy tokens of transformers, exactly."""
+
+import pytest
+
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.runner.model_runner import ModelRunner
+from tests.gpu_worker.generation import Driver
+from tests.integration.demo_model.prompts import PROMPTS
+from tests.transformers_demo import DEMO, demo, greedy_texts
+
+NUM_NEW_TOKENS = 16
+
+
+@pytest.mark.skipif(not DEMO.exists(), reason="needs the demo model (make model)")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_tokens_are_transformers(enforce_eager: bool) -> None:
+    runner = ModelRunner(
+        ModelConfig(model=str(DEMO), dtype="float32", max_model_len=512),
+        CacheConfig(max_num_seqs=32, swap_space=0),
+        device_config=DeviceConfig(device="cuda", enforce_eager=enforce_eager),
+    )
+    runner.init_cache_engine(num_gpu_blocks=512, num_cpu_blocks=0)
+    prompts = list(PROMPTS[:16])
+    token_ids = [demo().tokenizer(prompt)["input_ids"] for prompt in prompts]
+    drawn = Driver(runner=runner).generate(token_ids, num_tokens=NUM_NEW_TOKENS)
+    assert drawn == greedy_texts(demo().model, prompts, drawn)
