@@ -111,15 +111,16 @@ def _largest_difference(
         generator = torch.Generator().manual_seed(seed)
         for starts, ends in pairwise(_LENGTHS):
             batch = trial_batch(shape, list(map(Span, starts, ends, tables)))
+            plan = backend.plan(batch)
             for layer in range(shape.num_layers):
-                difference = _difference(backend, plain, batch, shape, layer, generator)
+                difference = _difference(plan, plain, batch, shape, layer, generator)
                 worst = float(np.maximum(worst, difference))
         tables = [num_blocks - 1 - table for table in tables]
     return worst
 
 
 def _difference(
-    backend: AttentionBackend,
+    plan: AttentionPlan,
     plain: PlainAttention,
     batch: Batch,
     shape: AttentionShape,
@@ -127,7 +128,6 @@ def _difference(
     generator: torch.Generator,
 ) -> float:
     """Returns the largest difference in one layer of one step, without rotation and with it."""
-    plan = backend.plan(batch)
     query, key_value = (
         torch.randn(len(batch.token_ids), *size, generator=generator).to(shape.device, shape.dtype)
         for size in ((shape.num_heads, shape.head_size), (2, shape.num_kv_heads, shape.head_size))

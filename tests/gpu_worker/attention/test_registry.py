@@ -114,3 +114,7 @@ def test_a_cpu_starts_no_process_for_trials(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     assert choose_attention_backend("auto", wide_shape()).name == "torch"
+
+
+def test_torch_agrees_with_plain_pytorch_in_layers_of_two_kinds() -> None:
+    assert fault_of(TorchAttention, wide_shape()) is None
