@@ -1,4 +1,4 @@
-"""Perplexity of a text: what a form of the weights costs, beside float32 and llama.cpp.
+"""Perplexity of a text: what a form of the weights, or of K and V, costs beside another.
 
     python -m benchmarks.perplexity MODEL [--text FILE] [--context 512] [--forms float32 int8 ...]
 
@@ -11,16 +11,20 @@ prompt_logprobs. The text is our own, so that no model has read it.
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 from signalbox.llm import LLM, SamplingParams
 
 TEXT = Path(__file__).parent / "texts" / "signal_box.txt"
-FORMS = {
+_IN_PYTORCH = {"dtype": "bfloat16", "quantization": "none", "cpu_backend": "torch"}
+FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "quantization": "none"},
     "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
     "gguf": {"quantization": "gguf"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "torch": _IN_PYTORCH,
+    "fp8_kv": _IN_PYTORCH | {"kv_cache_dtype": "fp8"},
 }
 """Options of LLM for each form."""
 

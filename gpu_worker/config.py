@@ -129,11 +129,15 @@ class CacheConfig(LimitSettings):
         le=256,
         description="tokens in a KV-cache block (default: 16, or what the attention backend takes)",
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "fp8"],
+        BeforeValidator(renamed({"fp8_e4m3": "fp8"})),
+    ] = Field(
         "auto",
         description="type of K and V in the cache; auto is that of --dtype, or float32 on a CPU"
-        " without instructions for bfloat16. Of 32-bit K and V bfloat16 takes half the memory and"
-        " rounds them; PyTorch takes the type of --dtype alone",
+        " without instructions for bfloat16. bfloat16 takes half the memory of 32-bit K and V and"
+        " rounds them; fp8 (E4M3) takes half of that, with the checkpoint's scales, in PyTorch"
+        " alone, which takes the type of --dtype or fp8",
     )
     swap_space: float | None = Field(
         None,

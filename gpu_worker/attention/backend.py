@@ -5,13 +5,20 @@ holds what all layers share (indexes, masks), so that a layer only computes its 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
 
 from gpu_worker.batch.batch import Batch
 from gpu_worker.layers import AttentionPlan
+
+
+class KVScales(TypedDict):
+    """Arguments of the ops that write and read a cache."""
+
+    k_scale: float
+    v_scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +37,25 @@ class AttentionShape:
     device: torch.device
     soft_cap: float | None = None
     """Scores become cap * tanh(score / cap) before mask and softmax."""
+    fp8_scales: tuple[tuple[float, float], ...] | None = None
+    """[num_layers]: the scales of K and V, which the cache holds in E4M3; None if it holds them in
+    `dtype`."""
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Type of K and V in the cache."""
+        return self.dtype if self.fp8_scales is None else torch.float8_e4m3fn
 
     @property
     def block_bytes(self) -> int:
         """Bytes of the K and V of all layers in one block."""
         elements = 2 * self.num_kv_heads * self.block_size * self.head_size
-        return self.num_layers * elements * self.dtype.itemsize
+        return self.num_layers * elements * self.kv_dtype.itemsize
+
+    def kv_scales(self, layer: int) -> KVScales:
+        """Returns the arguments of ops that say how a layer's cache is scaled."""
+        k_scale, v_scale = (1.0, 1.0) if self.fp8_scales is None else self.fp8_scales[layer]
+        return KVScales(k_scale=k_scale, v_scale=v_scale)
 
 
 class AttentionBackend(Protocol):

@@ -57,7 +57,8 @@ def fault_of_difference(worst: float) -> str | None:
 def one_layer_of_each_kind(shape: AttentionShape) -> AttentionShape:
     """Returns the shape with one layer for each of its windows."""
     windows = tuple(dict.fromkeys(shape.sliding_windows))
-    return replace(shape, num_layers=len(windows), sliding_windows=windows)
+    scales = None if shape.fp8_scales is None else ((0.5, 2.0),) * len(windows)
+    return replace(shape, num_layers=len(windows), sliding_windows=windows, fp8_scales=scales)
 
 
 class PlainAttention:
@@ -67,7 +68,7 @@ class PlainAttention:
         self._shape = shape
         sizes = (num_blocks, 2, shape.block_size, shape.num_kv_heads, shape.head_size)
         self._caches = [
-            torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+            torch.zeros(sizes, dtype=shape.kv_dtype, device=shape.device)
             for _ in range(shape.num_layers)
         ]
 
@@ -75,7 +76,8 @@ class PlainAttention:
         """Writes the K and V of a step."""
         key, value = key_value.unbind(dim=1)
         slot_mapping = self._tensor(batch.slot_mapping)
-        reference.reshape_and_cache(key, value, self._caches[layer], slot_mapping)
+        scales = self._shape.kv_scales(layer)
+        reference.reshape_and_cache(key, value, self._caches[layer], slot_mapping, **scales)
 
     def attend(self, batch: Batch, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
         """Writes them, and returns [num_tokens, num_heads * head_size] float32."""
@@ -89,6 +91,7 @@ class PlainAttention:
             scale=self._shape.scale,
             sliding_window=self._shape.sliding_windows[layer],
             soft_cap=self._shape.soft_cap,
+            **self._shape.kv_scales(layer),
         )
         return out.flatten(1).float()
 

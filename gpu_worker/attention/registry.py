@@ -33,6 +33,9 @@ class Registered:
     factory: BackendFactory
     caps_scores: bool = False
     """True if the backend applies AttentionShape.soft_cap; otherwise no shape has one."""
+    takes_fp8: bool = False
+    """True if the backend holds K and V in AttentionShape.kv_dtype; otherwise no shape has
+    fp8_scales."""
     block_sizes: tuple[int, ...] = ()
     """Supported numbers of tokens in a block, the preferred first; empty if any is supported."""
 
@@ -42,6 +45,7 @@ class Registered:
         return cls(
             factory=factory,
             caps_scores=getattr(factory, "caps_scores", False),
+            takes_fp8=getattr(factory, "takes_fp8", False),
             block_sizes=tuple(getattr(factory, "block_sizes", ())),
         )
 
@@ -83,8 +87,8 @@ def _register_ops(device: torch.device) -> None:
 
 
 _backends: dict[str, Registered] = {
-    "torch": Registered(factory=TorchAttention, caps_scores=True),
-    "triton": Registered(factory=_triton_attention, caps_scores=True),
+    "torch": Registered(factory=TorchAttention, caps_scores=True, takes_fp8=True),
+    "triton": Registered(factory=_triton_attention, caps_scores=True, takes_fp8=True),
 } | {
     kernel.name: Registered(
         factory=_flash_attention(kernel), caps_scores=True, block_sizes=kernel.block_sizes
@@ -142,6 +146,12 @@ def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
         able = sorted(each for each, other in _backends.items() if other.caps_scores)
         raise ValueError(
             f"attention_backend {name!r} caps no scores, as this model needs; use {', '.join(able)}"
+        )
+    if shape.fp8_scales is not None and not entry.takes_fp8:
+        able = sorted(each for each, other in _backends.items() if other.takes_fp8)
+        raise ValueError(
+            f"attention_backend {name!r} holds no K and V in FP8; use {', '.join(able)}, or "
+            "kv_cache_dtype 'auto'"
         )
     size = shape.block_size
     if size == AUTO_BLOCK_SIZE:

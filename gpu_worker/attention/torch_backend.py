@@ -5,7 +5,8 @@ is one run of bytes, so that a gather of rows by (block, K or V, head) gives eac
 one piece, ready for a batched product.
 
 Decodes are batched: their contexts are gathered, padded to the longest of a group. Prefill chunks
-attend one by one, through SDPA. `decode_grouping.py` decides the groups.
+attend one by one, through SDPA. `decode_grouping.py` decides the groups. K and V in E4M3 are
+decoded where they were gathered; the scores and the result are multiplied by their scales.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.attention.decode_grouping import Chunk, DecodeGroup, plan_work
 from gpu_worker.batch.batch import Batch
-from signalbox_kernels.torch.reference import causal_mask
+from signalbox_kernels.torch.reference import causal_mask, to_cache
 
 
 class _Work(Protocol):
@@ -30,7 +31,7 @@ class _Work(Protocol):
     @property
     def rows(self) -> slice | Tensor: ...
 
-    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+    def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
         """[num_rows, num_heads, head_size] and a layer's rows to [num_rows, all heads]."""
         ...
 
@@ -49,9 +50,10 @@ class _ChunkWork:
     is_causal: bool
     shape: AttentionShape
 
-    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+    def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
         shape, num_queries = self.shape, query.shape[0]
-        gathered = cache.index_select(0, self.gather)
+        scale = k_scale * shape.scale
+        gathered = cache.index_select(0, self.gather).to(shape.dtype)
         keys, values = gathered.view(2, shape.num_kv_heads, 1, -1, shape.head_size)[
             :, :, :, self.keys
         ]
@@ -63,22 +65,24 @@ class _ChunkWork:
             keys = keys.expand(-1, query.shape[1], -1, -1)
             values = values.expand(-1, query.shape[1], -1, -1)
         if shape.soft_cap is not None:
-            out = self._attend_capped(query, keys, values, shape.soft_cap)
+            out = self._attend_capped(query, keys, values, cap=shape.soft_cap, scale=scale)
         else:
             out = F.scaled_dot_product_attention(
-                query, keys, values, self.mask, is_causal=self.is_causal, scale=shape.scale
+                query, keys, values, self.mask, is_causal=self.is_causal, scale=scale
             )
         if num_queries == 1:
             return out.reshape(1, -1)
         return out.permute(2, 0, 1, 3).reshape(num_queries, -1)
 
-    def _attend_capped(self, query: Tensor, keys: Tensor, values: Tensor, cap: float) -> Tensor:
+    def _attend_capped(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, cap: float, scale: float
+    ) -> Tensor:
         """Attends with capped scores, which SDPA lacks; one K and V head at a time, to bound
         memory."""
         out = torch.empty_like(query)
         for head in range(self.shape.num_kv_heads):
             scores = query[head] @ keys[head].transpose(-1, -2)
-            capped = _soft_cap(scores.float(), cap=cap, scale=self.shape.scale)
+            capped = _soft_cap(scores.float(), cap=cap, scale=scale)
             if self.mask is not None:
                 capped += self.mask
             out[head] = capped.softmax(dim=-1).to(query.dtype) @ values[head]
@@ -98,17 +102,19 @@ class _DecodeWork:
     """[len(gather), block_size * head_size]: scratch, the same for every layer."""
     shape: AttentionShape
 
-    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+    def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
         batch, num_keys = self.mask.shape[0], self.mask.shape[2]
+        scale = k_scale * self.shape.scale
         torch.index_select(cache, 0, self.gather, out=self.gathered)
-        keys, values = self.gathered.view(2, batch, num_keys, self.shape.head_size)
+        gathered = self.gathered.to(self.shape.dtype)
+        keys, values = gathered.view(2, batch, num_keys, self.shape.head_size)
         query = query.reshape(batch, -1, self.shape.head_size)
         keys = keys.transpose(1, 2)
         if self.shape.soft_cap is not None:
             scores = torch.bmm(query, keys)
-            _soft_cap(scores, cap=self.shape.soft_cap, scale=self.shape.scale).add_(self.mask)
+            _soft_cap(scores, cap=self.shape.soft_cap, scale=scale).add_(self.mask)
         else:
-            scores = torch.baddbmm(self.mask, query, keys, alpha=self.shape.scale)
+            scores = torch.baddbmm(self.mask, query, keys, alpha=scale)
         out = torch.bmm(scores.softmax(dim=-1), values)
         return out.view(batch // self.shape.num_kv_heads, -1)
 
@@ -122,6 +128,7 @@ def _soft_cap(scores: Tensor, *, cap: float, scale: float) -> Tensor:
 class _Plan:
     """One step."""
 
+    shape: AttentionShape
     work_of_layer: Sequence[list[_Work]]
     blocks: Tensor
     offsets: Tensor
@@ -129,13 +136,22 @@ class _Plan:
     slots: list[Tensor]
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
-        self.slots[layer][self.blocks, :, :, self.offsets] = key_value
+        if self.shape.fp8_scales is None:
+            self.slots[layer][self.blocks, :, :, self.offsets] = key_value
+            return self._attend(query, layer, k_scale=1.0)
+        k_scale, v_scale = self.shape.fp8_scales[layer]
+        for side, scale in enumerate((k_scale, v_scale)):
+            codes = to_cache(key_value[:, side], self.shape.kv_dtype, scale)
+            self.slots[layer][self.blocks, side, :, self.offsets] = codes
+        return self._attend(query, layer, k_scale=k_scale).mul_(v_scale)
+
+    def _attend(self, query: Tensor, layer: int, *, k_scale: float) -> Tensor:
         cache, works = self.rows[layer], self.work_of_layer[layer]
         if len(works) == 1 and isinstance(works[0].rows, slice):
-            return works[0].attend(query, cache)
+            return works[0].attend(query, cache, k_scale)
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for work in works:
-            out[work.rows] = work.attend(query[work.rows], cache)
+            out[work.rows] = work.attend(query[work.rows], cache, k_scale)
         return out
 
 
@@ -158,7 +174,7 @@ class TorchAttention:
     def bind(self, pool: Tensor) -> None:
         shape, num_blocks = self._shape, pool.shape[0]
         self._pool = pool
-        rows = pool.view(shape.dtype).view(-1, self._row_elements)
+        rows = pool.view(shape.kv_dtype).view(-1, self._row_elements)
         # The same row numbers serve every layer: a layer's view begins at its own first row.
         self._rows = [rows[layer * self._rows_per_layer :] for layer in range(shape.num_layers)]
         blocks = rows.view(
@@ -178,6 +194,7 @@ class TorchAttention:
             for window in set(self._shape.sliding_windows)
         }
         return _Plan(
+            shape=self._shape,
             work_of_layer=[of_window[window] for window in self._shape.sliding_windows],
             blocks=self._tensor(batch.slot_mapping // size),
             offsets=self._tensor(batch.slot_mapping % size),
@@ -229,7 +246,7 @@ class TorchAttention:
             rows=item.rows if isinstance(item.rows, slice) else self._tensor(item.rows),
             gather=gather,
             gathered=self._pool.new_empty(
-                (len(gather), self._row_elements), dtype=self._shape.dtype
+                (len(gather), self._row_elements), dtype=self._shape.kv_dtype
             ),
             mask=mask.repeat_interleave(self._shape.num_kv_heads, dim=0)[:, None],
             shape=self._shape,

@@ -39,14 +39,16 @@ class _Plan:
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
         key, value = key_value.unbind(dim=1)
-        reshape_and_cache(key, value, self.caches[layer], self.slot_mapping)
+        scales = self.shape.kv_scales(layer)
+        reshape_and_cache(key, value, self.caches[layer], self.slot_mapping, **scales)
         return self._attend(query, layer)
 
     def attend_rotated(
         self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
     ) -> Tensor:
         """Satisfies `layers.RotaryAttentionPlan`."""
-        rotary_and_cache(query, key_value, *angles, self.caches[layer], self.slot_mapping)
+        scales = self.shape.kv_scales(layer)
+        rotary_and_cache(query, key_value, *angles, self.caches[layer], self.slot_mapping, **scales)
         return self._attend(query, layer)
 
     def _attend(self, query: Tensor, layer: int) -> Tensor:
@@ -59,6 +61,7 @@ class _Plan:
             scale=self.shape.scale,
             sliding_window=self.shape.sliding_windows[layer],
             soft_cap=self.shape.soft_cap,
+            **self.shape.kv_scales(layer),
         )
         return out.flatten(1)
 
@@ -86,7 +89,7 @@ class TritonAttention:
 
     def bind(self, pool: Tensor) -> None:
         shape = self._shape
-        blocks = pool.view(shape.dtype).view(
+        blocks = pool.view(shape.kv_dtype).view(
             len(pool), shape.num_layers, 2, shape.num_kv_heads, shape.block_size, shape.head_size
         )
         self._caches = list(blocks.transpose(3, 4).unbind(dim=1))

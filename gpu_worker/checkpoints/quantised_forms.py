@@ -17,8 +17,6 @@ from gpu_worker.config import ModelError
 from signalbox_kernels.floats import AnyArray
 
 _WEIGHT = "weight"
-_NOT_READ = ("k_scale", "v_scale", "q_scale", "kv_scale")
-"""Scales of a KV cache in FP8."""
 
 Tensors = Mapping[str, AnyArray]
 """Arrays of one matrix by the ends of their names."""
@@ -70,13 +68,11 @@ def with_matrices(
     """
     if form is None:
         return dict(stored)
-    ends = form.ends | {*_NOT_READ}
     found = dict[str, StoredTensor]()
     for name, tensor in stored.items():
         base, _, end = name.rpartition(".")
-        if end not in ends or f"{base}.{form.marker}" not in stored:
-            if end not in _NOT_READ:
-                found[name] = tensor
+        if end not in form.ends or f"{base}.{form.marker}" not in stored:
+            found[name] = tensor
         elif end == form.marker:
             parts = {e: stored[f"{base}.{e}"] for e in form.ends if f"{base}.{e}" in stored}
             found[f"{base}.{_WEIGHT}"] = _joined(base, parts, form)

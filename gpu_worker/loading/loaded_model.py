@@ -11,6 +11,7 @@ from torch import Tensor
 from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
+from gpu_worker.checkpoints.kv_scales import read_kv_scales
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.config import (
     AUTO_BLOCK_SIZE,
@@ -25,6 +26,7 @@ from gpu_worker.device.memory import bytes_in_use, tensor_bytes
 from gpu_worker.device.process_group import join
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
+from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.dummy_weights import dummy_placement
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_config
@@ -37,6 +39,9 @@ from signalbox_kernels.triton.kernel_cache import use_kernel_cache
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FP8 = "fp8"
+_FP8_CAPABILITY = (8, 9)
+"""First compute capability whose instructions convert to and from E4M3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +90,16 @@ def load_model(
     if model_config.load_format == "dummy":
         placement = dummy_placement(placement)
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
-    info = replace(info, arithmetic=_arithmetic(info.dtype, device))
+    kv_dtype = cache_config.kv_cache_dtype
+    info = replace(info, arithmetic=_arithmetic(info.dtype, kv_dtype, device))
     quantization = choose_quantization(
         model_config, source, why_not_natively, compute_capability(device)
     )
-    _check_kv_dtype(cache_config.kv_cache_dtype, info.dtype, why_not_natively)
+    _check_kv_dtype(kv_dtype, info.dtype, why_not_natively, device)
     logger.info("%s", describe_form(source.sizes, info.dtype, quantization, why_not_natively))
     shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
+    if kv_dtype == _FP8:
+        shape = replace(shape, fp8_scales=_fp8_scales(source, config.num_layers))
     attention = choose_attention_backend(device_config.attention_backend, shape)
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
@@ -113,7 +121,13 @@ def load_model(
         weights_bytes=tensor_bytes(model),
         others_bytes=others_bytes,
     )
-    logger.info("%s is loaded on %s in %s", info.name, device, info.dtype)
+    logger.info(
+        "%s is loaded on %s in %s, K and V in %s",
+        info.name,
+        device,
+        info.dtype,
+        str(shape.kv_dtype).removeprefix("torch."),
+    )
     return loaded
 
 
@@ -147,23 +161,36 @@ def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
     return dtype_for_half(device) if source.is_half else torch.float32
 
 
-def _check_kv_dtype(kv_dtype: str, dtype: str, why_not_natively: str) -> None:
-    """Raises ModelError for K and V of another type than activations."""
-    if kv_dtype not in ("auto", dtype):
+def _check_kv_dtype(kv_dtype: str, dtype: str, why_not_natively: str, device: torch.device) -> None:
+    """Raises ModelError for K and V of a type that is neither activations' nor FP8, and for FP8 on
+    a GPU without it."""
+    if kv_dtype not in ("auto", dtype, _FP8):
         raise ModelError(
             f"kv_cache_dtype is {kv_dtype!r}, but PyTorch's attention takes K and V in the type of "
             f"activations, which is {dtype}, and the native implementation is not used: "
-            f"{why_not_natively}; use 'auto'"
+            f"{why_not_natively}; use 'auto' or 'fp8'"
+        )
+    capability = compute_capability(device)
+    if kv_dtype == _FP8 and capability is not None and capability < _FP8_CAPABILITY:
+        raise ModelError(
+            "kv_cache_dtype is 'fp8', which takes a GPU of compute capability 8.9 or later, and "
+            f"{device} has {'.'.join(map(str, capability))}; use 'auto'"
         )
 
 
-def _arithmetic(dtype: str, device: torch.device) -> Arithmetic:
+def _fp8_scales(source: ModelSource, num_layers: int) -> tuple[tuple[float, float], ...]:
+    """Returns those of the checkpoint; made-up weights have none."""
+    return read_kv_scales({} if isinstance(source, DummySource) else source.stored(), num_layers)
+
+
+def _arithmetic(dtype: str, kv_dtype: str, device: torch.device) -> Arithmetic:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = f"sm_{major}{minor}"
     else:
         name = torch.backends.cpu.get_cpu_capability().lower()
-    return Arithmetic(factors=dtype, kernels=f"torch {name}", kv_cache_dtype=dtype)
+    stored = "fp8_e4m3" if kv_dtype == _FP8 else dtype
+    return Arithmetic(factors=dtype, kernels=f"torch {name}", kv_cache_dtype=stored)
 
 
 def _attention_shape(

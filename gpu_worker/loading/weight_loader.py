@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.checkpoints.kv_scales import is_attention_scale
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
@@ -126,7 +127,7 @@ def _load_each(
         target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
         if target is not None:
             _put(tensor, target)
-        elif not model.ignores(name):
+        elif not model.ignores(name) and not is_attention_scale(name):
             raise ModelError(f"unexpected weight {name!r}; config.json names another architecture")
         progress(StartupProgress(StartupPhase.LOAD, total - len(targets), total))
     if targets:

@@ -9,7 +9,7 @@ from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
@@ -44,6 +44,11 @@ def load_natively(
     progress: ReportProgress,
 ) -> NativeModel:
     """Loads a model of which `why_not_natively` is None. Raises ModelError."""
+    if cache_config.kv_cache_dtype == "fp8":
+        raise ModelError(
+            "kv_cache_dtype is 'fp8', but the native implementation holds K and V in float32 or "
+            "bfloat16; use 'bfloat16', or cpu_backend 'torch', which is slower"
+        )
     dtype = _dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
     num_threads = device_config.num_threads or default_num_threads()

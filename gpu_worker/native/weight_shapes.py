@@ -1,5 +1,6 @@
 """Names and shapes of the tensors that make up a decoder of the Llama family."""
 
+from gpu_worker.checkpoints.kv_scales import is_attention_scale
 from gpu_worker.models.decoder_config import DecoderConfig
 
 Shape = tuple[int, ...]
@@ -28,7 +29,8 @@ def layer_prefix(index: int) -> str:
 
 def is_ignored(name: str, config: DecoderConfig) -> bool:
     """Says whether a tensor may be in a checkpoint although the model does not need it."""
-    return (config.tie_embeddings and name == HEAD) or name.endswith(".rotary_emb.inv_freq")
+    tied_head = config.tie_embeddings and name == HEAD
+    return tied_head or name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
 
 
 def _attention(config: DecoderConfig) -> dict[str, Shape]:

@@ -103,7 +103,9 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "kv_cache_memory_bytes": Alias(
         setting="kv_cache_memory", convert=_gib, meaning="in bytes, 8G or 8g instead of GiB"
     ),
-    "calculate_kv_scales": Refused(remedy="the KV cache is not quantised", takes=SWITCH),
+    "calculate_kv_scales": Refused(
+        remedy="scales of an FP8 KV cache are the checkpoint's, or 1.0", takes=SWITCH
+    ),
     "cpu_offload_gb": NoEffect(
         why="weights stay on one device",
         values=("0", "0.0"),

@@ -145,7 +145,7 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
         {"tokenizer_mode": "slow"},
         {"pipeline_parallel_size": 2},
         {"enable_lora": True},
-        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2"},
         {"preemption_mode": "drop"},
         {"scheduling_policy": "lottery"},
         {"scheduling_policy": "no_such_module:Class"},

@@ -1,0 +1,62 @@
+"""Backends that hold K and V in E4M3 agree with plain PyTorch; the others refuse them by name."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.attention import (
+    AttentionShape,
+    attention_backend,
+    choose_attention_backend,
+    selection,
+)
+from gpu_worker.attention.backend_check import fault_of
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS
+from tests.gpu_worker.attention.device_attention import make_shape
+
+LAYERS: dict[str, Any] = {"num_layers": 3, "sliding_windows": (None, 8, None)}
+
+
+def make_fp8_shape(**changes: Any) -> AttentionShape:
+    scales = ((0.3, 1.0), (1.0, 7.0), (2.5, 0.04))
+    return make_shape(**LAYERS | {"fp8_scales": scales} | changes)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_agrees_with_the_reference(soft_cap: float | None, dtype: torch.dtype) -> None:
+    shape = make_fp8_shape(soft_cap=soft_cap, dtype=dtype, num_heads=4, num_kv_heads=2)
+    assert fault_of(lambda each: attention_backend("torch", each), shape) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_triton_agrees_with_the_reference(triton_device: str, soft_cap: float | None) -> None:
+    shape = make_fp8_shape(device=triton_device, soft_cap=soft_cap)
+    assert fault_of(lambda each: attention_backend("triton", each), shape) is None
+
+
+def test_a_block_takes_a_byte_for_each_element() -> None:
+    wide, narrow = make_shape(**LAYERS), make_fp8_shape()
+    assert wide.block_bytes == 4 * narrow.block_bytes
+    assert attention_backend("torch", narrow).block_bytes == narrow.block_bytes
+    assert make_shape(**LAYERS, dtype=torch.bfloat16).block_bytes == 2 * narrow.block_bytes
+
+
+@pytest.mark.parametrize("name", [kernel.name for kernel in FLASH_KERNELS])
+def test_flash_attention_is_refused_by_name(name: str) -> None:
+    problem = f"'{name}' holds no K and V in FP8; use torch, triton, or kv_cache_dtype 'auto'"
+    with pytest.raises(ValueError, match=problem):
+        choose_attention_backend(name, make_fp8_shape())
+
+
+def test_auto_passes_over_what_holds_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(selection, "candidates", lambda device: ("flash_attn_2", "torch"))
+    caplog.set_level("INFO")
+    assert choose_attention_backend("auto", make_fp8_shape()).name == "torch"
+    assert "auto is torch, in blocks of 16 tokens; attention_backend 'flash_attn_2' holds no" in (
+        caplog.text
+    )
