@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -55,12 +55,20 @@ CASES = {
 
 
 def make_runner(
-    folder: Path, recorder: GraphRecorder, *, enforce_eager: bool = False
+    folder: Path,
+    recorder: GraphRecorder,
+    *,
+    enforce_eager: bool = False,
+    config: Mapping[str, object] = LLAMA_3_8B,
 ) -> ModelRunner:
-    """Returns a model with the shape of Llama-3-8B, Triton's kernels and sampler, without data."""
+    """Returns a model with Triton's kernels and sampler, without data.
+
+    Args:
+        config: the model's config.json.
+    """
     from gpu_worker.sampling.triton_sampler import TritonSampler
 
-    (folder / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    (folder / "config.json").write_text(json.dumps(config))
     triton.register_ops(META.type)
     with (
         patch.object(loaded_model, "_device", lambda *_: META),

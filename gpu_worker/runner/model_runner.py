@@ -149,6 +149,7 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compiles every kernel that a step may use; one that comes later is logged."""
         for batch in warm_up_batches(
+            num_tokens=self._cache_config.num_batched_tokens(self._loaded.device.type),
             block_size=self._loaded.block_size,
             max_model_len=self.model.max_model_len,
             vocab_size=self.model.vocab_size,

@@ -1,8 +1,9 @@
 """Small steps that use every kernel, so that none is compiled while requests are served.
 
 Triton compiles a kernel at its first call, for a second or more, or reads it from its cache. What
-is compiled does not depend on counts (`tests/kernels/triton/test_keys.py`), so few steps suffice:
-prompts and decodes, short and long, with each rule of sampling in some row.
+is compiled does not depend on counts (`tests/kernels/triton/test_keys.py`) but on tiles, which are
+larger for many tokens. So few steps suffice: decodes, prompts of growing lengths, short and long
+contexts, with each rule of sampling in some row.
 """
 
 from collections.abc import Iterator
@@ -24,20 +25,24 @@ _LONG = 8192
 """A context that attention divides over several programs."""
 
 
-def warm_up_batches(*, block_size: int, max_model_len: int, vocab_size: int) -> Iterator[Batch]:
-    """Yields the steps; every block is block 0."""
+def warm_up_batches(
+    *, num_tokens: int, block_size: int, max_model_len: int, vocab_size: int
+) -> Iterator[Batch]:
+    """Yields the steps; every block is block 0.
+
+    Args:
+        num_tokens: the most of a step.
+    """
     long = min(_LONG, max_model_len)
-    prompt = min(2, long)
-    for query_lens, context_lens, has_mask in (
-        ([1, 1], [1, 1], True),
-        ([1, 1], [1, long], False),
-        ([prompt, 1], [prompt, 1], True),
-        ([prompt, 1], [long, 1], False),
+    prompts = [4**n for n in range(1, 7) if 4**n < min(num_tokens, max_model_len)]
+    for index, (prompt, context) in enumerate(
+        ((1, 1), (1, long), *zip(prompts, prompts, strict=True), (min(2, long), long))
     ):
-        rows = _rows(np.cumsum(query_lens) - 1, vocab_size)
-        if not has_mask:
+        query_lens = np.array([prompt, 1])
+        rows = _rows(query_lens.cumsum() - 1, vocab_size)
+        if index % 2:
             rows.allowed = None
-        yield _batch(np.array(query_lens), np.array(context_lens), block_size, rows)
+        yield _batch(query_lens, np.array([context, 1]), block_size, rows)
 
 
 def _batch(

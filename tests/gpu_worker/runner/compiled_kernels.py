@@ -1,11 +1,14 @@
 """Prints what Triton compiles during a start and afterwards, on no device; a program of its own.
 
+    python -m tests.gpu_worker.runner.compiled_kernels dense|mixture
+
 A line of JSON: the names of the kernels that the start compiled, and of those that steps of many
 kinds compiled then. A process of its own, because Triton decides when it is imported whether it
 interprets.
 """
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import islice
@@ -14,8 +17,22 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.models import LLAMA_3_8B
 from benchmarks.host_time.no_device import EmptyGraphs, driver_library, without_copies_back
-from benchmarks.host_time.steps import CASES, make_runner, steps_of
+from benchmarks.host_time.steps import CASES, Case, make_runner, steps_of
+
+_MIXTURE: dict[str, object] = {
+    **LLAMA_3_8B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 2,
+}
+MODELS = {"dense": LLAMA_3_8B, "mixture": _MIXTURE}
+
+PROMPTS = [Case(prompt_tokens=number) for number in (2, 3, 40, 100, 900, 2000)]
 
 found: list[str] = []
 
@@ -34,7 +51,7 @@ def main() -> None:
         driver_library(Path(folder))
         import triton
 
-        runner = make_runner(Path(folder), EmptyGraphs())
+        runner = make_runner(Path(folder), EmptyGraphs(), config=MODELS[sys.argv[1]])
         without_copies_back(runner)
         tensors: Any = torch.Tensor
         tensors.cpu = lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -45,7 +62,7 @@ def main() -> None:
         runner.warm_up()
         triton.knobs.runtime.jit_post_compile_hook = _note
         at_start = list(_taken())
-        for case in CASES.values():
+        for case in (*CASES.values(), *PROMPTS):
             for _ in islice(steps_of(runner, case), 3):
                 pass
         print(json.dumps({"start": at_start, "later": list(_taken())}))

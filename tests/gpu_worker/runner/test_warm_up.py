@@ -16,9 +16,10 @@ pytestmark = [
 ]
 
 
-def test_steps_of_all_kinds_compile_nothing_after_the_start() -> None:
+@pytest.mark.parametrize("model", ["dense", "mixture"])
+def test_steps_of_all_kinds_compile_nothing_after_the_start(model: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu_worker.runner.compiled_kernels"],
+        [sys.executable, "-m", "tests.gpu_worker.runner.compiled_kernels", model],
         cwd=Path(__file__).parents[3],
         env=os.environ | {"TRITON_INTERPRET": "0"},
         capture_output=True,
