@@ -26,6 +26,8 @@ class Part(NamedTuple):
     settings: Mapping[str, Any] = _NONE
     """Settings of workers, by the names of their fields."""
     environment: Mapping[str, str] = _NONE
+    needs_card: bool = False
+    """True if a CPU refuses the settings."""
 
     def measurement(self) -> Measurement:
         module = importlib.import_module(f"benchmarks.gpu.parts.{self.module}")
@@ -49,6 +51,9 @@ PARTS = {
     "sweep": Part("sweep", 200),
     "stack": Part("stack", 240),
     "steps-eager": Part("model_steps", 90, "measure_beside_plain", {"enforce_eager": True}),
+    "steps-fp8": Part(
+        "model_steps", 90, "measure_beside_plain", {"quantization": "fp8"}, needs_card=True
+    ),
 }
 """A switch has a part like the last: the steps with it, over those of the part `steps`."""
 
