@@ -16,6 +16,7 @@ from contract.model import WorkerCapacity
 from contract.step import Step
 from contract.tokenizer_files import hash_files
 from gpu_worker.batch.runner_protocol import (
+    Described,
     Inspectable,
     MemoryReport,
     ProfileOptions,
@@ -178,6 +179,7 @@ class Worker:
             self.model,
             self.capacity,
             has_lease=self._lease is not None,
+            backends=self._runner.backends if isinstance(self._runner, Described) else (),
             families=families,
         )
 

@@ -57,6 +57,8 @@ class ChosenBackend:
     name: str
     backend: AttentionBackend
     block_size: int
+    is_last_resort: bool = False
+    """True if it leaves a GPU to PyTorch because no other takes the model."""
 
 
 def _triton_attention(shape: AttentionShape) -> AttentionBackend:

@@ -93,9 +93,10 @@ def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> Chosen
         )
     seconds = {name: verdicts[name].seconds for name in working if name in verdicts}
     chosen = make_attention_backend(fastest(seconds) if seconds else _LAST_RESORT, shape)
-    is_last_resort = chosen.name == _LAST_RESORT and shape.device.type == "cuda"
+    if chosen.name == _LAST_RESORT and shape.device.type == "cuda":
+        chosen = replace(chosen, is_last_resort=True)
     logger.log(
-        logging.WARNING if is_last_resort else logging.INFO,
+        logging.WARNING if chosen.is_last_resort else logging.INFO,
         "attention_backend %s is %s, in blocks of %d tokens%s",
         wanted,
         chosen.name,

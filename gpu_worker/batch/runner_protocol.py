@@ -78,6 +78,23 @@ class Launching(Protocol):
         ...
 
 
+class BackendInUse(NamedTuple):
+    """What does a part of a runner's work."""
+
+    part: str
+    backend: str
+    is_last_resort: bool = False
+    """True if it is PyTorch on a GPU because nothing faster can be used there."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A runner that says what does its work."""
+
+    @property
+    def backends(self) -> tuple[BackendInUse, ...]: ...
+
+
 @runtime_checkable
 class Closeable(Protocol):
     """A runner with more to end than its memory, such as processes."""

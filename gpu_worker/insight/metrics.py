@@ -1,9 +1,11 @@
 """Counts a worker's executed steps, once for each, and exposes them to Prometheus."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step_result import StepResult
+from gpu_worker.batch.runner_protocol import BackendInUse
 from rpc.metrics.histogram import Histogram, times
 from rpc.metrics.registry import PER_NS, Families
 
@@ -44,6 +46,7 @@ def read(
     capacity: WorkerCapacity,
     *,
     has_lease: bool,
+    backends: Sequence[BackendInUse],
     families: Families,
 ) -> None:
     """Adds a worker as it is now."""
@@ -64,6 +67,12 @@ def read(
         families.counter(
             "worker_step_phase_seconds", "Where the time of steps went.", total_ns * PER_NS,
             **name, phase=phase,
+        )  # fmt: skip
+    for part, backend, is_last_resort in backends:
+        families.gauge(
+            "worker_backend_info",
+            "What does a part of the work; the last resort is PyTorch on a GPU; always 1.",
+            1, **name, part=part, backend=backend, last_resort=str(is_last_resort).lower(),
         )  # fmt: skip
     for counter, meaning, number in (
         ("worker_sampled_tokens", "Tokens that were drawn.", steps.num_sampled_tokens),

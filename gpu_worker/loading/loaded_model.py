@@ -11,6 +11,7 @@ from torch import Tensor
 from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
+from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.checkpoints.kv_scales import read_kv_scales
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.config import (
@@ -33,7 +34,7 @@ from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_c
 from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.models import Model, ServedConfig, SoftCapped
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.sampling.sampler_factory import make_sampler
+from gpu_worker.sampling.sampler_factory import describe_sampler, make_sampler
 from signalbox_kernels.triton.kernel_cache import use_kernel_cache
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class LoadedModel:
     block_size: int
     """Tokens in a block; the attention backend chooses it unless it is configured."""
     sampler: Sampler[Tensor]
+    backends: tuple[BackendInUse, ...]
     group: ParallelGroup
     weights_bytes: int
     others_bytes: int
@@ -104,6 +106,9 @@ def load_model(
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
         load_weights(model, source, progress, quantization)
+    sampler = make_sampler(
+        device_config, vocab_size=config.vocab_size, placement=placement, group=group
+    )
     loaded = LoadedModel(
         info=info,
         source=source,
@@ -111,11 +116,10 @@ def load_model(
         model=model,
         attention=attention.backend,
         block_size=attention.block_size,
-        sampler=make_sampler(
-            device_config,
-            vocab_size=config.vocab_size,
-            placement=placement,
-            group=group,
+        sampler=sampler,
+        backends=(
+            BackendInUse("attention", attention.name, attention.is_last_resort),
+            describe_sampler(sampler, device_config, device),
         ),
         group=group,
         weights_bytes=tensor_bytes(model),

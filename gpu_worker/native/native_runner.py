@@ -9,7 +9,7 @@ from contract.model import ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
+from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.kv_cache.capacity import measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
@@ -51,6 +51,10 @@ class NativeRunner:
     @property
     def model(self) -> ModelInfo:
         return self._info
+
+    @property
+    def backends(self) -> tuple[BackendInUse, ...]:
+        return (BackendInUse("attention", "native"), BackendInUse("sampling", "native"))
 
     @property
     def program(self) -> Program:

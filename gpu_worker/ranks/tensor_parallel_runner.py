@@ -20,7 +20,7 @@ from contract.model import ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
+from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.device.process_group import call_off
@@ -111,6 +111,11 @@ class TensorParallelRunner:
         return self._rank.model
 
     @property
+    def backends(self) -> tuple[BackendInUse, ...]:
+        """Those of rank 0."""
+        return self._rank.backends
+
+    @property
     def follower_pids(self) -> list[int]:
         """The processes of ranks 1 and up."""
         return self._others.pids
@@ -123,6 +128,11 @@ class TensorParallelRunner:
         self._others.send(Ask.PROFILE)
         own = self._rank.profile()
         others = self._others.answers(WorkerCapacity)
+        if {one.block_size for one in others} - {own.block_size}:
+            raise ValueError(
+                "ranks took attention backends with blocks of different sizes; name one of them "
+                "as attention_backend"
+            )
         return replace(
             own,
             num_gpu_blocks=min(one.num_gpu_blocks for one in (own, *others)),

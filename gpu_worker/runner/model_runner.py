@@ -14,7 +14,7 @@ from contract.model import ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
+from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.device_choice import recorder_for
 from gpu_worker.device.graphs import GraphRecorder
@@ -81,6 +81,10 @@ class ModelRunner:
     @property
     def model(self) -> ModelInfo:
         return self._loaded.info
+
+    @property
+    def backends(self) -> tuple[BackendInUse, ...]:
+        return self._loaded.backends
 
     @property
     def num_graphs(self) -> int:

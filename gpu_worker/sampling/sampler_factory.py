@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import BatchOutput, Logprobs
+from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.sampling_rows import Biases, Penalties, SampleRows, TokenRuns
 from gpu_worker.config import DeviceConfig
 from gpu_worker.layers import ParallelGroup, Placement
@@ -65,6 +66,17 @@ def make_sampler(
     if wanted == "triton":
         return _triton_sampler(device)
     return TorchSampler(vocab_size=vocab_size, device=device)
+
+
+def describe_sampler(
+    sampler: TensorSampler, config: DeviceConfig, device: torch.device
+) -> BackendInUse:
+    """Names the sampler that `make_sampler` has made."""
+    if isinstance(sampler, TorchSampler):
+        is_last_resort = config.sampling_backend == "auto" and device.type == "cuda"
+        return BackendInUse("sampling", "torch", is_last_resort)
+    names = {NativeTensorSampler: "native", NoSampler: "none"}
+    return BackendInUse("sampling", names.get(type(sampler), "triton"))
 
 
 def _automatic_sampler(

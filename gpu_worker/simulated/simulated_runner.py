@@ -22,6 +22,7 @@ from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
+from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
@@ -78,6 +79,10 @@ class SimulatedRunner:
         self._weights = _weights(np.arange(num_slots, dtype=np.uint64))
         self.gpu_kv: UInt64Array = self._make_pool(0)
         self.cpu_kv: UInt64Array = self._make_pool(0)
+
+    @property
+    def backends(self) -> tuple[BackendInUse, ...]:
+        return (BackendInUse("model", "simulated"),)
 
     @property
     def model(self) -> ModelInfo:

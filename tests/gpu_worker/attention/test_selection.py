@@ -93,7 +93,11 @@ def test_the_fastest_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"too large; .*OtherAttention' does not work here, for"):
         choose_attention_backend("auto", make_shape())
     verdicts[1] = Verdict(refusal="too small")
-    assert choose_attention_backend("auto", make_shape()).name == "torch"
+    chosen = choose_attention_backend("auto", make_shape())
+    assert (chosen.name, chosen.is_last_resort) == ("torch", False)  # on a CPU nothing is faster
+    on_gpu = choose_attention_backend("auto", make_shape(device="cuda"))
+    assert (on_gpu.name, on_gpu.is_last_resort) == ("torch", True)
+    assert not choose_attention_backend("torch", make_shape(device="cuda")).is_last_resort
 
 
 class LosingAttention(TorchAttention):

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from contract.model import WorkerCapacity
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.runner_protocol import Runner
@@ -388,3 +389,29 @@ def test_a_batch_arrives_with_the_tokens_whose_logits_are_wanted() -> None:
     np.testing.assert_array_equal(arrived.rows.token_index, batch.rows.token_index)
     np.testing.assert_array_equal(arrived.prompt_rows.token_index, tokens)
     assert math.prod(arrived.block_tables.shape) == batch.block_tables.size
+
+
+def test_ranks_whose_blocks_have_other_sizes_are_refused() -> None:
+    """Each rank tries backends on its own device, and may take another one."""
+
+    class Ranks:
+        def __init__(self, block_size: int) -> None:
+            sizes = {"block_size": block_size, "num_gpu_blocks": 9, "num_cpu_blocks": 0}
+            limits = {"block_bytes": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1}
+            self._capacity = WorkerCapacity(**sizes, **limits)
+
+        def profile(self) -> WorkerCapacity:
+            return self._capacity
+
+        def send(self, command: object) -> None:
+            assert command is Ask.PROFILE
+
+        def answers(self, kind: object) -> list[WorkerCapacity]:
+            return [self._capacity]
+
+    runner = object.__new__(TensorParallelRunner)
+    runner._own, runner._others = cast(Any, Ranks(16)), cast(Any, Ranks(16))
+    assert runner.profile().block_size == 16
+    runner._others = cast(Any, Ranks(256))
+    with pytest.raises(ValueError, match="blocks of different sizes; name one of them"):
+        runner.profile()

@@ -123,6 +123,21 @@ def test_the_sampler_is_the_one_asked_for(triton_device: str) -> None:
         assert type(make("auto", "cpu", cpu_backend="torch")) is TorchSampler
 
 
+def test_a_sampler_is_named_and_pytorchs_is_the_last_resort_of_auto_on_a_gpu(
+    triton_device: str,
+) -> None:
+    triton_sampler, reference = make_samplers(100, triton_device)
+    cuda = torch.device("cuda")
+    auto, named = DeviceConfig(), DeviceConfig(sampling_backend="torch")
+    for sampler, config, expected in (
+        (triton_sampler, auto, ("sampling", "triton", False)),
+        (reference, auto, ("sampling", "torch", True)),
+        (reference, named, ("sampling", "torch", False)),
+        (NoSampler(), auto, ("sampling", "none", False)),
+    ):
+        assert sampler_factory.describe_sampler(sampler, config, cuda) == expected
+
+
 def test_samplers_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'auto', 'native', 'triton' or 'torch'"):
         DeviceConfig(sampling_backend="fast")

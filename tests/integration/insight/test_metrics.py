@@ -106,6 +106,8 @@ async def test_a_worker_counts_its_steps_and_where_their_time_went() -> None:
         assert forward >= 10 * 0.002
         assert forward <= value(registry, "signalbox_worker_step_duration_seconds_sum") * 1.001
         assert value(registry, "signalbox_worker_lease") == 1
+        simulated_by = {"part": "model", "backend": "simulated", "last_resort": "false"}
+        assert value(registry, "signalbox_worker_backend_info", **simulated_by) == 1
 
 
 async def test_what_a_scheduler_refuses_is_counted_by_reason() -> None:
