@@ -195,4 +195,4 @@ def _decode(encoded: dict[str, Any], device: torch.device) -> AttentionShape:
 def _value(encoded: Any) -> Any:
     if isinstance(encoded, str):
         return getattr(torch, encoded.removeprefix("torch."))
-    return tuple(encoded) if isinstance(encoded, list) else encoded
+    return tuple(map(_value, encoded)) if isinstance(encoded, list) else encoded

@@ -78,8 +78,10 @@ def _folder() -> Iterator[Path | None]:
 
 
 def _subject(trial: Trial, device: torch.device) -> dict[str, Any]:
-    """Returns all that a verdict depends on."""
-    return {"function": trial.function, "arguments": dict(trial.arguments), **_around(device)}
+    """Returns all that a verdict depends on, as a file gives it back."""
+    tried = {"function": trial.function, "arguments": dict(trial.arguments)}
+    subject: dict[str, Any] = json.loads(json.dumps(tried | _around(device)))
+    return subject
 
 
 @cache

@@ -1,5 +1,6 @@
 """How `auto` compares the candidates that work, with times of a fake clock."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -129,3 +130,15 @@ def test_the_load_fits_the_device() -> None:
     many_heads = make_shape(num_kv_heads=64, head_size=128)
     assert load_for(many_heads).context < 2048
     assert bytes_of(of_8b) <= bytes_of(many_heads) <= 1 << 30
+
+
+def test_a_shape_reaches_the_process_of_trials_as_it_is() -> None:
+    shape = make_shape(
+        num_layers=2,
+        sliding_windows=(None, 9),
+        soft_cap=20.0,
+        dtype=torch.bfloat16,
+        fp8_scales=((0.5, 2.0), (1.0, 1.0)),
+    )
+    sent = json.loads(json.dumps(selection._encode(shape)))
+    assert selection._decode(sent, shape.device) == shape

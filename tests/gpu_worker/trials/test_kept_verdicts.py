@@ -43,6 +43,9 @@ def make_trial(name: str, **arguments: object) -> Trial:
 
 def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = Trials(monkeypatch, a=GOOD, b=Verdict(refusal="too large"))
+    windows = {"windows": (None, 9)}  # which JSON gives back as a list
+    assert trials.verdict("a", **windows) == trials.verdict("a", **windows) == GOOD
+    assert trials.tried.pop() == "a"
     assert trials.verdict("a") == trials.verdict("a") == GOOD
     both = verdicts_of([make_trial("a"), make_trial("b")], CPU)
     assert both == [GOOD, Verdict(refusal="too large")]
