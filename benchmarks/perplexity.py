@@ -6,12 +6,16 @@ As llama-perplexity defines it: the text's tokens in chunks of `context`, the re
 begins with the BOS token if the tokenizer adds one; its first half is context only, and of the
 second half each token after the first is predicted. Computed through `LLM`, as users would, with
 prompt_logprobs. The text is our own, so that no model has read it.
+
+fp8 is for CUDA; on a CPU it is computed by the references of its ops, which round weights and
+activations to the same codes.
 """
 
 import argparse
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from signalbox.llm import LLM, SamplingParams
 
@@ -25,8 +29,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "torch": _IN_PYTORCH,
     "fp8_kv": _IN_PYTORCH | {"kv_cache_dtype": "fp8"},
+    "fp8": {"dtype": "bfloat16", "quantization": "fp8", "cpu_backend": "torch"},
 }
 """Options of LLM for each form."""
+_CAPABILITY = "gpu_worker.loading.loaded_model.compute_capability"
 
 
 def chunks_of(llm: LLM, text: str, context: int) -> list[list[int]]:
@@ -55,7 +61,10 @@ def perplexity(llm: LLM, chunks: list[list[int]]) -> float:
 
 def measure(model: str, form: str, *, text: str, context: int) -> float:
     """Loads a model in one form and returns the text's perplexity."""
-    with LLM(model, kv_cache_memory=0.5, max_num_seqs=8, **FORMS[form]) as llm:
+    with (
+        patch(_CAPABILITY, lambda _: (8, 9)),
+        LLM(model, kv_cache_memory=0.5, max_num_seqs=8, **FORMS[form]) as llm,
+    ):
         chunks = chunks_of(llm, text, context)
         if not chunks:
             raise SystemExit(f"the text has fewer than {context} tokens; lower --context")

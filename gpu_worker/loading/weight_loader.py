@@ -1,5 +1,6 @@
 """Puts a source's tensors into a model's packed weights."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -17,6 +18,8 @@ from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.torch.tensors import as_tensor
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -95,6 +98,8 @@ def _choose_formats(
         )
     for layer in names_of:
         layer.hold_as(matrix_format(quantization.form))
+    num_held = sum(len(names) for names in names_of.values())
+    logger.info("%d matrices are held in %s", num_held, quantization.name)
 
 
 def _find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor:

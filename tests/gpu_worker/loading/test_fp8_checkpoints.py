@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gpu_worker.checkpoints import quantised_forms
+from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.layers import Placement
+from gpu_worker.layers.fp8 import Fp8BlockMatrix
+from gpu_worker.layers.matrices import Part
 from gpu_worker.loading import loaded_model
 from gpu_worker.loading.model_source import weight_sizes
 from signalbox_kernels.torch import registry
@@ -23,6 +29,7 @@ from tests.gpu_worker.model_runners import (
     make_runner,
     remove_files,
 )
+from tests.gpu_worker.models.test_models import assert_ranks_agree
 from tests.gpu_worker.quantised_models import (
     SHAPE,
     Encode,
@@ -73,6 +80,9 @@ def test_a_cpu_decodes_the_weights(
     form: str, cpu_backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference = save_quantised(tmp_path, "llama2", *FORMS[form])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{side}_scale": torch.ones(1) for side in "kv"}
+    save_file(tensors, tmp_path / "model.safetensors")
     with caplog.at_level(logging.INFO):
         runner = make_runner(tmp_path, cpu_backend=cpu_backend)
     assert "weights: fp8 of the checkpoint, decoded to float32, " in caplog.text
@@ -90,6 +100,7 @@ def test_a_card_holds_what_the_checkpoint_says(
     with caplog.at_level(logging.INFO):
         runner = make_runner(tmp_path, cpu_backend="torch")
     assert "weights: fp8 of the checkpoint, " in caplog.text
+    assert "19 matrices are held in fp8" in caplog.text  # of 21; gate is not held without up
     decoded = make_runner(tmp_path, cpu_backend="torch", quantization="none")
     layers = [layer.attention for layer in runner._loaded.model.layers]
     assert all(layer.qkv.is_quantised and layer.out.is_quantised for layer in layers)
@@ -135,9 +146,32 @@ def test_made_up_weights_are_held_in_fp8(described: Any, tmp_path: Path) -> None
     runner = make_runner(tmp_path, cpu_backend="torch", load_format="dummy", quantization=form)
     attention = runner._loaded.model.layers[0].attention
     assert attention.qkv.is_quantised
-    assert not runner._loaded.model.layers[0].feed_forward.router.gate.is_quantised
+    assert not runner._loaded.model.layers[0].feed_forward.router.is_quantised
     logits = last_logits(runner, *PROMPTS, chunks=(29, 1))
     assert logits.isfinite().all() and logits.std() > 1e-3
+
+
+@pytest.mark.usefixtures("exact_activations")
+@pytest.mark.parametrize("size", [2, 4])  # 4 ranks share 2 K and V heads
+@pytest.mark.parametrize("form", ["by matrix", "by row", "by block", "made at load"])
+def test_ranks_hold_shares_of_one_matrix(form: str, size: int, tmp_path: Path) -> None:
+    """Parts of a rank start within blocks, which their scales follow."""
+    widths: Any = {"head_dim": 64}  # the columns of a rank are whole blocks
+    if form == "made at load":
+        make_model(tmp_path, "llama2", **SHAPE | widths)
+        held = Quantization("fp8", form=quantised_forms.FP8)
+    else:
+        save_quantised(tmp_path, "llama2", *FORMS[form], **widths)
+        stored = quantised_forms.FP8_BLOCKS if form == "by block" else quantised_forms.FP8
+        held = Quantization("fp8", form=stored, is_stored=True)
+    assert_ranks_agree(tmp_path, size, held)
+
+
+def test_ranks_that_would_share_a_block_are_refused() -> None:
+    part = Part(0, slice(0, 128), slice(64, 128), (128, 128))
+    placement = Placement(torch.device("cpu"), torch.float32)
+    with pytest.raises(ModelError, match="64 columns for each rank; use a smaller tensor_parallel"):
+        Fp8BlockMatrix([part], placement)
 
 
 def test_sizes_count_values_not_codes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpu_worker.attention import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.layers import ForwardContext, ParallelGroup, Placement
@@ -97,14 +98,16 @@ class ThreadGroup(ParallelGroup):
         return torch.cat(self._all(tensor), dim=-1)
 
 
-def rank_logits(path: Path, group: ParallelGroup, prompt: list[int]) -> Tensor:
+def rank_logits(
+    path: Path, group: ParallelGroup, prompt: list[int], quantization: Quantization | None = None
+) -> Tensor:
     source = open_model(ModelConfig(model=str(path)), lambda _: None)
     spec = model_spec(source.config)
     config = spec.read_config(source.config)
     placement = Placement(CPU, torch.float32)
     model = spec.build(config, 256, placement, group)
     with torch.inference_mode():
-        load_weights(model, source, lambda _: None)
+        load_weights(model, source, lambda _: None, quantization)
         attention = TorchAttention(rank_shape(config, group))
         cache = CacheEngine(
             num_gpu_blocks=8, num_cpu_blocks=0, block_bytes=attention.block_bytes, device=CPU
@@ -144,13 +147,19 @@ def rank_shape(config: ServedConfig, group: ParallelGroup) -> AttentionShape:
 )
 def test_ranks_together_compute_what_one_does(family: str, size: int, tmp_path: Path) -> None:
     make_model(tmp_path, family, num_attention_heads=8, head_dim=6)
+    assert_ranks_agree(tmp_path, size)
+
+
+def assert_ranks_agree(path: Path, size: int, quantization: Quantization | None = None) -> None:
+    """Compares the logits of `size` ranks, which are threads, with those of one."""
     (prompt,) = make_prompts(37)
-    expected = rank_logits(tmp_path, ParallelGroup(), prompt)
+    expected = rank_logits(path, ParallelGroup(), prompt, quantization)
     board, barrier = [torch.empty(0)] * size, threading.Barrier(size)
     results: list[Tensor] = [torch.empty(0)] * size
 
     def run(rank: int) -> None:
-        results[rank] = rank_logits(tmp_path, ThreadGroup(rank, size, board, barrier), prompt)
+        group = ThreadGroup(rank, size, board, barrier)
+        results[rank] = rank_logits(path, group, prompt, quantization)
 
     with ThreadPoolExecutor(size) as threads:
         list(threads.map(run, range(size)))
