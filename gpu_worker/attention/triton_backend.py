@@ -19,7 +19,9 @@ from gpu_worker.batch.batch import Batch
 from gpu_worker.device.input_transfer import StepInputs
 from gpu_worker.layers.rotary import Angles
 from signalbox_kernels.triton import MAX_HEAD_SIZE
-from signalbox_kernels.triton.attention.paged_kernel import paged_attention
+from signalbox_kernels.triton.attention.paged_attention import plan_attention
+from signalbox_kernels.triton.attention.paged_kernel import attend
+from signalbox_kernels.triton.attention.work import Work
 from signalbox_kernels.triton.launch import is_interpreted
 from signalbox_kernels.triton.reshape_and_cache import reshape_and_cache
 from signalbox_kernels.triton.rotary import rotary_and_cache
@@ -33,9 +35,10 @@ class _Plan:
     caches: list[Tensor]
     """[num_layers]: each layer's view of the pool."""
     slot_mapping: Tensor
-    query_start: Tensor
-    context_lens: Tensor
     block_tables: Tensor
+    work: dict[int | None, Work]
+    """How each sliding window's layers divide the step among programs."""
+    joins_inside: bool
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
         key, value = key_value.unbind(dim=1)
@@ -52,16 +55,15 @@ class _Plan:
         return self._attend(query, layer)
 
     def _attend(self, query: Tensor, layer: int) -> Tensor:
-        out = paged_attention(
+        out = attend(
             query,
             self.caches[layer],
-            query_start=self.query_start,
-            context_lens=self.context_lens,
+            self.work[self.shape.sliding_windows[layer]],
             block_tables=self.block_tables,
             scale=self.shape.scale,
-            sliding_window=self.shape.sliding_windows[layer],
             soft_cap=self.shape.soft_cap,
             **self.shape.kv_scales(layer),
+            joins_inside=self.joins_inside,
         )
         return out.flatten(1)
 
@@ -69,7 +71,8 @@ class _Plan:
 class TritonAttention:
     """Satisfies `AttentionBackend`."""
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, *, joins_inside: bool = True) -> None:
+        """Args: joins_inside: see `paged_kernel.attend`."""
         if shape.device.type == "cpu" and not is_interpreted():
             raise ValueError(
                 "attention_backend 'triton' cannot run on a CPU; use 'torch', "
@@ -81,6 +84,7 @@ class TritonAttention:
                 f"{shape.head_size}; use 'torch'"
             )
         self._shape = shape
+        self._joins_inside = joins_inside
         self._caches: list[Tensor] = []
 
     @property
@@ -96,23 +100,46 @@ class TritonAttention:
 
     def plan_on_device(self, inputs: StepInputs) -> _Plan:
         """Satisfies `DevicePlanning`: kernels find out the rest from the tensors themselves."""
-        return _Plan(
-            shape=self._shape,
-            caches=self._caches,
-            slot_mapping=inputs.slot_mapping,
-            query_start=inputs.query_start,
-            context_lens=inputs.context_lens,
-            block_tables=inputs.block_tables,
+        return self._plan(
+            inputs.slot_mapping, inputs.query_start, inputs.context_lens, inputs.block_tables
         )
 
     def plan(self, batch: Batch) -> _Plan:
+        return self._plan(
+            self._tensor(batch.slot_mapping),
+            self._tensor(batch.query_start),
+            self._tensor(batch.context_lens),
+            self._tensor(batch.block_tables),
+        )
+
+    def _plan(
+        self,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        context_lens: Tensor,
+        block_tables: Tensor,
+    ) -> _Plan:
+        shape = self._shape
+        work = {
+            window: plan_attention(
+                query_start,
+                context_lens,
+                num_tokens=len(slot_mapping),
+                num_heads=shape.num_heads,
+                num_kv_heads=shape.num_kv_heads,
+                head_size=shape.head_size,
+                dtype=shape.dtype,
+                sliding_window=window,
+            )
+            for window in dict.fromkeys(shape.sliding_windows)
+        }
         return _Plan(
-            shape=self._shape,
+            shape=shape,
             caches=self._caches,
-            slot_mapping=self._tensor(batch.slot_mapping),
-            query_start=self._tensor(batch.query_start),
-            context_lens=self._tensor(batch.context_lens),
-            block_tables=self._tensor(batch.block_tables),
+            slot_mapping=slot_mapping,
+            block_tables=block_tables,
+            work=work,
+            joins_inside=self._joins_inside,
         )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:

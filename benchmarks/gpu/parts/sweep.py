@@ -103,7 +103,7 @@ def _tiles(
         return  # tiles are Triton's
     if not triton.is_installed():
         raise RuntimeError("Triton is not installed, so there are no tiles to choose from")
-    from signalbox_kernels.triton.attention.paged_kernel import paged_attention
+    from signalbox_kernels.triton.attention.paged_attention import paged_attention
     from signalbox_kernels.triton.attention.tiles import Tile
 
     for values in itertools.product(*sizes.values()):

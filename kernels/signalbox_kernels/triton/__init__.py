@@ -17,7 +17,7 @@ MAX_HEAD_SIZE = 256
 
 _MODULES = {
     "reshape_and_cache": "reshape_and_cache",
-    "paged_attention": "attention.paged_kernel",
+    "paged_attention": "attention.paged_attention",
     "copy_blocks": "blocks",
     "swap_blocks": "blocks",
     "rms_norm": "rms_norm",

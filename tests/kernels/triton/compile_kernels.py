@@ -39,7 +39,8 @@ from signalbox_kernels.triton import (
     w4a16,
 )
 from signalbox_kernels.triton import reshape_and_cache as caching
-from signalbox_kernels.triton.attention import paged_kernel
+from signalbox_kernels.triton.attention.paged_attention import paged_attention
+from signalbox_kernels.triton.attention.work import Sharing
 from signalbox_kernels.triton.experts import mixture
 
 CAPABILITIES = (80, 89, 90, 100, 120)
@@ -47,7 +48,7 @@ LEAST_FP8 = 89
 HEAD_SIZES = {
     torch.bfloat16: ((64, 128, 256), (8, 16, 32, 96)),
     torch.float16: ((128,), (64, 256)),
-    torch.float32: ((64,), (8, 128, 256)),
+    torch.float32: ((128,), (8, 64, 256)),
 }
 """Those for every capability, and those that the capabilities take in turns, one each."""
 _HEADS, _KV_HEADS, _BLOCK_SIZE = 8, 2, 16
@@ -147,7 +148,7 @@ def compile_int4(dtype: torch.dtype) -> None:
 
 
 def compile_heads(dtype: torch.dtype, head_size: int) -> None:
-    """Rotation, the cache and attention: prefill and decode, alone and split."""
+    """Rotation, the cache and attention: prefill and decode, with both joins of shares."""
     cache = _empty(9, 2, _KV_HEADS, _BLOCK_SIZE, head_size, dtype=dtype).transpose(2, 3)
     query = _empty(64, _HEADS, head_size, dtype=dtype)
     key_value = _empty(64, 2, _KV_HEADS, head_size, dtype=dtype)
@@ -156,15 +157,21 @@ def compile_heads(dtype: torch.dtype, head_size: int) -> None:
     rotary.rotary_embedding(query, angles, angles)
     rotary.rotary_and_cache(query, key_value, angles, angles, cache, _empty(64))
     rules: dict[str, Any] = {"sliding_window": 512, "soft_cap": 30.0}
-    for num_seqs, rule, num_splits in ((1, {}, 1), (1, rules, 1), (64, {}, 1), (64, rules, 4)):
-        paged_kernel.paged_attention(
+    for num_seqs, rule, joins_inside in (
+        (1, {}, False),
+        (1, rules, True),
+        (64, {}, True),
+        (64, rules, False),
+    ):
+        paged_attention(
             query,
             cache,
             query_start=_empty(num_seqs + 1),
             context_lens=_empty(num_seqs),
             block_tables=_empty(num_seqs, 8, dtype=torch.int32),
             scale=0.1,
-            num_splits=num_splits,
+            sharing=Sharing(spare=16),
+            joins_inside=joins_inside,
             **rule,
         )
 

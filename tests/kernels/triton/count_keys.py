@@ -31,7 +31,8 @@ from signalbox_kernels.triton import (
     w4a16,
 )
 from signalbox_kernels.triton import reshape_and_cache as caching
-from signalbox_kernels.triton.attention import paged_kernel
+from signalbox_kernels.triton.attention.paged_attention import paged_attention
+from signalbox_kernels.triton.attention.work import Sharing
 from signalbox_kernels.triton.experts import mixture
 from tests.kernels.triton.compile_kernels import NoDriver, int4_weight
 
@@ -90,15 +91,16 @@ def run_model(num_tokens: int, num_seqs: int, table_width: int) -> None:
     angles, slots = _floats(num_tokens, 1, _HEAD_SIZE), _sent(num_tokens, torch.int64)
     rotary.rotary_and_cache(query, key_value, angles, angles, cache, slots)
     caching.reshape_and_cache(*key_value.unbind(dim=1), cache, slots)
-    for num_splits in (1, 2, 8, 32):
-        paged_kernel.paged_attention(
+    for spare, joins_inside in product((1, 16, 33), (True, False)):
+        paged_attention(
             query,
             cache,
             query_start=_sent(num_seqs + 1, torch.int64),
             context_lens=_sent(num_seqs, torch.int64),
             block_tables=_sent(num_seqs * table_width, torch.int32).view(num_seqs, table_width),
             scale=0.125,
-            num_splits=num_splits,
+            sharing=Sharing(spare),
+            joins_inside=joins_inside,
         )
 
 

@@ -1,7 +1,7 @@
 """Triton's paged attention equals the reference, under the interpreter unless there is a GPU."""
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from signalbox_kernels import ops
 from signalbox_kernels.torch import reference
+
+if TYPE_CHECKING:
+    from signalbox_kernels.triton.attention.work import Sharing
 
 pytestmark = pytest.mark.slow
 
@@ -63,9 +66,10 @@ def assert_matches(
     *,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    num_splits: int | None = None,
+    **how: Any,
 ) -> None:
-    from signalbox_kernels.triton.attention.paged_kernel import paged_attention
+    """Args: how: further arguments of Triton's `paged_attention`."""
+    from signalbox_kernels.triton.attention.paged_attention import paged_attention
 
     rules = {"sliding_window": sliding_window, "soft_cap": soft_cap}
     scale = problem.query.shape[2] ** -0.5
@@ -78,7 +82,7 @@ def assert_matches(
         **problem.args(),
         scale=scale,
         **rules,
-        num_splits=num_splits,
+        **how,
     )
     tolerance = 2e-5 if expected.dtype is torch.float32 else 2e-2
     assert expected.isfinite().all()
@@ -98,10 +102,10 @@ def test_heads_of_a_group_share_keys(triton_device: str, heads: tuple[int, int])
 
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("window", [1, 20, 64])
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_sliding_windows(triton_device: str, block_size: int, window: int, num_splits: int) -> None:
+@pytest.mark.parametrize("spare", [0, 4])
+def test_sliding_windows(triton_device: str, block_size: int, window: int, spare: int) -> None:
     problem = make_problem(triton_device, block_size=block_size)
-    assert_matches(problem, sliding_window=window, num_splits=num_splits)
+    assert_matches(problem, sliding_window=window, sharing=share(spare=spare))
 
 
 def test_scores_are_capped(triton_device: str) -> None:
@@ -110,15 +114,58 @@ def test_scores_are_capped(triton_device: str) -> None:
     assert_matches(problem, soft_cap=2.0)
 
 
-@pytest.mark.parametrize("num_splits", [2, 16])
+def share(*, spare: int, least_keys: int = 32) -> "Sharing":
+    from signalbox_kernels.triton.attention.work import Sharing
+
+    return Sharing(spare, least_keys)
+
+
+@pytest.mark.parametrize("spare", [2, 16])
+@pytest.mark.parametrize("joins_inside", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_contexts_are_split_among_programs(
-    triton_device: str, num_splits: int, dtype: torch.dtype
+def test_programs_share_the_keys_of_long_contexts(
+    triton_device: str, spare: int, joins_inside: bool, dtype: torch.dtype
 ) -> None:
     problem = make_problem(
         triton_device, dtype=dtype, query_lens=(1, 1, 3), context_lens=(400, 3, 257)
     )
-    assert_matches(problem, num_splits=num_splits)
+    assert_matches(problem, sharing=share(spare=spare), joins_inside=joins_inside)
+
+
+@pytest.mark.parametrize("rules", [{}, {"sliding_window": 100, "soft_cap": 3.0}])
+@pytest.mark.parametrize("query_lens", [(1, 1, 1), (40, 1, 70)])
+def test_whoever_joins_shares_gives_the_same_bits(
+    triton_device: str, query_lens: tuple[int, ...], rules: dict[str, Any]
+) -> None:
+    from signalbox_kernels.triton.attention import paged_attention, paged_kernel
+
+    problem = make_problem(triton_device, query_lens=query_lens, context_lens=(400, 3, 257))
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+    work = paged_attention.plan_attention(
+        problem.query_start,
+        problem.context_lens,
+        num_tokens=sum(query_lens),
+        sliding_window=rules.get("sliding_window"),
+        sharing=share(spare=40),
+        **sizes,
+    )
+    assert work.items[:, -1].max() > 1
+
+    def attend(joins_inside: bool) -> Tensor:
+        return paged_kernel.attend(
+            problem.query,
+            problem.kv_cache,
+            work,
+            block_tables=problem.block_tables,
+            scale=0.125,
+            soft_cap=rules.get("soft_cap"),
+            joins_inside=joins_inside,
+        )
+
+    expected = attend(joins_inside=False)
+    for _ in range(2):  # as layers do, which share the counts of arrivals
+        assert torch.equal(attend(joins_inside=True), expected)
+        assert not work.arrived.any()
 
 
 def test_prompts_fill_tiles_of_many_rows(triton_device: str) -> None:
@@ -136,11 +183,21 @@ def test_op_dispatches_with_window_and_cap(triton_device: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_a_nan_stays_in_its_sequence(triton_device: str) -> None:
-    problem = make_problem(triton_device)
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of NumPy, which interprets
+@pytest.mark.parametrize("spare", [0, 9])
+def test_a_nan_stays_in_its_sequence(triton_device: str, spare: int) -> None:
+    from signalbox_kernels.triton.attention.paged_attention import paged_attention
+
+    problem = make_problem(triton_device, context_lens=(33, 160, 1, 9, 90))
     problem.query[3] = math.nan
 
-    out = ops.paged_attention(problem.query, problem.kv_cache, **problem.args(), scale=0.1)
+    out = paged_attention(
+        problem.query,
+        problem.kv_cache,
+        **problem.args(),
+        scale=0.1,
+        sharing=share(spare=spare),
+    )
 
     assert out.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist() == [3]
 

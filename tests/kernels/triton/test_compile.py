@@ -26,9 +26,10 @@ KERNELS = {
     "_draw_kernel",
     "_gather_logprobs_kernel",
     "_grouped_product_kernel",
-    "_join_splits_kernel",
+    "_join_shares_kernel",
     "_paged_attention_kernel",
     "_penalise_kernel",
+    "_plan_work_kernel",
     "_reshape_and_cache_kernel",
     "_rms_norm_kernel",
     "_rotary_and_cache_kernel",
@@ -81,10 +82,11 @@ def test_kernels_compile_fit_and_load_whole_lines(
     assert any(one["e4m3_products"] for one in products) is (capability == 90)
     # Without the divisibility of pointers and strides each element would be a load.
     assert [each for each in attention if not each["copies_of_16_bytes"]] == []
-    assert [each for each in attention if each["loads"] > 24] == []
+    assert [each for each in attention if each["loads"] > 64] == []
     products = [each for each in kernels if each["kernel"] == "_w4a16_kernel"]
     assert [each for each in products if not each["copies_of_16_bytes"]] == []
-    assert {each["joins"] for each in products} == {0, 1}
+    for sharing in (attention, products):  # one atomic of acquire and release at device scope
+        assert {each["joins"] for each in sharing} == {0, 1}
 
 
 def allowed_spill(case: str) -> int:

@@ -21,9 +21,10 @@ COMPILATIONS = {
     "_fp8_linear_kernel": 2,  # few tokens, and up to 64
     "_gather_logprobs_kernel": 1,
     "_grouped_product_kernel": 4,  # in and out of experts, of few rows each and of many
-    "_join_splits_kernel": 3,  # one for each number of splits
-    "_paged_attention_kernel": 4,  # prompts and decodes, alone and split
+    "_join_shares_kernel": 2,  # prompts and decodes
+    "_paged_attention_kernel": 4,  # prompts and decodes, with both joins of shares
     "_penalise_kernel": 1,
+    "_plan_work_kernel": 2,  # prompts and decodes
     "_quantize_fp8_kernel": 1,
     "_reshape_and_cache_kernel": 1,
     "_rms_norm_kernel": 2,  # alone, and after an addition

@@ -1,8 +1,8 @@
 """Sizes of attention's tiles, by the type of the elements, the size of a head, and the GPU.
 
-They are chosen by the compiler's figures: tiles of 16 bits spill no register, and all but Hopper's
-prefill take at most 99 KiB of shared memory, what a block has on GPUs of capability 8.6, 8.9 and
-12.0. None has been timed on a GPU. K and V of a tile lie behind its block table, so that of
+They are chosen by the compiler's figures: tiles of 16 bits spill no register, and all but prefills
+of 9.0 and 10.0 take at most 99 KiB of shared memory, what a block has on GPUs of capability 8.6,
+8.9 and 12.0. None has been timed on a GPU. K and V of a tile lie behind its block table, so that of
 `num_stages` loads in flight two are the table's: five keep two tiles of K and V in flight, three
 only one.
 """
@@ -33,13 +33,15 @@ def choose_tile(
         return Tile(LEAST_DOT, 64 if padded_size <= 128 else 32, num_warps=4, num_stages=5)
     if padded_size > 128:
         return Tile(32, 32, num_warps=4, num_stages=3)
-    if capability[0] == 9:  # two warpgroups, each with the 64 rows of a matrix instruction
+    if capability[0] in (9, 10):  # two warpgroups, and matrix instructions of 64 or 128 rows
         return Tile(128, 64, num_warps=8, num_stages=5)
-    return Tile(64, 64 if padded_size <= 64 else 32, num_warps=8, num_stages=3)
+    if padded_size > 64:  # with 64 rows ptxas spills, to run twice as many warps
+        return Tile(128, 32, num_warps=8, num_stages=3)
+    return Tile(64, 64, num_warps=8, num_stages=3)
 
 
 def _float32_tile(padded_size: int, *, is_prefill: bool) -> Tile:
     """Products of float32 take no matrix instruction, and twice the registers."""
     rows = 32 if is_prefill else LEAST_DOT
-    keys = 32 if padded_size <= 128 else 16
+    keys = 32 if padded_size <= (64 if is_prefill else 128) else 16
     return Tile(rows, keys, num_warps=4 if padded_size <= 64 else 8, num_stages=3)
