@@ -197,8 +197,9 @@ class DeviceConfig(SettingsGroup):
     )
     attention_backend: Annotated[str, BeforeValidator(renamed(_VLLM_ATTENTION))] = Field(
         "auto",
-        description="flash_attn, triton, torch, an installed package's or module:factory; auto is"
-        " the fastest that works here; on a CPU any other name turns --cpu-backend native off",
+        description="flash_attn, triton, triton_plain, torch, an installed package's or"
+        " module:factory; auto is the fastest that works here; on a CPU any other name turns"
+        " --cpu-backend native off",
     )
     sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",

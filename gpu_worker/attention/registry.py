@@ -61,17 +61,21 @@ class ChosenBackend:
     """True if it leaves a GPU to PyTorch because no other takes the model."""
 
 
-def _triton_attention(shape: AttentionShape) -> AttentionBackend:
+def _triton_attention(name: str, *, joins_inside: bool) -> BackendFactory:
     """Makes Triton's backend; on CUDA all other ops of a step become Triton's, too."""
-    if not triton.is_installed():
-        raise ValueError(
-            "attention_backend is 'triton', but Triton is not installed; "
-            "install signalbox-serving[gpu], or use 'torch'"
-        )
-    from gpu_worker.attention.triton_backend import TritonAttention
 
-    _register_ops(shape.device)
-    return TritonAttention(shape)
+    def make(shape: AttentionShape) -> AttentionBackend:
+        if not triton.is_installed():
+            raise ValueError(
+                f"attention_backend is {name!r}, but Triton is not installed; "
+                "install signalbox-serving[gpu], or use 'torch'"
+            )
+        from gpu_worker.attention.triton_backend import TritonAttention
+
+        _register_ops(shape.device)
+        return TritonAttention(shape, joins_inside=joins_inside)
+
+    return make
 
 
 def _flash_attention(kernel: FlashKernel) -> BackendFactory:
@@ -88,15 +92,27 @@ def _register_ops(device: torch.device) -> None:
         triton.register_ops("cuda")
 
 
-_backends: dict[str, Registered] = {
-    "torch": Registered(factory=TorchAttention, caps_scores=True, takes_fp8=True),
-    "triton": Registered(factory=_triton_attention, caps_scores=True, takes_fp8=True),
-} | {
-    kernel.name: Registered(
-        factory=_flash_attention(kernel), caps_scores=True, block_sizes=kernel.block_sizes
-    )
-    for kernel in FLASH_KERNELS
-}
+TRITON_PLAIN = "triton_plain"
+"""Triton's without programs that join what others have left in memory."""
+_backends: dict[str, Registered] = (
+    {
+        "torch": Registered(factory=TorchAttention, caps_scores=True, takes_fp8=True),
+    }
+    | {
+        name: Registered(
+            factory=_triton_attention(name, joins_inside=joins_inside),
+            caps_scores=True,
+            takes_fp8=True,
+        )
+        for name, joins_inside in (("triton", True), (TRITON_PLAIN, False))
+    }
+    | {
+        kernel.name: Registered(
+            factory=_flash_attention(kernel), caps_scores=True, block_sizes=kernel.block_sizes
+        )
+        for kernel in FLASH_KERNELS
+    }
+)
 
 
 def register_attention_backend(
@@ -132,7 +148,7 @@ def installed_backends() -> tuple[str, ...]:
 def missing_backends() -> set[str]:
     """Returns the names of backends in the tree whose packages are not installed."""
     missing = {kernel.name for kernel in FLASH_KERNELS if not kernel.is_installed()}
-    return missing if triton.is_installed() else missing | {"triton"}
+    return missing if triton.is_installed() else missing | {"triton", TRITON_PLAIN}
 
 
 def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:

@@ -23,6 +23,7 @@ from gpu_worker.attention.flash_kernels import FLASH_KERNELS, generation_of
 from gpu_worker.attention.registry import (
     AUTO,
     FLASH,
+    TRITON_PLAIN,
     ChosenBackend,
     make_attention_backend,
     missing_backends,
@@ -47,7 +48,7 @@ def candidates(device: torch.device) -> tuple[str, ...]:
     if device.type != "cuda":
         return (_LAST_RESORT,)
     newest = "flash_attn_3" if generation_of(device) == 9 else "flash_attn_4"
-    return (newest, "triton", "flash_attn_2", _LAST_RESORT)
+    return (newest, "triton", TRITON_PLAIN, "flash_attn_2", _LAST_RESORT)
 
 
 def automatic_backend(device: torch.device) -> str:

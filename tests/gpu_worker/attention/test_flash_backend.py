@@ -134,9 +134,9 @@ def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("generation", "order"),
     [
-        (8, ("flash_attn_4", "triton", "flash_attn_2", "torch")),
-        (9, ("flash_attn_3", "triton", "flash_attn_2", "torch")),
-        (10, ("flash_attn_4", "triton", "flash_attn_2", "torch")),
+        (8, ("flash_attn_4", "triton", "triton_plain", "flash_attn_2", "torch")),
+        (9, ("flash_attn_3", "triton", "triton_plain", "flash_attn_2", "torch")),
+        (10, ("flash_attn_4", "triton", "triton_plain", "flash_attn_2", "torch")),
     ],
 )
 def test_auto_tries_what_is_fast_on_the_gpu(

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,27 @@ def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert automatic_backend(cpu) == "torch"
     monkeypatch.setattr(triton, "is_installed", lambda: False)
     assert automatic_backend(cuda) == "torch"
+
+
+@pytest.mark.parametrize("name", ["triton", "triton_plain"])
+def test_plain_triton_joins_shares_by_a_launch_of_its_own(
+    triton_device: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from signalbox_kernels.triton.attention import paged_attention, paged_kernel
+    from signalbox_kernels.triton.attention.work import Sharing
+
+    launched = list[str]()
+    join_shares = paged_kernel.join_shares
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        launched.append(name)
+        join_shares(*args, **kwargs)
+
+    monkeypatch.setattr(paged_kernel, "join_shares", counted)
+    monkeypatch.setattr(paged_attention, "_choose_sharing", lambda *_: Sharing(9, least_keys=32))
+    shape = make_shape(device=triton_device)
+    assert fault_of(lambda each: attention_backend(name, each), shape) is None
+    assert bool(launched) is (name == "triton_plain")
 
 
 def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
