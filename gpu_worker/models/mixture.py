@@ -13,6 +13,7 @@ from gpu_worker.models.decoder_config import (
     required,
 )
 from gpu_worker.models.llama import Decoder, DecoderLayer, FeedForward, FeedForwardLike
+from gpu_worker.models.mixture_trial import keep_if_right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +104,22 @@ class MoeDecoder(Decoder):
     """Satisfies `Model`."""
 
     layer_type = MoeLayer
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        max_model_len: int,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        assert isinstance(config, MoeConfig)
+        if placement.device.type == "cuda":
+            keep_if_right(
+                placement.device,
+                dtype=placement.dtype,
+                num_experts=config.num_experts,
+                experts_per_token=config.experts_per_token,
+                hidden_size=config.hidden_size,
+                expert_size=group.divide(config.expert_size, "size of an expert"),
+            )
+        super().__init__(config, max_model_len, placement, group)
