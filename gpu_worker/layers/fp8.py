@@ -16,7 +16,7 @@ _TYPICAL_SCALE = 2e-4
 """Makes made-up codes weights of a usual size."""
 
 
-class _Fp8Matrix:
+class HeldFp8:
     """Codes, and scales in float32 for groups of rows and columns. Satisfies `Matrix`.
 
     A static scale of activations is not used: one for each token is at least as fine, and clips
@@ -28,28 +28,26 @@ class _Fp8Matrix:
     ) -> None:
         """Args: num_groups: groups of columns with scales of their own."""
         out_features, in_features = shape_of(parts)
-        self._rows_per_scale = rows_per_scale
-        self._codes = placement.empty(out_features, in_features, dtype=torch.float8_e4m3fn)
+        self.rows_per_scale = rows_per_scale
+        self.codes = placement.empty(out_features, in_features, dtype=torch.float8_e4m3fn)
         num_scales = -(-out_features // rows_per_scale)
-        self._scales = placement.empty(
+        self.scales = placement.empty(
             num_scales, num_groups, around=_TYPICAL_SCALE, dtype=torch.float32
         )
 
     def _load_codes(self, codes: Tensor, part: Part) -> None:
         checked_shape(codes, part.whole)
-        rows = self._codes.narrow(0, part.start, part.num_rows)
+        rows = self.codes.narrow(0, part.start, part.num_rows)
         rows.copy_(codes[part.rows, part.columns])
 
     def finish(self) -> None:
         """Nothing is packed: the kernel reads rows as they lie in the checkpoint."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.fp8_linear(
-            x, self._codes, self._scales, bias, rows_per_scale=self._rows_per_scale
-        )
+        return ops.fp8_linear(x, self.codes, self.scales, bias, rows_per_scale=self.rows_per_scale)
 
 
-class Fp8Matrix(_Fp8Matrix):
+class Fp8Matrix(HeldFp8):
     """A scale for each row: the parts' own, or that of a whole part repeated, which is exact."""
 
     def __init__(self, parts: Sequence[Part], placement: Placement) -> None:
@@ -60,13 +58,13 @@ class Fp8Matrix(_Fp8Matrix):
         if codes.dtype is torch.float8_e4m3fn:
             scale = tensors[SCALE].float().reshape(-1, 1)
         else:  # of the whole matrix, so that all ranks hold shares of the same one
-            codes, scale = ops.quantize_fp8(codes.to(self._codes.device).float())
+            codes, scale = ops.quantize_fp8(codes.to(self.codes.device).float())
         self._load_codes(codes, part)
         of_rows = scale.expand(part.whole[0], 1)[part.rows]
-        self._scales.narrow(0, part.start, part.num_rows).copy_(of_rows)
+        self.scales.narrow(0, part.start, part.num_rows).copy_(of_rows)
 
 
-class Fp8BlockMatrix(_Fp8Matrix):
+class Fp8BlockMatrix(HeldFp8):
     """A scale for each block of 128 x 128 of the checkpoint's matrix.
 
     Where a part does not start with a block of its own, rows that share a scale are fewer.
@@ -86,9 +84,9 @@ class Fp8BlockMatrix(_Fp8Matrix):
 
     def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
         self._load_codes(tensors[WEIGHT], part)
-        step = self._rows_per_scale
+        step = self.rows_per_scale
         blocks = torch.arange(part.rows.start, part.rows.stop, step) // BLOCK
         first = part.columns.start // BLOCK
-        num_groups = self._scales.shape[1]
+        num_groups = self.scales.shape[1]
         scales = tensors[BLOCK_SCALE].float()[blocks, first : first + num_groups]
-        self._scales.narrow(0, part.start // step, len(blocks)).copy_(scales)
+        self.scales.narrow(0, part.start // step, len(blocks)).copy_(scales)

@@ -22,19 +22,30 @@ class Linear:
     """A matrix [out_features, in_features] of this rank, and perhaps a bias, in named parts."""
 
     def __init__(
-        self, parts: Mapping[str, Part], *, bias: bool, placement: Placement, is_plain: bool = False
+        self,
+        parts: Mapping[str, Part],
+        *,
+        bias: bool,
+        placement: Placement,
+        is_plain: bool = False,
+        plain_format: MatrixFormat = PlainMatrix,
     ) -> None:
-        """Args: is_plain: keeps the matrix in the model's dtype, whatever others are held in."""
+        """Makes the layer without its matrix.
+
+        Args:
+            is_plain: keeps the matrix in the model's dtype, whatever others are held in.
+            plain_format: holds it in that.
+        """
         self._parts, self._placement = parts, placement
         out_features, _ = shape_of([*parts.values()])
         self._bias = placement.empty(out_features) if bias else None
-        self._format: MatrixFormat = PlainMatrix
+        self._format = self._plain_format = plain_format
         self._matrix: Matrix | None = None  # made when the format is known
         self.can_be_quantised = not is_plain
 
     @property
     def is_quantised(self) -> bool:
-        return self._format is not PlainMatrix
+        return self._format is not self._plain_format
 
     def hold_as(self, matrix_format: MatrixFormat) -> None:
         """Chooses another format than the plain one, before anything is loaded."""

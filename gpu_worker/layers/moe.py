@@ -1,15 +1,20 @@
 """Mixture of experts (Shazeer et al., 2017) with a top-k router, tensor-parallel within experts."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
+from gpu_worker.config import ModelError
 from gpu_worker.device.parallel_group import ParallelGroup
-from gpu_worker.layers.linear import MergedColumnParallelLinear
-from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
+from gpu_worker.layers.fp8 import Fp8BlockMatrix, Fp8Matrix, HeldFp8
+from gpu_worker.layers.linear import Linear, MatrixTarget, MergedColumnParallelLinear
+from gpu_worker.layers.matrices import WEIGHT, MatrixFormat, Part, shape_of
+from gpu_worker.layers.weight_placement import Placement, WeightTarget, checked_shape
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference, registry
+from signalbox_kernels.torch import experts, registry
+from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 
 
@@ -21,28 +26,32 @@ class ExpertNames(NamedTuple):
     down: str
 
 
-class _ExpertMatrices:
-    """A matrix [out_features, in_features] of each expert.
+class _PlainExperts:
+    """The matrices of all experts in the model's dtype. Satisfies `Matrix`.
 
     They are one tensor where a mixture is one op. On a CPU without such an op each is packed, which
     multiplies up to twice as fast.
     """
 
     def __init__(
-        self, *, num_experts: int, out_features: int, in_features: int, placement: Placement
+        self, parts: Sequence[Part], placement: Placement, *, num_experts: int, is_stacked: bool
     ) -> None:
+        out_features, in_features = shape_of(parts)
+        self._num_rows = out_features // num_experts
+        shape = (self._num_rows, in_features)
         self.stacked: Tensor | None = None
         self.packed: list[PackedWeight] = []
-        shape = (out_features, in_features)
-        if placement.device.type != "cpu" or registry.has_own("mix_experts", placement.device):
+        if is_stacked:
             self.stacked = placement.empty(num_experts, *shape)
             self._raw = list(self.stacked.unbind())
         else:
             self._raw = [placement.empty(*shape) for _ in range(num_experts)]
 
-    def load(self, expert: int, shard: Tensor, *, part: int = 0, num_parts: int = 1) -> None:
-        """Takes this rank's share of a matrix, or of one of several of equal size above it."""
-        copy_checked(self._raw[expert].chunk(num_parts)[part], shard)
+    def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
+        weight = checked_shape(tensors[WEIGHT], part.whole)
+        expert, start = divmod(part.start, self._num_rows)
+        rows = self._raw[expert].narrow(0, start, part.num_rows)
+        rows.copy_(weight[part.rows, part.columns])
 
     def finish(self) -> None:
         """Packs what is not stacked, and drops each plain matrix after that."""
@@ -51,6 +60,46 @@ class _ExpertMatrices:
             raw = self._raw.pop()
             if self.stacked is None:
                 self.packed.append(pack_weight(raw))
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        raise TypeError("experts are multiplied by those of a token, not all with each")
+
+
+class ExpertLinear(Linear):
+    """The matrices of all experts of a layer, one below the other."""
+
+    def __init__(self, parts: Mapping[str, Part], num_experts: int, placement: Placement) -> None:
+        self._num_experts = num_experts
+        on_cpu = placement.device.type == "cpu"
+        is_stacked = not on_cpu or registry.has_own("mix_experts", placement.device)
+        plain = partial(_PlainExperts, num_experts=num_experts, is_stacked=is_stacked)
+        super().__init__(
+            parts, bias=False, placement=placement, is_plain=not is_stacked, plain_format=plain
+        )
+
+    def hold_as(self, matrix_format: MatrixFormat) -> None:
+        if matrix_format not in (Fp8Matrix, Fp8BlockMatrix):
+            raise ModelError(
+                "experts of a mixture are held in floats or in FP8 only; use --quantization none"
+            )
+        super().hold_as(matrix_format)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        return {f"{name}.weight": MatrixTarget(self, name) for name in self._parts}
+
+    def stacked(self) -> ExpertWeights | None:
+        """Returns all matrices as the op takes them; None if they are packed one by one."""
+        matrix, n = self._matrix, self._num_experts
+        if isinstance(matrix, HeldFp8):
+            codes = matrix.codes.unflatten(0, (n, -1))
+            return ExpertWeights(codes, matrix.scales, matrix.rows_per_scale)
+        assert isinstance(matrix, _PlainExperts)
+        return None if matrix.stacked is None else ExpertWeights(matrix.stacked)
+
+    def multiply(self, expert: int, x: Tensor) -> Tensor:
+        """Returns x @ matrix.T of one expert whose matrix is packed."""
+        assert isinstance(self._matrix, _PlainExperts)
+        return self._matrix.packed[expert].apply(x, None)
 
 
 class MixtureOfExperts:
@@ -72,12 +121,9 @@ class MixtureOfExperts:
         group: ParallelGroup,
     ) -> None:
         """Args: renormalise: makes the shares of a token's experts sum to 1."""
-        self._names = names
-        self._num_experts = num_experts
         self._experts_per_token = experts_per_token
         self._renormalise = renormalise
         self._group = group
-        size = group.divide(expert_size, "size of an expert")
         self.router = MergedColumnParallelLinear(
             in_features=hidden_size,
             out_features={"router": num_experts},
@@ -86,50 +132,40 @@ class MixtureOfExperts:
             group=ParallelGroup(),
             is_plain=True,
         )
-        self._gate_up = _ExpertMatrices(
-            num_experts=num_experts,
-            out_features=2 * size,
-            in_features=hidden_size,
-            placement=placement,
-        )
-        self._down = _ExpertMatrices(
-            num_experts=num_experts,
-            out_features=hidden_size,
-            in_features=size,
-            placement=placement,
-        )
+        size = group.divide(expert_size, "size of an expert")
+        mine = slice(group.rank * size, (group.rank + 1) * size)
+        every = slice(0, hidden_size)
+        into, out_of = dict[str, Part](), dict[str, Part]()
+        for index in range(num_experts):
+            for name in (names.gate, names.up):
+                start, whole = len(into) * size, (expert_size, hidden_size)
+                into[f"experts.{index}.{name}"] = Part(start, mine, every, whole)
+            start, whole = index * hidden_size, (hidden_size, expert_size)
+            out_of[f"experts.{index}.{names.down}"] = Part(start, every, mine, whole)
+        self.gate_up = ExpertLinear(into, num_experts, placement)
+        self.down = ExpertLinear(out_of, num_experts, placement)
 
     def __call__(self, x: Tensor) -> Tensor:
         logits = self.router(x)
-        gate_up, down = self._gate_up.stacked, self._down.stacked
+        gate_up, down = self.gate_up.stacked(), self.down.stacked()
         if gate_up is not None and down is not None:
             mix = partial(ops.mix_experts, gate_up=gate_up, down=down)
         else:
-            mix = partial(reference.mix, expert=self._expert)
+            mix = partial(experts.mix, expert=self._expert)
         k = self._experts_per_token
         out = mix(x, logits, experts_per_token=k, renormalise=self._renormalise)
         return self._group.all_reduce(out)
 
     def _expert(self, index: int, x: Tensor) -> Tensor:
-        gate_up = self._gate_up.packed[index].apply(x, None)
-        return self._down.packed[index].apply(ops.silu_and_mul(gate_up), None)
+        return self.down.multiply(index, ops.silu_and_mul(self.gate_up.multiply(index, x)))
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.router.weight_targets(router="gate")
-        for index in range(self._num_experts):
-            prefix = f"experts.{index}"
-            for part, name in enumerate((self._names.gate, self._names.up)):
-                targets[f"{prefix}.{name}.weight"] = partial(self._load_gate_up, index, part)
-            targets[f"{prefix}.{self._names.down}.weight"] = partial(self._load_down, index)
+        for layer in (self.gate_up, self.down):
+            targets |= layer.weight_targets()
         return targets
-
-    def _load_gate_up(self, expert: int, part: int, tensor: Tensor) -> None:
-        self._gate_up.load(expert, self._group.shard(tensor, 0), part=part, num_parts=2)
-
-    def _load_down(self, expert: int, tensor: Tensor) -> None:
-        self._down.load(expert, self._group.shard(tensor, 1))
 
     def finish(self) -> None:
         self.router.finish()
-        self._gate_up.finish()
-        self._down.finish()
+        self.gate_up.finish()
+        self.down.finish()

@@ -16,7 +16,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from signalbox_kernels.torch import int4, reference
+from signalbox_kernels.torch import experts, int4, reference
+from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.int4 import Int4Weight
 from signalbox_kernels.torch.registry import implementation_of, register_reference
 
@@ -30,12 +31,12 @@ for _name in (
     "rotary_embedding",
     "rotary_and_cache",
     "silu_and_mul",
-    "mix_experts",
     "gather_logprobs",
     "quantize_fp8",
     "fp8_linear",
 ):
     register_reference(_name, getattr(reference, _name))
+register_reference("mix_experts", experts.mix_experts)
 register_reference("w4a16_linear", int4.w4a16_linear)
 
 
@@ -212,8 +213,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def mix_experts(
     x: Tensor,
     logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     *,
     experts_per_token: int,
     renormalise: bool,
@@ -226,8 +227,9 @@ def mix_experts(
     Args:
         x: [num_tokens, hidden_size].
         logits: [num_tokens, num_experts], of the router; a NaN makes its row of the result NaN.
-        gate_up: [num_experts, 2 * size, hidden_size]: gate, then up; contiguous.
-        down: [num_experts, hidden_size, size]; contiguous.
+        gate_up: of [2 * size, hidden_size]: gate, then up.
+        down: of [hidden_size, size]. Both are held alike: in the dtype of `x`, or in E4M3, whose
+            values are multiplied as they are, with rows that are not rounded to it.
         experts_per_token: at most num_experts.
         renormalise: makes the shares of a token sum to 1.
 

@@ -4,7 +4,6 @@ It is written for clarity, but the ops that are also the implementation on a CPU
 `paged_attention`) avoid needless passes over their data.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -177,48 +176,6 @@ def rotary_and_cache(
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
-
-
-def mix_experts(
-    x: Tensor,
-    logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    *,
-    experts_per_token: int,
-    renormalise: bool,
-) -> Tensor:
-    def expert(index: int, rows: Tensor) -> Tensor:
-        return F.linear(silu_and_mul(F.linear(rows, gate_up[index])), down[index])
-
-    return mix(x, logits, expert, experts_per_token=experts_per_token, renormalise=renormalise)
-
-
-def mix(
-    x: Tensor,
-    logits: Tensor,
-    expert: Callable[[int, Tensor], Tensor],
-    *,
-    experts_per_token: int,
-    renormalise: bool,
-) -> Tensor:
-    """Each expert that is chosen at all computes its tokens in one call of `expert`.
-
-    Waits for the device, to learn how many tokens an expert has.
-    """
-    shares, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(experts_per_token, dim=-1)
-    if renormalise:
-        shares /= shares.sum(dim=-1, keepdim=True)
-    by_expert = chosen.flatten().argsort(stable=True)
-    tokens, weighed = by_expert // experts_per_token, shares.flatten()[by_expert, None]
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    start = 0
-    for index, count in enumerate(chosen.flatten().bincount(minlength=logits.shape[1]).tolist()):
-        if count:
-            span = slice(start, start + count)
-            out.index_add_(0, tokens[span], expert(index, x[tokens[span]]) * weighed[span])
-            start += count
-    return out.to(x.dtype)
 
 
 def gather_logprobs(

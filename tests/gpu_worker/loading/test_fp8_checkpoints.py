@@ -129,8 +129,8 @@ def test_floats_become_fp8_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixt
         runner = make_runner(tmp_path, cpu_backend="torch", quantization="fp8")
     assert "weights: fp8, made at load, " in caplog.text
     layer = runner._loaded.model.layers[0].attention.qkv._matrix
-    assert layer._codes.dtype is torch.float8_e4m3fn
-    assert layer._scales.shape == (12 * 32, 1)
+    assert layer.codes.dtype is torch.float8_e4m3fn
+    assert layer.scales.shape == (12 * 32, 1)
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPTS[0]])).logits[0, -1]
     actual = last_logits(runner, *PROMPTS, chunks=(29, 1))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gpu_worker.models import mixture_trial
+from signalbox_kernels import ops
 from signalbox_kernels.torch import registry
 from tests.gpu_worker.trials.trials_here import run_here
 
@@ -16,7 +17,7 @@ def test_kernels_that_agree_with_pytorch_are_kept(
     monkeypatch.setattr(mixture_trial, "verdicts_of", run_here)
     device = torch.device(triton_device)
     mixture_trial.keep_if_right(device, dtype=torch.bfloat16, **SIZES)
-    assert registry.has_own("mix_experts", device)
+    assert registry.has_own(ops.mix_experts.__name__, device)
     assert not caplog.text
 
 
@@ -32,7 +33,7 @@ def test_kernels_that_compute_something_else_are_left_to_pytorch(
     )
     device = torch.device(triton_device)
     mixture_trial.keep_if_right(device, dtype=torch.float32, **SIZES)
-    assert not registry.has_own("mix_experts", device)
+    assert not registry.has_own(ops.mix_experts.__name__, device)
     assert "the results of 1 tokens are off by" in caplog.text
 
 

@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
+from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.int4 import Int4Weight
 from signalbox_kernels.triton import (
     blocks,
@@ -176,14 +177,27 @@ def compile_heads(dtype: torch.dtype, head_size: int) -> None:
         )
 
 
-def compile_experts(dtype: torch.dtype) -> None:
-    """Mixtures of one token, of some, and of so many that the larger tiles are taken."""
+def compile_experts(dtype: torch.dtype, rows_per_scale: int = 0) -> None:
+    """Mixtures of one token, of some, and of so many that the larger tiles are taken.
+
+    Args:
+        rows_per_scale: of weights in E4M3; 0 stands for weights of `dtype`.
+    """
+    weights = []
+    for size in ((128, 2 * 768, 2048), (128, 2048, 768)):
+        if rows_per_scale:
+            num_groups = size[2] // 128 if rows_per_scale > 1 else 1
+            num_scales = size[0] * size[1] // rows_per_scale
+            scales = _empty(num_scales, num_groups, dtype=torch.float32)
+            codes = _empty(*size, dtype=torch.float8_e4m3fn)
+            weights.append(ExpertWeights(codes, scales, rows_per_scale))
+        else:
+            weights.append(ExpertWeights(_empty(*size, dtype=dtype)))
     for num_tokens in (1, 64, 4096):
         mixture.mix_experts(
             _empty(num_tokens, 2048, dtype=dtype),
             _empty(num_tokens, 128, dtype=dtype),
-            _empty(128, 2 * 768, 2048, dtype=dtype),
-            _empty(128, 2048, 768, dtype=dtype),
+            *weights,
             experts_per_token=8,
             renormalise=True,
         )
@@ -231,6 +245,9 @@ def compile_all(printer: _Printer, capability: int) -> None:
         compile_layers(dtype)
         compile_int4(dtype)
         compile_experts(dtype)
+        if capability >= 89 and dtype is torch.bfloat16:
+            rows_per_scale = (1, 128)[CAPABILITIES.index(capability) % 2]
+            compile_experts(dtype, rows_per_scale)
         turn = CAPABILITIES.index(capability) % len(in_turns)
         for head_size in (*always, in_turns[turn]):
             printer.case = f"{name}, heads of {head_size}"

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
+from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.triton import (
     fp8,
     logit_edits,
@@ -109,8 +110,8 @@ def run_experts(num_tokens: int) -> None:
     mixture.mix_experts(
         _floats(num_tokens, _HIDDEN),
         _floats(num_tokens, 8),
-        _floats(8, 2 * _HIDDEN, _HIDDEN),
-        _floats(8, _HIDDEN, _HIDDEN),
+        ExpertWeights(_floats(8, 2 * _HIDDEN, _HIDDEN)),
+        ExpertWeights(_floats(8, _HIDDEN, _HIDDEN)),
         experts_per_token=2,
         renormalise=True,
     )

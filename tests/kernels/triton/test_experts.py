@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch.experts import ExpertWeights
+from signalbox_kernels.torch.experts import mix_experts as reference
 
 HIDDEN, SIZE = 40, 24  # no multiples of a tile
 SHAPES = [
@@ -25,11 +26,26 @@ SHAPES = [
 """One chunk of tokens and several, small and large; few rows of an expert and many."""
 
 
-def make_weights(num_experts: int, device: str) -> tuple[Tensor, Tensor]:
-    return (
-        torch.randn(num_experts, 2 * SIZE, HIDDEN, device=device) / HIDDEN**0.5,
-        torch.randn(num_experts, HIDDEN, SIZE, device=device) / SIZE**0.5,
-    )
+def make_weights(
+    num_experts: int, device: str, dtype: torch.dtype = torch.float32
+) -> tuple[ExpertWeights, ExpertWeights]:
+    gate_up = torch.randn(num_experts, 2 * SIZE, HIDDEN, device=device) / HIDDEN**0.5
+    down = torch.randn(num_experts, HIDDEN, SIZE, device=device) / SIZE**0.5
+    return ExpertWeights(gate_up.to(dtype)), ExpertWeights(down.to(dtype))
+
+
+def make_fp8(
+    num_experts: int, out_features: int, in_features: int, rows_per_scale: int, device: str
+) -> ExpertWeights:
+    """All codes but the NaN; scales of rows, or of blocks of 128 columns."""
+    shape = (num_experts, out_features, in_features)
+    codes = torch.randint(0, 254, shape, dtype=torch.uint8, device=device)
+    codes += codes >= 127
+    num_groups = 1 if rows_per_scale == 1 else -(-in_features // 128)
+    num_scales = -(-num_experts * out_features // rows_per_scale)
+    scales = torch.rand(num_scales, num_groups, device=device) + 0.5
+    scales /= 128 * in_features**0.5
+    return ExpertWeights(codes.view(torch.float8_e4m3fn), scales, rows_per_scale)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_experts", "k"), SHAPES)
@@ -43,9 +59,7 @@ def test_mixture_matches_the_reference(
 
     actual = ops.mix_experts(x, logits, *weights, experts_per_token=k, renormalise=renormalise)
 
-    expected = reference.mix_experts(
-        x, logits, *weights, experts_per_token=k, renormalise=renormalise
-    )
+    expected = reference(x, logits, *weights, experts_per_token=k, renormalise=renormalise)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -53,16 +67,49 @@ def test_mixture_matches_the_reference(
 def test_mixture_of_16_bits(triton_device: str, dtype: torch.dtype) -> None:
     """Both round three times, to hidden values, to outputs of experts and to their sum."""
     x, logits = torch.randn(9, HIDDEN, device=triton_device), torch.randn(9, 8).to(triton_device)
-    given = [each.to(dtype) for each in (x, logits, *make_weights(8, triton_device))]
+    weights = make_weights(8, triton_device, dtype)
+    x, logits = x.to(dtype), logits.to(dtype)
 
-    actual = ops.mix_experts(*given, experts_per_token=2, renormalise=True)
+    actual = ops.mix_experts(x, logits, *weights, experts_per_token=2, renormalise=True)
 
-    exact = reference.mix_experts(
-        *(each.float() for each in given), experts_per_token=2, renormalise=True
-    )
+    wide = [ExpertWeights(each.weight.float()) for each in weights]
+    exact = reference(x.float(), logits.float(), *wide, experts_per_token=2, renormalise=True)
     assert actual.dtype is dtype
     atol = 4 * torch.finfo(dtype).eps * float(exact.abs().max())
     torch.testing.assert_close(actual.float(), exact, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("rows_per_scale", [1, 32, 128])
+@pytest.mark.parametrize("num_tokens", [5, 70])
+def test_experts_in_e4m3(triton_device: str, num_tokens: int, rows_per_scale: int) -> None:
+    """Blocks that end within a matrix, and matrices that end within a block."""
+    hidden_size, size = 160, 96
+    x = torch.randn(num_tokens, hidden_size, device=triton_device)
+    logits = torch.randn(num_tokens, 4, device=triton_device)
+    gate_up = make_fp8(4, 2 * size, hidden_size, rows_per_scale, triton_device)
+    down = make_fp8(4, hidden_size, size, rows_per_scale, triton_device)
+
+    actual = ops.mix_experts(x, logits, gate_up, down, experts_per_token=2, renormalise=False)
+
+    decoded = [
+        ExpertWeights(torch.stack([decode(each, i) for i in range(4)])) for each in (gate_up, down)
+    ]
+    expected = reference(x, logits, *decoded, experts_per_token=2, renormalise=False)
+    atol = 1e-5 * float(expected.abs().max())
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=atol)
+
+
+def decode(weights: ExpertWeights, expert: int) -> Tensor:
+    """Value by value, apart from the reference."""
+    weight, scales, rows_per_scale = weights
+    assert scales is not None
+    _, num_rows, num_columns = weight.shape
+    decoded = weight[expert].float()
+    for row in range(num_rows):
+        of_row = scales[(expert * num_rows + row) // rows_per_scale]
+        for column in range(num_columns):
+            decoded[row, column] *= of_row[column // 128 if len(of_row) > 1 else 0]
+    return decoded
 
 
 @pytest.mark.parametrize("num_tokens", [3, 90])
@@ -72,10 +119,11 @@ def test_weights_of_experts_without_tokens_are_not_read(
     x = torch.randn(num_tokens, HIDDEN, device=triton_device)
     logits = torch.randn(num_tokens, 16, device=triton_device)
     logits[:, 5] += 100
-    gate_up, down = make_weights(16, triton_device)
+    weights = make_weights(16, triton_device)
+    gate_up, down = (each.weight for each in weights)
     gate_up[:5], gate_up[6:], down[:5], down[6:] = [float("nan")] * 4
 
-    actual = ops.mix_experts(x, logits, gate_up, down, experts_per_token=1, renormalise=True)
+    actual = ops.mix_experts(x, logits, *weights, experts_per_token=1, renormalise=True)
 
     gate, up = (x @ gate_up[5].T).chunk(2, dim=1)
     expected = (torch.nn.functional.silu(gate) * up) @ down[5].T
@@ -107,7 +155,7 @@ def test_of_equal_scores_the_first_experts_are_chosen(triton_device: str) -> Non
 
     actual = ops.mix_experts(x, equal, *weights, experts_per_token=3, renormalise=True)
 
-    expected = reference.mix_experts(x, falling, *weights, experts_per_token=3, renormalise=True)
+    expected = reference(x, falling, *weights, experts_per_token=3, renormalise=True)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -169,11 +217,16 @@ def test_what_does_not_belong_together_is_refused(triton_device: str) -> None:
     x, logits = torch.randn(2, HIDDEN, device=triton_device), torch.randn(2, 4).to(triton_device)
     gate_up, down = make_weights(4, triton_device)
     with pytest.raises(ValueError, match="mix_experts: x is"):
-        ops.mix_experts(x, logits, gate_up, down[:3], experts_per_token=2, renormalise=True)
+        fewer = ExpertWeights(down.weight[:3])
+        ops.mix_experts(x, logits, gate_up, fewer, experts_per_token=2, renormalise=True)
     with pytest.raises(ValueError, match="mix_experts: 5 of 4 experts a token"):
         ops.mix_experts(x, logits, gate_up, down, experts_per_token=5, renormalise=True)
     with pytest.raises(ValueError, match="must be contiguous"):
-        ops.mix_experts(x, logits, gate_up, down.mT, experts_per_token=2, renormalise=True)
+        turned = ExpertWeights(down.weight.mT)
+        ops.mix_experts(x, logits, gate_up, turned, experts_per_token=2, renormalise=True)
+    with pytest.raises(ValueError, match=r"weights are torch\.float64, not torch\.float32"):
+        wide = ExpertWeights(down.weight.double())
+        ops.mix_experts(x, logits, gate_up, wide, experts_per_token=2, renormalise=True)
     many = torch.randn(2, 513, device=triton_device)
     with pytest.raises(ValueError, match="513 experts; at most 512"):
         ops.mix_experts(

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.triton.experts.products import choose_tile, grouped_product
 from signalbox_kernels.triton.experts.routing import route
 from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
@@ -32,8 +33,8 @@ def _add_shares_kernel(rows, shares, out, size, K: tl.constexpr, ELEMENTS: tl.co
 def mix_experts(
     x: Tensor,
     logits: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     *,
     experts_per_token: int,
     renormalise: bool,
@@ -44,9 +45,7 @@ def mix_experts(
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not num_tokens:
         return out
-    tile = choose_tile(
-        x.dtype, num_entries=num_tokens * experts_per_token, num_experts=len(gate_up)
-    )
+    tile = choose_tile(gate_up.weight, num_entries=num_tokens * experts_per_token)
     routed = route(logits, k=experts_per_token, renormalise=renormalise, tile_rows=tile.rows)
     hidden = grouped_product(x, gate_up, routed, tile=tile, is_gated=True)
     rows = grouped_product(hidden, down, routed, tile=tile, is_gated=False)
@@ -57,20 +56,24 @@ def mix_experts(
     return out
 
 
-def _check(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor) -> None:
+def _check(x: Tensor, logits: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> None:
     op = "mix_experts"
-    check_tensors(op, x, logits, gate_up, down)
-    check_floats(op, x, logits, gate_up, down)
-    check(gate_up.is_contiguous() and down.is_contiguous(), "{}: weights must be contiguous", op)
-    num_experts, size, hidden_size = len(gate_up), gate_up.shape[1] // 2, x.shape[1]
+    weights = (gate_up.weight, down.weight)
+    check_tensors(op, x, logits, *weights)
+    check_floats(op, x, logits)
+    for weight, scales, _ in (gate_up, down):
+        expected = x.dtype if scales is None else torch.float8_e4m3fn
+        check(weight.dtype is expected, "{}: weights are {}, not {}", op, weight.dtype, expected)
+        check(weight.is_contiguous(), "{}: weights must be contiguous", op)
+    num_experts, size, hidden_size = len(weights[0]), weights[0].shape[1] // 2, x.shape[1]
     check(
-        gate_up.shape == (num_experts, 2 * size, hidden_size)
-        and down.shape == (num_experts, hidden_size, size)
+        weights[0].shape == (num_experts, 2 * size, hidden_size)
+        and weights[1].shape == (num_experts, hidden_size, size)
         and logits.shape == (len(x), num_experts),
         "{}: x is {}, logits {}, gate_up {}, down {}",
         op,
         x.shape,
         logits.shape,
-        gate_up.shape,
-        down.shape,
+        weights[0].shape,
+        weights[1].shape,
     )

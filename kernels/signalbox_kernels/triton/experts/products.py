@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from signalbox_kernels.torch.experts import ExpertWeights
+from signalbox_kernels.torch.reference import FP8_GROUP
 from signalbox_kernels.triton.experts.places import Routed
 from signalbox_kernels.triton.launch import product_type
 
@@ -33,26 +35,41 @@ class Tile(NamedTuple):
 
 _FEW_ROWS = 16
 _TILES = {
+    (1, False): Tile(_FEW_ROWS, 64, 128, num_warps=4, num_stages=4),
     (2, False): Tile(_FEW_ROWS, 64, 128, num_warps=4, num_stages=4),
     (2, True): Tile(128, 128, 64, num_warps=8, num_stages=3),
     (4, False): Tile(_FEW_ROWS, 32, 32, num_warps=4, num_stages=3),
+    (1, True): Tile(128, 128, 32, num_warps=8, num_stages=4),
     (4, True): Tile(64, 64, 16, num_warps=8, num_stages=3),
 }
-"""By the bytes of an element, and whether experts have many rows."""
+"""By the bytes of a weight, and whether experts have many rows."""
 
 
-def choose_tile(dtype: torch.dtype, *, num_entries: int, num_experts: int) -> Tile:
+def choose_tile(weight: Tensor, *, num_entries: int) -> Tile:
     """Returns the tile for a mean number of entries of an expert.
 
     Few rows wait for the weights, and the least tile reads these as fast as any.
     """
-    return _TILES[dtype.itemsize, num_entries > _FEW_ROWS * num_experts]
+    return _TILES[weight.dtype.itemsize, num_entries > _FEW_ROWS * len(weight)]
+
+
+@triton.jit
+def _add(total, a, b, scales, is_column, IS_GROUPED: tl.constexpr, PRODUCT: tl.constexpr):
+    """Adds a tile's product, by the scales of its group of columns if there are groups."""
+    if IS_GROUPED:
+        of_columns = tl.load(scales, mask=is_column, other=0.0)
+        product = tl.dot(a.to(PRODUCT), b.to(PRODUCT), input_precision="ieee")
+        total += product * of_columns[None, :]
+    else:
+        total = tl.dot(a.to(PRODUCT), b.to(PRODUCT), total, input_precision="ieee")
+    return total
 
 
 @triton.jit
 def _grouped_product_kernel(
     x,
     weight,
+    scales,
     order,
     tiles,
     out,
@@ -60,11 +77,16 @@ def _grouped_product_kernel(
     expert_stride,
     in_features,
     out_features,
+    num_groups,
     K: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     IS_GATED: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    ROWS_PER_SCALE: tl.constexpr,
+    GROUP: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
     """With IS_GATED: rows of tokens to silu(gate) * up, else rows in order to those of entries."""
@@ -84,6 +106,9 @@ def _grouped_product_kernel(
         source, target = place, entry
     rows = x + source.to(tl.int64)[:, None] * x_stride
     columns = weight + expert.to(tl.int64) * expert_stride + column[None, :] * in_features
+    scale_row = expert * (out_features * 2 if IS_GATED else out_features) + column
+    of_columns = scales + scale_row // ROWS_PER_SCALE * num_groups
+    of_up = scales + (scale_row + out_features) // ROWS_PER_SCALE * num_groups
     product = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, in_features, DEPTH):
@@ -92,11 +117,15 @@ def _grouped_product_kernel(
         a = tl.load(rows + depth[None, :], mask=is_row[:, None] & is_depth[None, :], other=0.0)
         is_weight = is_depth[:, None] & is_column[None, :]
         b = tl.load(columns + depth[:, None], mask=is_weight, other=0.0)
-        product = tl.dot(a.to(PRODUCT), b.to(PRODUCT), product, input_precision="ieee")
+        product = _add(product, a, b, of_columns + start // GROUP, is_column, IS_GROUPED, PRODUCT)
         if IS_GATED:
             up_columns = columns + out_features * in_features
             c = tl.load(up_columns + depth[:, None], mask=is_weight, other=0.0)
-            up = tl.dot(a.to(PRODUCT), c.to(PRODUCT), up, input_precision="ieee")
+            up = _add(up, a, c, of_up + start // GROUP, is_column, IS_GROUPED, PRODUCT)
+    if IS_SCALED and not IS_GROUPED:
+        product = product * tl.load(of_columns, mask=is_column, other=0.0)[None, :]
+        if IS_GATED:
+            up = up * tl.load(of_up, mask=is_column, other=0.0)[None, :]
     if IS_GATED:
         product = product / (1.0 + tl.exp(-product)) * up
     targets = out + target.to(tl.int64)[:, None] * out_features + column[None, :]
@@ -105,20 +134,20 @@ def _grouped_product_kernel(
 
 
 def grouped_product(
-    x: Tensor, weight: Tensor, routed: Routed, *, tile: Tile, is_gated: bool
+    x: Tensor, weights: ExpertWeights, routed: Routed, *, tile: Tile, is_gated: bool
 ) -> Tensor:
     """Multiplies rows by the weights of their experts.
 
     Args:
         x: if gated, [num_tokens, in_features], rows of tokens; else [num_entries, in_features],
             rows in order.
-        weight: [num_experts, out_features, in_features], twice the out_features if gated: gate,
-            then up.
+        weights: of [out_features, in_features], twice the out_features if gated: gate, then up.
         tile: as `routed` was made for.
 
     Returns:
         [num_entries, out_features]: if gated, silu(gate) * up in order; else rows of entries.
     """
+    weight, scales, rows_per_scale = weights
     in_features = weight.shape[2]
     out_features = weight.shape[1] // 2 if is_gated else weight.shape[1]
     columns = tile.columns // 2 if is_gated else tile.columns
@@ -126,6 +155,7 @@ def grouped_product(
     _grouped_product_kernel[(len(routed.tiles), -(-out_features // columns))](
         x,
         weight,
+        weight if scales is None else scales,
         routed.order,
         routed.tiles,
         out,
@@ -133,11 +163,16 @@ def grouped_product(
         weight.stride(0),
         in_features,
         out_features,
+        1 if scales is None else scales.shape[1],
         K=routed.shares.shape[1],
         ROWS=tile.rows,
         COLUMNS=columns,
         DEPTH=tile.depth,
         IS_GATED=is_gated,
+        IS_SCALED=scales is not None,
+        IS_GROUPED=scales is not None and scales.shape[1] > 1,
+        ROWS_PER_SCALE=rows_per_scale,
+        GROUP=FP8_GROUP,
         PRODUCT=product_type(x.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
