@@ -113,7 +113,7 @@ def quantised_form(config: Mapping[str, Any]) -> QuantisedForm | None:
 def _fp8(described: Mapping[str, Any]) -> QuantisedForm:
     """Scales of a whole matrix, of its rows, or of blocks."""
     block = described.get("weight_block_size")
-    if block is not None and list(block) != [fp8.BLOCK, fp8.BLOCK]:
+    if block not in (None, [fp8.BLOCK, fp8.BLOCK]):
         raise ModelError(
             f"the checkpoint is in FP8 by blocks of {str(block)[:40]}; use one by blocks of "
             f"{fp8.BLOCK} x {fp8.BLOCK}, or with scales of rows or matrices"
@@ -121,4 +121,31 @@ def _fp8(described: Mapping[str, Any]) -> QuantisedForm:
     return FP8 if block is None else FP8_BLOCKS
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], QuantisedForm]] = {"fp8": _fp8}
+def _compressed_tensors(described: Mapping[str, Any]) -> QuantisedForm:
+    """8 bits of floats with scales of matrices or of rows, and activations in 8 bits too."""
+    groups = described.get("config_groups")
+    groups = [*groups.values()] if isinstance(groups, Mapping) else []
+    weights = [_strategy(group, "weights") for group in groups]
+    activations = [_strategy(group, "input_activations") for group in groups]
+    if not weights or not {*weights} <= {"tensor", "channel"} or None in activations:
+        raise ModelError(
+            f"the checkpoint is in compressed-tensors {str(described.get('format'))[:40]!r}; use "
+            "one whose weights and activations are floats of 8 bits, with a scale for a tensor or "
+            "a channel"
+        )
+    return FP8
+
+
+def _strategy(group: Any, side: str) -> str | None:
+    """Returns what has a scale of its own; None for anything but floats of 8 bits."""
+    described = group.get(side) if isinstance(group, Mapping) else None
+    if not isinstance(described, Mapping):
+        return None
+    is_fp8 = described.get("type") == "float" and described.get("num_bits") == 8
+    return str(described.get("strategy")) if is_fp8 else None
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], QuantisedForm]] = {
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+}

@@ -42,10 +42,31 @@ from tests.gpu_worker.tiny_models import make_model
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [128, 128]}
+FLOAT8 = {"type": "float", "num_bits": 8}
+
+
+def compressed(strategy: str, activations: dict[str, Any] | None) -> dict[str, Any]:
+    weights = FLOAT8 | {"strategy": strategy, "dynamic": False, "symmetric": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": activations,
+            }
+        },
+        "ignore": ["lm_head"],
+    }
+
+
+BY_TOKEN = FLOAT8 | {"strategy": "token", "dynamic": True}
 FORMS: dict[str, tuple[Encode, dict[str, Any]]] = {
     "by matrix": (by_matrix, FP8),
     "by row": (by_row, FP8),
     "by block": (by_block, BLOCKS),
+    "compressed": (by_row, compressed("channel", BY_TOKEN)),
 }
 HOPPER, AMPERE = (9, 0), (8, 0)
 PROMPTS = make_prompts(30, 31)
@@ -205,6 +226,8 @@ def test_a_device_without_fp8_refuses_it_by_name(
     [
         ({"quant_method": "exl3"}, "is quantised by 'exl3', which is not supported"),
         (FP8 | {"weight_block_size": [64, 64]}, r"in FP8 by blocks of \[64, 64\]; use one by"),
+        (compressed("group", BY_TOKEN), "in compressed-tensors 'float-quantized'; use one whose"),
+        (compressed("channel", None), "in compressed-tensors 'float-quantized'; use one whose"),
     ],
 )
 def test_other_forms_are_refused_by_name(
