@@ -1,7 +1,7 @@
 """The versions of flash-attn: how each is called, and on which devices and shapes it runs.
 
-The calls follow the signatures of flash-attn 2.8, of hopper/flash_attn_interface.py, and of
-flash-attn-4 4.0.0 (b36). They are tested against stand-ins; none has run on a GPU.
+The calls follow the signatures of flash-attn 2.8.4, of hopper/flash_attn_interface.py (3.0.0), and
+of flash-attn-4 4.0.0b27, which are recorded beside the tests. None has run on a GPU.
 """
 
 from collections.abc import Callable
@@ -113,9 +113,13 @@ class FlashKernel:
     attend: Attend
 
     def is_installed(self) -> bool:
-        """Returns whether the module can be found; its parent may be missing, or broken."""
+        """Returns whether the module can be found; its parent may be missing, or broken.
+
+        flash-attn-4 alone leaves `flash_attn` a folder without a module, which has no origin.
+        """
         try:
-            return find_spec(self.module) is not None
+            spec = find_spec(self.module)
+            return spec is not None and spec.origin is not None
         except ModuleNotFoundError:
             return False
         except Exception:  # of its parent, which is imported: a trial will tell

@@ -10,37 +10,26 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels.torch import reference
+from tests.gpu_worker.attention.record_signatures import recorded
 
 _NO_WINDOW = ((-1, -1), (None, None))
-_FLASH_ATTN_2 = """
-    q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal
-    window_size softcap alibi_slopes deterministic return_attn_probs block_table
-"""
-_FLASH_ATTN_3 = """
-    q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad
-    page_table cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale
-    v_descale softmax_scale causal window_size attention_chunk softcap rotary_interleaved
-    scheduler_metadata num_splits pack_gqa sm_margin return_softmax_lse
-"""
-_FLASH_ATTN_4 = """
-    q k v qv cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k min_seqlen_k seqused_q seqused_k
-    gather_kv_indices page_table softmax_scale causal window_size learnable_sink softcap num_splits
-"""
-"""Parameters in the order of the real functions; the real version 4 has more."""
 
 
-def _given(parameters: str, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by the names of the parameters, which must exist."""
-    names = parameters.split()
+def _given(version: str, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by name; they must be what the recorded function takes."""
+    parameters = recorded()[version]["parameters"]
+    names = [parameter["name"] for parameter in parameters]
     given = dict(zip(names, args, strict=False)) | named
-    assert len(args) <= len(names) and given.keys() <= set(names)
+    required = {each["name"] for each in parameters if "default" not in each}
+    assert len(args) + len(named) == len(given), "an argument is given twice"
+    assert len(args) <= len(names) and required <= given.keys() <= set(names)
     assert given["causal"] and given["softmax_scale"] is not None
     return given
 
 
 def make_flash_attn_2() -> ModuleType:
     def flash_attn_varlen_func(*args: Any, **named: Any) -> Tensor:
-        given = _given(_FLASH_ATTN_2, args, named)
+        given = _given("flash_attn_2", args, named)
         assert given["k"].shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
         lens = given["cu_seqlens_k"].diff()
         assert int(lens.max()) <= given["max_seqlen_k"]
@@ -51,7 +40,7 @@ def make_flash_attn_2() -> ModuleType:
 
 def make_flash_attn_3() -> ModuleType:
     def flash_attn_with_kvcache(*args: Any, **named: Any) -> Tensor:
-        given = _given(_FLASH_ATTN_3, args, named)
+        given = _given("flash_attn_3", args, named)
         assert given.get("k") is None and given.get("v") is None
         caches = given["k_cache"], given["v_cache"]
         return _attend(given, *caches, given["cache_seqlens"], given["page_table"])
@@ -61,7 +50,7 @@ def make_flash_attn_3() -> ModuleType:
 
 def make_flash_attn_4() -> ModuleType:
     def flash_attn_varlen_func(*args: Any, **named: Any) -> tuple[Tensor, None]:
-        given = _given(_FLASH_ATTN_4, args, named)
+        given = _given("flash_attn_4", args, named)
         assert "cu_seqlens_k" not in given, "page_table is not supported with cu_seqlens_k"
         assert given.get("qv") is None
         lens = given["seqused_k"]

@@ -131,6 +131,28 @@ def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) 
     assert (chosen.name, chosen.block_size) == ("flash_attn_3", 16)
 
 
+def test_version_4_alone_is_no_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = [kernel.name for kernel in FLASH_KERNELS if kernel.is_installed()]
+    sys.modules.pop("flash_attn")  # which the search for its part has imported
+    assert installed == ["flash_attn_4"]
+
+
+def test_a_version_that_is_broken_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fault is then in the log, instead of nothing."""
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "__init__.py").write_text("raise ImportError('undefined symbol')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {"flash_attn_2", "flash_attn_4"} <= set(installed_backends())
+    monkeypatch.setattr(selection, "candidates", lambda device: ("flash_attn_2", "torch"))
+    monkeypatch.setattr(selection, "verdicts_of", run_here)
+    monkeypatch.setattr(flash, "generation_of", lambda device: 9)
+    with pytest.raises(ValueError, match="'flash_attn_2' does not work here"):
+        choose_attention_backend("auto", make_flash_shape())
+
+
 @pytest.mark.parametrize(
     ("generation", "order"),
     [
