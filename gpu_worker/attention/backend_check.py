@@ -18,7 +18,7 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.trial_batches import Span, consecutive_blocks, trial_batch
 from gpu_worker.batch.batch import Batch
-from gpu_worker.layers import AttentionPlan
+from gpu_worker.layers import AttentionPlan, HeadNorms, Placement, RMSNorm
 from gpu_worker.layers.rotary import Angles
 from signalbox_kernels.torch import reference
 
@@ -138,24 +138,49 @@ def _difference(
     angles = _angles(query)
     plainly = plan(query.clone(), key_value.clone(), layer=layer)
     differences = [plainly - plain.attend(batch, query, key_value, layer=layer)]
-    rotated = _attend_rotated(plan, query.clone(), key_value.clone(), angles, layer)
-    for heads in (query, key_value[:, 0]):
-        reference.rotary_embedding(heads, *angles)
-    differences.append(rotated - plain.attend(batch, query, key_value, layer=layer))
+    for norms in (None, _norms(shape)):
+        rotated = _attend_rotated(plan, query.clone(), key_value.clone(), angles, layer, norms)
+        expected_query, expected_kv = query.clone(), key_value.clone()
+        _rotate_plainly(expected_query, expected_kv[:, 0], angles, norms)
+        differences.append(rotated - plain.attend(batch, expected_query, expected_kv, layer=layer))
     return float(torch.stack(differences).abs().max())
 
 
 def _attend_rotated(
-    plan: AttentionPlan, query: Tensor, key_value: Tensor, angles: Angles, layer: int
+    plan: AttentionPlan,
+    query: Tensor,
+    key_value: Tensor,
+    angles: Angles,
+    layer: int,
+    norms: HeadNorms | None,
 ) -> Tensor:
     """Attends as layers do: through the plan's own rotation, or the one that is registered."""
     attend_rotated = getattr(plan, "attend_rotated", None)
     if attend_rotated is not None:
-        out: Tensor = attend_rotated(query, key_value, angles, layer=layer)
+        out: Tensor = attend_rotated(query, key_value, angles, layer=layer, norms=norms)
         return out
-    angles.rotate(query)
-    angles.rotate(key_value[:, 0])
+    for heads, norm in zip((query, key_value[:, 0]), norms or (None, None), strict=True):
+        if norm is not None:
+            heads.copy_(norm(heads))
+        angles.rotate(heads)
     return plan(query, key_value, layer=layer)
+
+
+def _rotate_plainly(query: Tensor, key: Tensor, angles: Angles, norms: HeadNorms | None) -> None:
+    """Norms and rotates heads in place, by the reference."""
+    for heads, norm in zip((query, key), norms or (None, None), strict=True):
+        if norm is not None:
+            heads.copy_(reference.rms_norm(heads, norm.weight, eps=norm.eps))
+        reference.rotary_embedding(heads, *angles)
+
+
+def _norms(shape: AttentionShape) -> HeadNorms:
+    """Returns norms that leave heads near 1, differently for Q and K."""
+    placement = Placement(shape.device, shape.dtype)
+    query, key = (RMSNorm(shape.head_size, eps=1e-6, placement=placement) for _ in range(2))
+    for norm, low in ((query, 0.5), (key, 1.0)):
+        norm.load_weight(torch.linspace(low, low + 0.5, shape.head_size))
+    return HeadNorms(query, key)
 
 
 def _angles(query: Tensor) -> Angles:

@@ -28,6 +28,7 @@ from gpu_worker.attention.flash_kernels import (
 )
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.input_transfer import StepInputs
+from gpu_worker.layers import HeadNorms
 from gpu_worker.layers.rotary import Angles
 from signalbox_kernels import ops
 
@@ -50,10 +51,24 @@ class _Plan:
         return self._attend(query, layer)
 
     def attend_rotated(
-        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        angles: Angles,
+        *,
+        layer: int,
+        norms: HeadNorms | None,
     ) -> Tensor:
         """Satisfies `layers.RotaryAttentionPlan`."""
-        ops.rotary_and_cache(query, key_value, *angles, self.caches[layer], self.slot_mapping)
+        ops.rotary_and_cache(
+            query,
+            key_value,
+            *angles,
+            self.caches[layer],
+            self.slot_mapping,
+            norms=None if norms is None else norms.weights,
+            eps=0.0 if norms is None else norms.query.eps,
+        )
         return self._attend(query, layer)
 
     def _attend(self, query: Tensor, layer: int) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.input_transfer import StepInputs
+from gpu_worker.layers import HeadNorms
 from gpu_worker.layers.rotary import Angles
 from signalbox_kernels.triton import MAX_HEAD_SIZE
 from signalbox_kernels.triton.attention.paged_attention import plan_attention
@@ -47,11 +48,25 @@ class _Plan:
         return self._attend(query, layer)
 
     def attend_rotated(
-        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        angles: Angles,
+        *,
+        layer: int,
+        norms: HeadNorms | None,
     ) -> Tensor:
         """Satisfies `layers.RotaryAttentionPlan`."""
-        scales = self.shape.kv_scales(layer)
-        rotary_and_cache(query, key_value, *angles, self.caches[layer], self.slot_mapping, **scales)
+        rotary_and_cache(
+            query,
+            key_value,
+            *angles,
+            self.caches[layer],
+            self.slot_mapping,
+            norms=None if norms is None else norms.weights,
+            eps=0.0 if norms is None else norms.query.eps,
+            **self.shape.kv_scales(layer),
+        )
         return self._attend(query, layer)
 
     def _attend(self, query: Tensor, layer: int) -> Tensor:

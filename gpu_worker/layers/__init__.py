@@ -7,6 +7,7 @@ from gpu_worker.layers.feed_forward import PlainFeedForward
 from gpu_worker.layers.forward_context import (
     AttentionPlan,
     ForwardContext,
+    HeadNorms,
     RotaryAttentionPlan,
 )
 from gpu_worker.layers.linear import (
@@ -25,6 +26,7 @@ __all__ = [
     "AttentionPlan",
     "ExpertNames",
     "ForwardContext",
+    "HeadNorms",
     "LayerNorm",
     "LearnedPositions",
     "MergedColumnParallelLinear",

@@ -6,10 +6,11 @@ steps, so that the tensors behind a field may change their values, but not their
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from gpu_worker.layers.norm import RMSNorm
 from gpu_worker.layers.rotary import Angles
 
 
@@ -30,13 +31,31 @@ class AttentionPlan(Protocol):
         ...
 
 
+class HeadNorms(NamedTuple):
+    """Norms of each head of Q and K, before they are rotated."""
+
+    query: RMSNorm
+    key: RMSNorm
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        return self.query.weight, self.key.weight
+
+
 class RotaryAttentionPlan(AttentionPlan, Protocol):
-    """Attention that can rotate on the way into the cache, which saves a pass over Q and K."""
+    """Attention that can norm and rotate on the way into the cache, which saves passes over Q and
+    K."""
 
     def attend_rotated(
-        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        angles: Angles,
+        *,
+        layer: int,
+        norms: HeadNorms | None,
     ) -> Tensor:
-        """Does as `__call__` does with queries and keys rotated by `angles`; may overwrite both."""
+        """Does as `__call__` does with queries and keys normed and rotated; may overwrite both."""
         ...
 
 

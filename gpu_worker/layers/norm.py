@@ -19,17 +19,17 @@ class RMSNorm:
 
     def __init__(self, size: int, *, eps: float, placement: Placement) -> None:
         self.weight = placement.empty(size, around=1.0)
-        self._eps = eps
+        self.eps = eps
 
     def load_weight(self, tensor: Tensor) -> None:
         copy_checked(self.weight, tensor)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, eps=self._eps)
+        return ops.rms_norm(x, self.weight, eps=self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Adds `x` to `residual` in place and returns the normalised sum."""
-        return ops.fused_add_rms_norm(x, residual, self.weight, eps=self._eps)
+        return ops.fused_add_rms_norm(x, residual, self.weight, eps=self.eps)
 
 
 class OffsetRMSNorm(RMSNorm):
@@ -44,7 +44,7 @@ class OffsetRMSNorm(RMSNorm):
         self.weight += 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x.float(), self.weight, eps=self._eps).to(x.dtype)
+        return ops.rms_norm(x.float(), self.weight, eps=self.eps).to(x.dtype)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self(residual.add_(x))

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpu_worker.config import ModelError
 from gpu_worker.layers import (
     ForwardContext,
+    HeadNorms,
     OffsetRMSNorm,
     ParallelGroup,
     Placement,
@@ -153,7 +154,7 @@ class GemmaLayer:
         self.is_sliding = bool(config.sliding_windows and config.sliding_windows[layer])
         self.attention = Attention(config, layer, placement, group)
         if config.qk_norm:
-            self.attention.qk_norms = (norm(config.head_size), norm(config.head_size))
+            self.attention.qk_norms = HeadNorms(norm(config.head_size), norm(config.head_size))
         self.feed_forward = GemmaFeedForward(config, placement, group)
         self.attention_norm, self.feed_forward_norm = norm(), norm()
         self.inner_norms = (norm(), norm()) if config.has_inner_norms else None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_worker.layers import (
     ForwardContext,
+    HeadNorms,
     MergedColumnParallelLinear,
     ParallelGroup,
     ParallelLMHead,
@@ -50,10 +51,10 @@ class Attention:
             placement=placement,
             group=group,
         )
-        self.qk_norms: tuple[RMSNorm, RMSNorm] | None = None
+        self.qk_norms: HeadNorms | None = None
         if config.qk_norm:
             eps = config.rms_norm_eps
-            self.qk_norms = (
+            self.qk_norms = HeadNorms(
                 RMSNorm(config.head_size, eps=eps, placement=placement),
                 RMSNorm(config.head_size, eps=eps, placement=placement),
             )
@@ -62,28 +63,25 @@ class Attention:
         num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
         heads = self.qkv(x).view(-1, num_heads + 2 * num_kv_heads, self._head_size)
         query, key_value = heads[:, :num_heads], heads[:, num_heads:]
-        if self.qk_norms is not None:
-            self._norm(query, key_value[:, :num_kv_heads])
         key_value = key_value.view(-1, 2, num_kv_heads, self._head_size)
         # No isinstance: of a protocol it takes microseconds, in each layer.
         rotary_attend = getattr(context.attention, "attend_rotated", None)
         if rotary_attend is not None:
-            return self.out(rotary_attend(query, key_value, angles, layer=self._layer))
+            norms, layer = self.qk_norms, self._layer
+            return self.out(rotary_attend(query, key_value, angles, layer=layer, norms=norms))
+        if self.qk_norms is not None:
+            query.copy_(self.qk_norms.query(query))
+            key = key_value[:, 0]
+            key.copy_(self.qk_norms.key(key))
         angles.rotate(heads[:, : num_heads + num_kv_heads])
         return self.out(context.attention(query, key_value, layer=self._layer))
-
-    def _norm(self, query: Tensor, key: Tensor) -> None:
-        assert self.qk_norms is not None
-        query_norm, key_norm = self.qk_norms
-        query.copy_(query_norm(query))
-        key.copy_(key_norm(key))
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.qkv.weight_targets(q="q_proj", k="k_proj", v="v_proj")
         targets |= self.out.weight_targets("o_proj")
         if self.qk_norms is not None:
-            targets["q_norm.weight"] = self.qk_norms[0].load_weight
-            targets["k_norm.weight"] = self.qk_norms[1].load_weight
+            targets["q_norm.weight"] = self.qk_norms.query.load_weight
+            targets["k_norm.weight"] = self.qk_norms.key.load_weight
         return targets
 
     def finish(self) -> None:

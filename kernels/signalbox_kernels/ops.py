@@ -184,6 +184,8 @@ def rotary_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Rotates queries in place, and writes rotated keys, and values, to their slots.
 
@@ -192,10 +194,22 @@ def rotary_and_cache(
         key_value: [num_tokens, 2, num_kv_heads, head_size]; keys not rotated, and left so.
         cos, signed_sin: as of rotary_embedding.
         kv_cache, slot_mapping, k_scale, v_scale: as of reshape_and_cache.
+        norms, eps: weights [head_size] of the rms_norm of each head of Q and of K before they are
+            rotated, in their own dtype or float32; None norms neither.
     """
     rotate = implementation_of("rotary_and_cache", query.device)
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
-    rotate(query, key_value, cos, signed_sin, kv_cache, slot_mapping, **scales)
+    rotate(
+        query,
+        key_value,
+        cos,
+        signed_sin,
+        kv_cache,
+        slot_mapping,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        norms=norms,
+        eps=eps,
+    )
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -165,10 +165,15 @@ def rotary_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
 ) -> None:
-    rotary_embedding(query, cos, signed_sin)
     key, value = key_value.unbind(dim=1)
     key = key.clone()
+    if norms is not None:
+        for heads, weight in zip((query, key), norms, strict=True):
+            heads.copy_(rms_norm(heads.to(weight.dtype), weight, eps=eps))
+    rotary_embedding(query, cos, signed_sin)
     rotary_embedding(key, cos, signed_sin)
     reshape_and_cache(key, value, kv_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
 

@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al., 2021), in place, or on the way into the cache.
+"""Rotary position embedding (Su et al., 2021), in place, or on the way into the cache, perhaps
+after a norm of each head of Q and K (as in Qwen3).
 
 A program takes some heads of one token: both halves of each head are loaded, turned and stored.
 Products are rounded to the heads' type before they are added, as the reference does.
@@ -21,14 +22,27 @@ _HEADS_PER_PROGRAM = 16
 
 
 @triton.jit
-def _turned(heads, offsets, mask, cos, signed_sin, half):
-    """Returns both halves of the heads at `offsets`, rotated."""
+def _turned(heads, offsets, mask, cos, signed_sin, half, weight, eps, NORMS: tl.constexpr):
+    """Returns both halves of the heads at `offsets`, perhaps normalised, and rotated."""
     first = tl.load(heads + offsets, mask=mask, other=0.0)
     second = tl.load(heads + offsets + half, mask=mask, other=0.0)
+    if NORMS:
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / (2 * half)
+        scale = tl.rsqrt(mean + eps)[:, None]
+        first = _weighed(a * scale, weight, mask, first.dtype)
+        second = _weighed(b * scale, weight + half, mask, first.dtype)
     return (
         _sum(first, cos, second, signed_sin, 0, mask),
         _sum(second, cos, first, signed_sin, half, mask),
     )
+
+
+@triton.jit
+def _weighed(normed, weight, mask, dtype: tl.constexpr):
+    """Returns weight * normed, which is rounded to the weight's type before, as in `rms_norm`."""
+    w = tl.load(weight, mask=mask, other=0.0)
+    return (normed.to(w.dtype).to(tl.float32) * w.to(tl.float32)).to(dtype)
 
 
 @triton.jit
@@ -63,7 +77,7 @@ def _rotary_kernel(
     offsets = token * token_stride + head * head_stride + element
     c = cos + token * cos_stride + element
     s = signed_sin + token * sin_stride + element
-    first, second = _turned(heads, offsets, mask, c, s, half)
+    first, second = _turned(heads, offsets, mask, c, s, half, cos, 0.0, False)
     tl.store(heads + offsets, first, mask=mask)
     tl.store(heads + offsets + half, second, mask=mask)
 
@@ -94,8 +108,12 @@ def _rotary_and_cache_kernel(
     query_programs,
     inverse_k_scale,
     inverse_v_scale,
+    query_weight,
+    key_weight,
+    eps,
     HEADS: tl.constexpr,
     PADDED_HALF: tl.constexpr,
+    NORMS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -106,7 +124,8 @@ def _rotary_and_cache_kernel(
         head = part * HEADS + tl.arange(0, HEADS)[:, None]
         mask = (head < num_heads) & (element < half)
         offsets = token * query_token_stride + head * query_head_stride + element
-        first, second = _turned(query, offsets, mask, c, s, half)
+        weight = query_weight + element
+        first, second = _turned(query, offsets, mask, c, s, half, weight, eps, NORMS)
         tl.store(query + offsets, first, mask=mask)
         tl.store(query + offsets + half, second, mask=mask)
     else:
@@ -116,7 +135,8 @@ def _rotary_and_cache_kernel(
         offsets = token * kv_token_stride + head * kv_head_stride + element
         target = (slot // block_size) * block_stride + (slot % block_size) * offset_stride
         target = kv_cache + target + head * head_stride + element
-        first, second = _turned(key_value, offsets, mask, c, s, half)
+        weight = key_weight + element
+        first, second = _turned(key_value, offsets, mask, c, s, half, weight, eps, NORMS)
         TYPE: tl.constexpr = kv_cache.dtype.element_ty
         tl.store(target, to_cache(first, inverse_k_scale, TYPE), mask=mask)
         tl.store(target + half, to_cache(second, inverse_k_scale, TYPE), mask=mask)
@@ -157,6 +177,8 @@ def rotary_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Rotates queries in place, and keys into the cache; `ops.rotary_and_cache` is the contract."""
     op = "rotary_and_cache"
@@ -170,7 +192,18 @@ def rotary_and_cache(
         key_value.shape,
         kv_cache.shape,
     )
-    check(slot_mapping.shape == (num_tokens,), f"{op}: there must be one slot for each token")
+    check(slot_mapping.shape == (num_tokens,), "{}: there must be one slot for each token", op)
+    query_weight, key_weight = norms or (cos, cos)
+    if norms is not None:
+        check_tensors(op, query, *norms)
+        check_floats(op, *norms)
+        check(
+            query_weight.shape == key_weight.shape == (2 * half,),
+            "{}: norms are {} and {}",
+            op,
+            query_weight.shape,
+            key_weight.shape,
+        )
     if not num_tokens:
         return
     num_kv_heads = key_value.shape[2]
@@ -195,8 +228,12 @@ def rotary_and_cache(
         query_programs,
         1.0 / k_scale,
         1.0 / v_scale,
+        query_weight,
+        key_weight,
+        eps,
         HEADS=_HEADS_PER_PROGRAM,
         PADDED_HALF=next_power_of_2(half),
+        NORMS=norms is not None,
     )
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.batch.batch import Batch
-from gpu_worker.layers import AttentionPlan
+from gpu_worker.layers import AttentionPlan, HeadNorms
 from gpu_worker.layers.rotary import Angles
 
 
@@ -19,7 +19,13 @@ class MisrotatingPlan:
         return self._plan(query, key_value, layer=layer)
 
     def attend_rotated(
-        self, query: Tensor, key_value: Tensor, angles: Angles, *, layer: int
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        angles: Angles,
+        *,
+        layer: int,
+        norms: HeadNorms | None,
     ) -> Tensor:
         angles.rotate(query)
         return self._plan(query, key_value, layer=layer)

@@ -157,6 +157,8 @@ def compile_heads(dtype: torch.dtype, head_size: int) -> None:
     caching.reshape_and_cache(*key_value.unbind(dim=1), cache, _empty(64))
     rotary.rotary_embedding(query, angles, angles)
     rotary.rotary_and_cache(query, key_value, angles, angles, cache, _empty(64))
+    norms = (_empty(head_size, dtype=dtype), _empty(head_size, dtype=dtype))
+    rotary.rotary_and_cache(query, key_value, angles, angles, cache, _empty(64), norms=norms)
     rules: dict[str, Any] = {"sliding_window": 512, "soft_cap": 30.0}
     for num_seqs, rule, joins_inside in (
         (1, {}, False),

@@ -199,6 +199,33 @@ def test_rotary_and_cache_does_both_at_once(
     assert torch.equal(key_value, keys_and_values)
 
 
+@pytest.mark.parametrize("head_size", [64, 80])
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normed_on_the_way_into_the_cache(
+    triton_device: str, head_size: int, is_wide: bool, dtype: torch.dtype
+) -> None:
+    cache = make_cache(head_size=head_size, num_kv_heads=2, dtype=dtype, device=triton_device)
+    expected_cache = cache.clone()
+    heads = torch.randn(4, 22, head_size, device=triton_device).mul_(3.0).to(dtype)
+    query, key_value = heads[:, :18], heads[:, 18:].view(4, 2, 2, head_size)
+    expected_query = query.clone()
+    cos, signed_sin = make_angles(
+        num_tokens=4, head_size=head_size, dtype=dtype, device=triton_device
+    )
+    weights = torch.rand(2, head_size, device=triton_device).to(torch.float32 if is_wide else dtype)
+    norms = (weights[0] + 0.5, weights[1])
+    slots = torch.tensor([5, -1, 48, 31], device=triton_device)
+    reference.rotary_and_cache(
+        expected_query, key_value, cos, signed_sin, expected_cache, slots, norms=norms, eps=1e-6
+    )
+
+    ops.rotary_and_cache(query, key_value, cos, signed_sin, cache, slots, norms=norms, eps=1e-6)
+
+    assert_equal(query, expected_query, num_roundings=5)
+    assert_equal(cache, expected_cache, num_roundings=5)
+
+
 @pytest.mark.parametrize("size", [64, 81, 1500])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_and_mul_matches_the_reference(
