@@ -21,6 +21,7 @@ WHEELS = "build/gpu_wheels"
 MODEL_PART = "build/gpu_model_"
 SUMS = "SHA256SUMS"
 LIMIT_BYTES = 60_000_000
+PART_BYTES = 33_000_000
 GLIBC = range(5, 36)
 """Minor versions of glibc whose wheels are taken, the oldest first: up to that of Ubuntu 22.04."""
 
@@ -119,16 +120,14 @@ def check_size(folder: Path, repository: int) -> None:
 
 def split_model(model: Path, prefix: Path) -> None:
     """Splits a file into parts that each have room beside wheels and repository."""
-    size, wheels = model.stat().st_size, prefix.parent / Path(WHEELS).name
-    room = LIMIT_BYTES - repository_bytes() - sum(file.stat().st_size for file in wheels.iterdir())
-    num_parts = -(-size // room)
+    num_parts = -(-model.stat().st_size // PART_BYTES)
     with model.open("rb") as source:
         for part in range(1, num_parts + 1):
             folder = Path(f"{prefix}{part}")
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             target = folder / f"{model.name}.{part}_of_{num_parts}"
-            target.write_bytes(source.read(-(-size // num_parts)))
+            target.write_bytes(source.read(PART_BYTES))
             write_sums(folder)
             print(f"{target.stat().st_size / 1e6:.1f} MB in {folder}")
 

@@ -84,18 +84,19 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _run_all(options: argparse.Namespace) -> list[PartResult]:
-    """Runs the parts, the card's own rates first; a limit replaces those of the parts."""
+    """Runs the parts, the card's own rates first; a limit gives each its share, if that is more."""
     names = [ROOFLINE, *(name for name in options.parts if name != ROOFLINE)]
     results, end = list[PartResult](), time.monotonic() + (options.limit or TOTAL_S)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in names:
+    for num_done, name in enumerate(names):
         left_s = end - time.monotonic()
+        share_s = left_s / (len(names) - num_done) if options.limit else 0.0
         result = run_part(
             name,
             [f"--device={options.device}", *(["--tiny"] if options.tiny else [])]
             + [f"--set={key}={json.dumps(value)}" for key, value in options.set],
             environment=PARTS[name].environment,
-            limit_s=left_s if options.limit else min(PARTS[name].limit_s, left_s),
+            limit_s=min(left_s, max(PARTS[name].limit_s, share_s)),
             log=options.out / f"gpu-{name}.log",
         )
         print(f"{name}: {result.failure or 'done'} ({result.seconds:.0f} s)", flush=True)

@@ -51,6 +51,16 @@ PARTS = {
     "sweep": Part("sweep", 200),
     "stack": Part("stack", 240),
     "steps-eager": Part("model_steps", 90, "measure_beside_plain", {"enforce_eager": True}),
+    "steps-joined-apart": Part(
+        "model_steps",
+        90,
+        "measure_beside_plain",
+        {"attention_backend": "triton_plain"},
+        needs_card=True,
+    ),
+    "steps-fp8-kv": Part(
+        "model_steps", 90, "measure_beside_plain", {"kv_cache_dtype": "fp8"}, needs_card=True
+    ),
     "steps-fp8": Part(
         "model_steps", 90, "measure_beside_plain", {"quantization": "fp8"}, needs_card=True
     ),

@@ -69,8 +69,7 @@ def test_what_is_too_large_is_named(tmp_path: Path) -> None:
 def test_a_model_is_split_and_each_part_has_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_wheels, "repository_bytes", lambda: gpu_wheels.LIMIT_BYTES - 1000)
-    (tmp_path / "gpu_wheels").mkdir()
+    monkeypatch.setattr(gpu_wheels, "PART_BYTES", 1000)
     model = tmp_path / "a.gguf"
     model.write_bytes(bytes(range(250)) * 10)
     gpu_wheels.split_model(model, tmp_path / "gpu_model_")

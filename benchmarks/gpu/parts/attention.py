@@ -8,6 +8,8 @@ calls are recorded in graphs, and read caches in turn that do not fit into the c
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +20,10 @@ from benchmarks.gpu.bench import BLOCK_SIZE, Bench
 from benchmarks.gpu.measures import Measure
 from benchmarks.gpu.parts.probes import use_kernels
 from benchmarks.gpu.parts.roofline import COPY
-from signalbox_kernels import ops
+from signalbox_kernels import ops, triton
+
+if TYPE_CHECKING:
+    from signalbox_kernels.triton.attention.tiles import Tile
 
 _FLASH_PAGE = 256  # what upstream's flash-attn 2 takes
 _MORE_THAN_CACHE = 256 << 20
@@ -48,26 +53,51 @@ class Problem:
         return 2 * 2 * self.num_seqs * self.context * kv_heads * size
 
     def calls(
-        self, attention: Callable[..., Tensor] = ops.paged_attention
+        self, *, tile: "Tile | None" = None, joins_inside: bool = True
     ) -> list[Callable[[], Tensor]]:
-        """Returns a call for each cache, with scattered blocks."""
+        """Returns a call of one layer for each cache, with scattered blocks.
+
+        Args: as of Triton's kernel, whose plan of a step is made before, as for all layers.
+        """
         device, width = self.query.device, -(-self.context // BLOCK_SIZE)
         query_start = torch.arange(self.num_seqs + 1, device=device) * self.num_new
         context_lens = torch.full((self.num_seqs,), self.context, device=device)
+        attend: Callable[..., Tensor]
+        if uses_triton(device):
+            from signalbox_kernels.triton.attention import paged_attention, paged_kernel
+
+            work = paged_attention.plan_attention(
+                query_start,
+                context_lens,
+                num_tokens=len(self.query),
+                num_heads=self.query.shape[1],
+                num_kv_heads=self.caches[0].shape[3],
+                head_size=self.query.shape[2],
+                dtype=self.query.dtype,
+                tile=tile,
+            )
+            attend = partial(paged_kernel.attend, work=work, joins_inside=joins_inside)
+        else:
+            attend = partial(
+                ops.paged_attention, query_start=query_start, context_lens=context_lens
+            )
 
         def call(cache: Tensor) -> Callable[[], Tensor]:
             blocks = torch.randperm(len(cache), device=device)[: self.num_seqs * width]
             tables = blocks.view(self.num_seqs, width).int()
-            return lambda: attention(
-                self.query,
-                cache,
-                query_start=query_start,
-                context_lens=context_lens,
-                block_tables=tables,
-                scale=self.query.shape[-1] ** -0.5,
-            )
+            scale = self.query.shape[-1] ** -0.5
+            return lambda: attend(self.query, cache, block_tables=tables, scale=scale)
 
         return [call(cache) for cache in self.caches]
+
+
+def uses_triton(device: torch.device) -> bool:
+    """Returns whether Triton's kernels run here: on a card, or interpreted."""
+    if not triton.is_installed():
+        return False
+    from signalbox_kernels.triton.launch import is_interpreted
+
+    return device.type == "cuda" or is_interpreted()
 
 
 def make_problem(bench: Bench, *, num_seqs: int, num_new: int, context: int) -> Problem:

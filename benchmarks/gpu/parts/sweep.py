@@ -6,22 +6,20 @@ beside PyTorch's fused attention. The sizes that the kernel chooses by itself ar
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure
-from benchmarks.gpu.parts.attention import Problem, fused_attention, make_problem
+from benchmarks.gpu.parts.attention import Problem, fused_attention, make_problem, uses_triton
 from benchmarks.gpu.parts.probes import use_kernels
 from benchmarks.gpu.parts.roofline import COPY
-from signalbox_kernels import ops, triton
 
 _PREFILL = {"rows": (64, 128), "keys": (32, 64, 128), "num_warps": (4, 8), "num_stages": (3, 5)}
 _DECODE = {"rows": (16,), "keys": (32, 64, 128), "num_warps": (4, 8), "num_stages": (3, 5)}
+_CHOSEN = "chosen"
 _CONTEXTS = (512, 8192, 32768)
 _DECODED_TOKENS = 131072
 """Keys of a decode step of any context: 256 sequences of 512 tokens, or 4 of 32,768."""
@@ -85,28 +83,27 @@ def _times(
 ) -> tuple[dict[str, float], list[str]]:
     """Returns seconds by the words for a tile, and why others have none."""
     times, failed = dict[str, float](), list[str]()
-    for name, attention in _tiles(bench, sizes):
+    for name, options in _variants(bench, sizes):
         try:
-            times[name] = bench.kernel_seconds(*problem.calls(attention))
+            times[name] = bench.kernel_seconds(*problem.calls(**options))
         except Exception as error:  # whatever the compiler raises is a result of the sweep
-            if name == "chosen":
+            if name == _CHOSEN:
                 raise
             failed.append(f"not {name}: {str(error).strip().partition(chr(10))[0]}")
     return times, failed
 
 
-def _tiles(
+def _variants(
     bench: Bench, sizes: dict[str, tuple[int, ...]]
-) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-    yield "chosen", ops.paged_attention
-    if bench.device.type != "cuda":
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield _CHOSEN, {}
+    if not uses_triton(bench.device):
         return  # tiles are Triton's
-    if not triton.is_installed():
-        raise RuntimeError("Triton is not installed, so there are no tiles to choose from")
-    from signalbox_kernels.triton.attention.paged_attention import paged_attention
     from signalbox_kernels.triton.attention.tiles import Tile
 
-    for values in itertools.product(*sizes.values()):
-        named: dict[str, Any] = dict(zip(sizes, values, strict=True))
+    yield "chosen, shares joined by a launch", {"joins_inside": False}
+    tiles = itertools.product(*sizes.values())
+    for values in itertools.islice(tiles, bench.pick(1000, 1)):
+        named = dict(zip(sizes, values, strict=True))
         words = ", ".join(f"{name} {value}" for name, value in named.items())
-        yield words, partial(paged_attention, tile=Tile(**named))
+        yield words, {"tile": Tile(**named)}
