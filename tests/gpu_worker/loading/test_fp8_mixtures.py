@@ -63,11 +63,13 @@ def save_both(path: Path, encode: Encode, config: dict[str, Any]) -> tuple[Path,
     return encoded, decoded
 
 
-@pytest.mark.usefixtures("hopper", "triton_device")
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("encode", "config"), [(by_row, FP8), (by_block, BLOCKS)])
 def test_experts_are_held_and_computed_as_stored(
-    encode: Encode, config: dict[str, Any], tmp_path: Path
+    encode: Encode, config: dict[str, Any], triton_device: str, tmp_path: Path
 ) -> None:
+    if triton_device != "cpu":
+        pytest.skip("the model runs on a CPU, where kernels are interpreted")
     encoded, decoded = save_both(tmp_path, encode, config)
     runner = make_runner(encoded, cpu_backend="torch")
     for layer in runner._loaded.model.layers:

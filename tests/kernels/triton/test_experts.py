@@ -101,15 +101,15 @@ def test_experts_in_e4m3(triton_device: str, num_tokens: int, rows_per_scale: in
 
 def decode(weights: ExpertWeights, expert: int) -> Tensor:
     """Value by value, apart from the reference."""
-    weight, scales, rows_per_scale = weights
-    assert scales is not None
-    _, num_rows, num_columns = weight.shape
-    decoded = weight[expert].float()
+    assert weights.scales is not None
+    scales, rows_per_scale = weights.scales.cpu(), weights.rows_per_scale
+    _, num_rows, num_columns = weights.weight.shape
+    decoded = weights.weight[expert].cpu().float()
     for row in range(num_rows):
         of_row = scales[(expert * num_rows + row) // rows_per_scale]
         for column in range(num_columns):
             decoded[row, column] *= of_row[column // 128 if len(of_row) > 1 else 0]
-    return decoded
+    return decoded.to(weights.weight.device)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 90])
