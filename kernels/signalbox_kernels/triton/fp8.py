@@ -204,7 +204,7 @@ def _choose_tile(num_tokens: int, *, is_grouped: bool) -> _Tile:
         return _Tile(64, 32, FP8_GROUP, num_warps=4, num_stages=6)
     if is_grouped:  # a sum beside the running one takes twice the registers
         return _Tile(64, 128, FP8_GROUP, num_warps=8, num_stages=4)
-    if num_tokens <= 512:
+    if num_tokens <= 256:
         return _Tile(64, 128, FP8_GROUP, num_warps=4, num_stages=4)
     return _Tile(128, 128, FP8_GROUP, num_warps=8, num_stages=3)
 
