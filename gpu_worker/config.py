@@ -63,12 +63,13 @@ class ModelConfig(NameSettings):
         description="type of activations and all weights that are not quantised, and of the KV"
         " cache unless --kv-cache-dtype says otherwise; auto suits model and device",
     )
-    quantization: Literal["auto", "none", "gguf", "int8", "int4", "fp8"] = Field(
+    quantization: Literal["auto", "none", "gguf", "int8", "int4", "fp8", "awq", "gptq"] = Field(
         "auto",
         description="form of the weights. On a CPU auto runs the quantised blocks of a GGUF file"
         " as they are where the native implementation can, in 8 bits unless --dtype is float32;"
         " gguf refuses a model where it cannot; int8 and int4 are made at load. On CUDA auto is the"
-        " checkpoint's form; fp8 is that or made at load. none multiplies floats of --dtype",
+        " checkpoint's form; fp8 is that or made at load; awq and gptq refuse another. none"
+        " multiplies floats of --dtype",
     )
     load_format: Annotated[
         Literal["auto", "dummy"],

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpu_worker.checkpoints import fp8
+from gpu_worker.checkpoints import fp8, int4_packings
+from gpu_worker.checkpoints.int4_packings import NUMPY, ArrayLibrary, Int4Codes
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import AnyArray
@@ -38,6 +39,8 @@ class QuantisedForm:
     """Returns the matrix in float32, [out_features, in_features]."""
     group_size: int | None = None
     """Columns that share a scale; None if at least a row does."""
+    unpack: Callable[[Mapping[str, Any], ArrayLibrary], Int4Codes] | None = None
+    """Returns the codes of a form of 4 bits."""
 
 
 FP8 = QuantisedForm(
@@ -145,7 +148,91 @@ def _strategy(group: Any, side: str) -> str | None:
     return str(described.get("strategy")) if is_fp8 else None
 
 
+def _awq(described: Mapping[str, Any]) -> QuantisedForm:
+    """AutoAWQ's GEMM packing."""
+    _expect(described, "awq", 4, "bits", "w_bit")
+    _expect(described, "awq", "gemm", "version", "format")
+    _expect(described, "awq", True, "zero_point")
+    group_size = _group_size(described, "group_size", "q_group_size")
+    return QuantisedForm(
+        name="awq",
+        marker=int4_packings.QWEIGHT,
+        ends=int4_packings.AWQ_ENDS,
+        shape=partial(int4_packings.awq_shape, group_size=group_size),
+        decode=partial(_decode_int4, int4_packings.unpack_awq, group_size),
+        group_size=group_size,
+        unpack=int4_packings.unpack_awq,
+    )
+
+
+def _gptq(described: Mapping[str, Any]) -> QuantisedForm:
+    """Both formats of GPTQ, in any order of columns."""
+    _expect(described, "gptq", 4, "bits")
+    _expect(described, "gptq", False, "is_marlin_format")
+    _expect(described, "gptq", "int32", "pack_dtype")
+    version = str(_first(described, "gptq", "checkpoint_format", "format")).lower()
+    if version not in ("gptq", "gptq_v2"):
+        raise _not_served("gptq", f"checkpoint_format {version[:40]!r}", "'gptq' or 'gptq_v2'")
+    group_size = _group_size(described, "group_size")
+    for pattern, rule in dict(described.get("dynamic") or {}).items():
+        if not pattern.startswith("-:"):  # which leaves matrices as they are
+            _expect(rule, "gptq", 4, "bits")
+            _expect(rule, "gptq", group_size or -1, "group_size")
+    unpack = partial(int4_packings.unpack_gptq, stores_zeros_less_one=version == "gptq")
+    return QuantisedForm(
+        name="gptq",
+        marker=int4_packings.QWEIGHT,
+        ends=int4_packings.GPTQ_ENDS,
+        shape=partial(int4_packings.gptq_shape, group_size=group_size),
+        decode=partial(_decode_int4, unpack, group_size),
+        group_size=group_size,
+        unpack=unpack,
+    )
+
+
+def _decode_int4(
+    unpack: Callable[[Mapping[str, Any], ArrayLibrary], Int4Codes],
+    group_size: int | None,
+    tensors: Tensors,
+) -> AnyArray:
+    return int4_packings.decode(unpack(tensors, NUMPY), group_size=group_size)
+
+
+def _first(described: Mapping[str, Any], default: Any, *names: str) -> Any:
+    """Returns the first of several fields that is there."""
+    return next((described[name] for name in names if described.get(name) is not None), default)
+
+
+def _expect(described: Mapping[str, Any], method: str, value: Any, *names: str) -> None:
+    """Raises ModelError if a field has another value than the one that is served."""
+    found = _first(described, value, *names)
+    if (found.lower() if isinstance(found, str) else found) != value:
+        raise _not_served(method, f"{names[0]} {str(found)[:40]!r}", repr(value))
+
+
+def _group_size(described: Mapping[str, Any], *names: str) -> int | None:
+    """None stands for a scale for each row."""
+    size = _first(described, 128, *names)
+    if size == -1:
+        return None
+    if not isinstance(size, int) or size < 16 or size % 16:
+        raise ModelError(
+            f"the checkpoint is quantised in groups of {str(size)[:40]}; use one with groups of a "
+            "multiple of 16, such as 128, or of whole rows (-1)"
+        )
+    return size
+
+
+def _not_served(method: str, found: str, served: str) -> ModelError:
+    return ModelError(
+        f"the checkpoint is quantised by {method} with {found}, which is not supported; use one "
+        f"with {served}"
+    )
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any]], QuantisedForm]] = {
+    "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "gptq": _gptq,
 }

@@ -5,11 +5,12 @@ which are made at load, weights only: Q8_0 and Q4_1 by ggml's names. The table t
 the head keep 8 bits under "int4", as llama.cpp's files do.
 
 PyTorch computes with the quantised form of a checkpoint, or with FP8 made at load, on CUDA devices
-that have instructions for it. Elsewhere "auto" decodes the form to the model's dtype.
+that can multiply it. Elsewhere "auto" decodes the form to the model's dtype.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from gpu_worker.checkpoints.quantised_forms import FP8, QuantisedForm, quantised_form
@@ -65,8 +66,10 @@ _NATIVE = {
     "int8": Quantization("int8", Storage.Q8_0, Storage.Q8_0),
     "int4": Quantization("int4", Storage.Q4_1, Storage.Q8_0),
 }
-_ON_CUDA = {"fp8": (8, 9)}
+_ON_CUDA = {"awq": (8, 0), "fp8": (8, 9), "gptq": (8, 0)}
 """Forms that PyTorch's layers hold, and the least compute capability that multiplies them."""
+_NEEDS_TRITON = ("awq", "gptq")
+"""Forms whose plain PyTorch decodes the whole matrix in each product."""
 _MADE_AT_LOAD = {"fp8": FP8}
 
 
@@ -85,6 +88,8 @@ def choose_quantization(
     Raises ModelError for what was asked for and cannot be.
     """
     name, stored = config.quantization, quantised_form(source.config)
+    if stored is None and name in _NEEDS_TRITON and config.load_format == "dummy":
+        stored = quantised_form({"quantization_config": {"quant_method": name}})
     has_blocks = source.sizes is not None and source.sizes.has_blocks
     if name == "none":
         return None
@@ -133,11 +138,11 @@ def _why_not_on(capability: tuple[int, int] | None, name: str) -> str | None:
     needed = f"it takes a CUDA device of compute capability {least[0]}.{least[1]}"
     if capability is None:
         return f"{needed}, and this is a CPU"
-    return (
-        None
-        if capability >= least
-        else f"{needed}, and this one has {capability[0]}.{capability[1]}"
-    )
+    if capability < least:
+        return f"{needed}, and this one has {capability[0]}.{capability[1]}"
+    if name in _NEEDS_TRITON and find_spec("triton") is None:
+        return "it takes Triton, which is not installed"
+    return None
 
 
 def describe_form(

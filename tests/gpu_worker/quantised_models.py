@@ -35,6 +35,7 @@ def save_quantised(
     config: dict[str, Any],
     *,
     stays: str = "",
+    extra: str = "-",
     **overrides: Any,
 ) -> Any:
     """Saves a random model with the matrices of its layers encoded; returns the decoded model.
@@ -42,13 +43,15 @@ def save_quantised(
     Args:
         config: the checkpoint's quantization_config.
         stays: a part of the names of matrices that stay as they are.
+        extra: name of another matrix that is encoded.
     """
     reference = make_model(path, family, **SHAPE | overrides)
     remove_files(path, *WEIGHTS)
     tensors = {}
     for name, parameter in reference.state_dict().items():
         base, _, end = name.rpartition(".")
-        is_matrix = base.endswith("_proj") and end == "weight" and not (stays and stays in name)
+        is_matrix = base.endswith(("_proj", extra)) and end == "weight"
+        is_matrix = is_matrix and not (stays and stays in name)
         if not is_matrix:
             tensors[name] = parameter.contiguous()
             continue
@@ -87,3 +90,80 @@ def by_block(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
             codes[block] = (weight[block] / scales[i, j].float()).to(torch.float8_e4m3fn)
             decoded[block] = codes[block].float() * scales[i, j].float()
     return {"weight": codes, "weight_scale_inv": scales}, decoded
+
+
+def by_groups(
+    weight: Tensor, group_size: int, *, is_symmetric: bool = False, order: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rounds to 4 bits in groups; returns codes, zero points and scales, and what they stand for.
+
+    Args:
+        order: the columns in the order of their groups.
+    """
+    columns = weight if order is None else weight[:, order]
+    groups = [part.float() for part in torch.split(columns, group_size, dim=1)]
+    codes, zeros, scales = [], [], []
+    for group in groups:
+        high, low = group.amax(dim=1).clamp(min=0), group.amin(dim=1).clamp(max=0)
+        if is_symmetric:
+            high = torch.maximum(high, -low)
+            low = -high
+        scale = ((high - low) / 15).half()
+        zero = torch.full_like(scale, 8) if is_symmetric else (-low / scale).round()
+        coded = (group / scale[:, None].float()).round() + zero[:, None]
+        codes.append(coded.clamp(0, 15))
+        zeros.append(zero)
+        scales.append(scale)
+    decoded = torch.cat(
+        [
+            (code - zero[:, None]).float() * scale[:, None].float()
+            for code, zero, scale in zip(codes, zeros, scales, strict=True)
+        ],
+        dim=1,
+    )
+    all_codes = torch.cat(codes, dim=1)
+    if order is not None:
+        back = order.argsort()
+        all_codes, decoded = all_codes[:, back], decoded[:, back]
+    of_groups = torch.stack(zeros).long(), torch.stack(scales)
+    return all_codes.long(), *of_groups, decoded
+
+
+def _words(codes: Tensor, places: list[int]) -> Tensor:
+    """Packs the last dimension in words of eight; code i of a word goes to `places[i]`."""
+    parts = codes.reshape(*codes.shape[:-1], -1, 8)
+    words = sum(parts[..., i] << 4 * place for i, place in enumerate(places))
+    assert isinstance(words, Tensor)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def in_awq(weight: Tensor, group_size: int) -> tuple[dict[str, Tensor], Tensor]:
+    codes, zeros, scales, decoded = by_groups(weight, group_size)
+    places = [0, 4, 1, 5, 2, 6, 3, 7]
+    packed = {"qweight": _words(codes.T, places), "qzeros": _words(zeros, places)}
+    return packed | {"scales": scales}, decoded
+
+
+def in_gptq(
+    weight: Tensor,
+    group_size: int,
+    *,
+    is_second: bool = False,
+    is_symmetric: bool = False,
+    is_reordered: bool = False,
+) -> tuple[dict[str, Tensor], Tensor]:
+    num_columns = weight.shape[1]
+    # the order is that of the activations, so that all matrices that multiply them share it
+    shuffled = torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))
+    order = shuffled if is_reordered else None
+    codes, zeros, scales, decoded = by_groups(
+        weight, group_size, is_symmetric=is_symmetric, order=order
+    )
+    index = torch.arange(num_columns) // group_size
+    packed = {
+        "qweight": _words(codes, [*range(8)]).T,
+        "qzeros": _words(zeros, [*range(8)]) - (0 if is_second else 0x11111111),
+        "scales": scales,
+        "g_idx": (index if order is None else index[order.argsort()]).to(torch.int32),
+    }
+    return packed, decoded
