@@ -20,7 +20,7 @@ from gpu_worker.device.graphs import Graph
 from gpu_worker.runner.model_runner import ModelRunner
 
 META = torch.device("meta")
-_CAPABILITY = (9, 0)
+CAPABILITY = (9, 0)
 _kept: list[Any] = []
 _SOURCE = Path(__file__).with_name("libcuda.c")
 
@@ -55,7 +55,7 @@ class _Driver:
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", 10 * _CAPABILITY[0] + _CAPABILITY[1], 32)
+        return GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -99,7 +99,7 @@ def driver_library(folder: Path) -> ctypes.CDLL:
     driver.set_active(_Driver())
     _kept.append(_skip_slow_shapes())
     cuda: Any = torch.cuda
-    cuda.get_device_capability = lambda device=None: _CAPABILITY
+    cuda.get_device_capability = lambda device=None: CAPABILITY
     cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)
     return library
 

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.gpu.models import LLAMA_3_8B
-from benchmarks.host_time.no_device import META
+from benchmarks.host_time.no_device import CAPABILITY, META
 from contract.columns import int32s, int64s
 from contract.model import WorkerCapacity
 from contract.sampling_params import SamplingParams
@@ -60,11 +61,13 @@ def make_runner(
     *,
     enforce_eager: bool = False,
     config: Mapping[str, object] = LLAMA_3_8B,
+    **forms: Any,
 ) -> ModelRunner:
     """Returns a model with Triton's kernels and sampler, without data.
 
     Args:
         config: the model's config.json.
+        forms: `quantization` and `kv_cache_dtype`, as of the settings.
     """
     from gpu_worker.sampling.triton_sampler import TritonSampler
 
@@ -72,16 +75,23 @@ def make_runner(
     triton.register_ops(META.type)
     with (
         patch.object(loaded_model, "_device", lambda *_: META),
+        patch.object(loaded_model, "compute_capability", lambda _: CAPABILITY),
         patch.object(loaded_model, "dummy_placement", lambda placement: placement),
         patch.object(loaded_model, "make_sampler", lambda *_, **__: TritonSampler(device=META)),
     ):
         return ModelRunner(
-            ModelConfig(model=str(folder), load_format="dummy", dtype="bfloat16"),
+            ModelConfig(
+                model=str(folder),
+                load_format="dummy",
+                dtype="bfloat16",
+                quantization=forms.get("quantization", "auto"),
+            ),
             CacheConfig(
                 block_size=BLOCK_SIZE,
                 max_num_seqs=2 * NUM_DECODES,
                 max_num_batched_tokens=MAX_TOKENS,
                 swap_space=0,
+                kv_cache_dtype=forms.get("kv_cache_dtype", "auto"),
             ),
             device_config=DeviceConfig(
                 device="cpu",

@@ -1,6 +1,6 @@
 """Prints what Triton compiles during a start and afterwards, on no device; a program of its own.
 
-    python -m tests.gpu_worker.runner.compiled_kernels dense|mixture
+    python -m tests.gpu_worker.runner.compiled_kernels dense|mixture|fp8
 
 A line of JSON: the names of the kernels that the start compiled, and of those that steps of many
 kinds compiled then. A process of its own, because Triton decides when it is imported whether it
@@ -30,7 +30,11 @@ _MIXTURE: dict[str, object] = {
     "moe_intermediate_size": 768,
     "num_hidden_layers": 2,
 }
-MODELS = {"dense": LLAMA_3_8B, "mixture": _MIXTURE}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "mixture": {"config": _MIXTURE},
+    "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+}
 
 PROMPTS = [Case(prompt_tokens=number) for number in (2, 3, 40, 100, 900, 2000)]
 
@@ -51,7 +55,7 @@ def main() -> None:
         driver_library(Path(folder))
         import triton
 
-        runner = make_runner(Path(folder), EmptyGraphs(), config=MODELS[sys.argv[1]])
+        runner = make_runner(Path(folder), EmptyGraphs(), **MODELS[sys.argv[1]])
         without_copies_back(runner)
         tensors: Any = torch.Tensor
         tensors.cpu = lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype)

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("model", ["dense", "mixture"])
+@pytest.mark.parametrize("model", ["dense", "mixture", "fp8"])
 def test_steps_of_all_kinds_compile_nothing_after_the_start(model: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu_worker.runner.compiled_kernels", model],
