@@ -34,6 +34,10 @@ _MAX_OUTPUT_BYTES = 1 << 20
 
 def run_trials(trials: Sequence[Trial], device: torch.device) -> list[Verdict]:
     """Returns the verdict of each; the whole output of one that fails goes to the log."""
+    if not trials:
+        return []
+    names = ", ".join(trial.name for trial in trials)
+    logger.info("trying %s on %s in another process, which may compile for minutes", names, device)
     verdicts: list[Verdict] = []
     while len(verdicts) < len(trials):
         with _started(device) as process:
