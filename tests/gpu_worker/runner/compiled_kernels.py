@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
 }
 
-PROMPTS = [Case(prompt_tokens=number) for number in (2, 3, 40, 100, 900, 2000)]
+PROMPTS = [Case(prompt_tokens=number) for number in (2, 3, 40, 100, 300, 900, 2000)]
 
 found: list[str] = []
 

@@ -29,4 +29,5 @@ def test_steps_of_all_kinds_compile_nothing_after_the_start(model: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = json.loads(done.stdout.splitlines()[-1])
     assert "_paged_attention_kernel" in compiled["start"]
+    assert ("_fp8_linear_kernel" in compiled["start"]) is (model == "fp8")
     assert compiled["later"] == []
