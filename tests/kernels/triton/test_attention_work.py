@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import signalbox_kernels.ops  # noqa: F401  # ops that `triton_device` registers kernels for
 from tests.kernels.triton import attention_work
 from tests.kernels.triton.attention_work import Item, divide
 
