@@ -209,8 +209,14 @@ class DeviceConfig(SettingsGroup):
     )
     enforce_eager: bool = Field(
         False,
-        description="on CUDA, launch decode steps kernel by kernel; graphs start sooner and take"
-        " some memory",
+        description="on CUDA, launch steps kernel by kernel; graphs start sooner and take some"
+        " memory",
+    )
+    max_cudagraph_capture_size: int = Field(
+        2048,
+        ge=0,
+        description="on CUDA, tokens of the largest step with prompts that is recorded as a graph;"
+        " 0 records steps of decodes alone",
     )
     kernel_cache: Path | None = Field(
         None,

@@ -155,6 +155,14 @@ class SampleRows:
                 columns[column.name] = None if value is None else value.take(picked)
         return SampleRows(**columns)
 
+    def drawing_tokens(self) -> tuple[Int64Array, Int64Array | None]:
+        """Returns the tokens that are drawn from, once each and ascending, and each row's index
+        there; None if row i is drawn from token i."""
+        index = self.token_index
+        if (index[1:] > index[:-1]).all():
+            return index, None
+        return np.unique(index, return_inverse=True)
+
     @property
     def is_edited(self) -> NDArray[np.bool_]:
         """[num_rows], whether a row's logits are changed by more than suppressed tokens."""

@@ -1,9 +1,9 @@
 """Runs a step on a device without waiting for it: the host enqueues, and hears of draws later.
 
-Inputs go in one copy out of pinned memory. Decode steps are graphs, if there are any; all others
-are launched kernel by kernel. What is drawn stays on the device, where the next step may take its
-tokens from it, and is copied to the host behind the step. A step that the sampler must draw for, or
-that reports log probabilities, is waited for.
+Inputs go in one copy out of pinned memory. Steps are graphs, if there is one that is large enough;
+all others are launched kernel by kernel. What is drawn stays on the device, where the next step may
+take its tokens from it, and is copied to the host behind the step. A step that the sampler must
+draw for, or that reports log probabilities, is waited for.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.device.spans import span
 from gpu_worker.device.streams import Event, Stream
-from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, fed_tokens
+from gpu_worker.executors.step_graphs import DevicePlanning, StepGraphs, fed_tokens
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.layers import ForwardContext
 from gpu_worker.models import Model
@@ -70,7 +70,7 @@ class AsyncExecutor(TorchExecutor):
         packer: InputPacker,
         drawn: Tensor,
         drawing: DeviceDrawing | None,
-        graphs: DecodeGraphs | None,
+        graphs: StepGraphs | None,
         vocab_size: int,
     ) -> None:
         """Args: drawn: int64, what keeps draws for the next step; `graphs` read it too."""
@@ -114,12 +114,8 @@ class AsyncExecutor(TorchExecutor):
 
         The hidden states are None if they are not needed, the others are as in `_row_logits`.
         """
-        if self.graphs is not None and self.graphs.serves(batch):
-            logits, index = self.graphs.run(batch), batch.rows.token_index
-            if not len(index):
-                return None, None, None
-            is_own = np.array_equal(index, np.arange(len(logits)))
-            return None, logits, None if is_own else index
+        if self.graphs is not None and (size := self.graphs.size_for(batch)) is not None:
+            return None, *self.graphs.run(batch, size)
         hidden = self._forward(batch)
         return hidden, *self._row_logits(hidden, batch)
 

@@ -1,89 +1,164 @@
-"""The inputs of decode steps, in device memory that never moves, so that graphs may read it.
+"""The inputs of recorded steps, in device memory that never moves, so that graphs may read it.
 
-A step of n sequences fills the first n rows of each column, with one copy from pinned memory. A
-graph serves n sequences or fewer: the rows past those of the batch are padding, which stores
-nothing (its slot is negative), reads one slot of block 0, and is never looked at.
+A graph serves its number of tokens and sequences, or fewer: the rest is padding. All graphs use the
+same memory, each with columns of its own lengths, so that a step is one copy from pinned memory of
+what its graph reads. A padding token stores nothing (its slot is negative). Where all sequences
+decode, each padding token is a sequence that reads one slot of block 0; else padding sequences have
+no tokens, and padding tokens have no sequence. Neither is ever looked at.
 """
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.input_transfer import PinnedBuffers, StepInputs
 
-_COLUMNS = ("token_ids", "positions", "slot_mapping", "context_lens", "fed_from")
-_PADDING = (0, 0, -1, 1, -1)
 _INT64 = 8  # bytes
 
 
-class DecodeBuffers:
-    """Columns of `max_rows`, and their block tables."""
+class GraphSize(NamedTuple):
+    """What a graph has room for, padding included."""
+
+    num_tokens: int
+    num_seqs: int
+    is_decode: bool
+    """Whether each sequence computes one token, whose logits are wanted."""
+
+
+class Columns(NamedTuple):
+    """Inputs of a graph of a size, int64; with a batch's, how long each is."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    fed_from: Tensor
+    """Index of the draw of the step before that is the token; negative: none is."""
+    context_lens: Tensor
+    query_start: Tensor
+    """[num_seqs + 1]."""
+    drawing: Tensor
+    """[num_seqs]: tokens that logits are computed of."""
+
+
+class _Layout(NamedTuple):
+    """Where the columns of a graph lie, in values."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    end: int
+
+    def of(self, values: Any) -> list[Any]:
+        """Returns the columns in what begins with them."""
+        return [values[s : s + n] for s, n in zip(self.starts, self.lengths, strict=True)]
+
+
+@cache
+def _layout(size: GraphSize) -> _Layout:
+    """Columns start at multiples of 16 bytes."""
+    tokens, seqs = size.num_tokens, size.num_seqs
+    lengths = (tokens, tokens, tokens, tokens, seqs, seqs + 1, seqs)
+    *starts, end = [0, *accumulate(length + length % 2 for length in lengths)]
+    return _Layout(tuple(starts), lengths, end)
+
+
+class GraphBuffers:
+    """Columns of graphs of any of `sizes`, and their block tables."""
 
     def __init__(
-        self, *, max_rows: int, max_blocks: int, device: torch.device, pinned: PinnedBuffers
+        self,
+        *,
+        sizes: Sequence[GraphSize],
+        max_blocks: int,
+        device: torch.device,
+        pinned: PinnedBuffers,
     ) -> None:
-        self._column_size = max_rows + max_rows % 2  # aligns columns to 16 bytes
         self._pinned = pinned
-        self._columns_bytes = len(_COLUMNS) * self._column_size * _INT64
-        table_bytes = max_rows * max_blocks * np.dtype(np.int32).itemsize
-        self._packed = torch.zeros(
-            self._columns_bytes + table_bytes, dtype=torch.uint8, device=device
-        )
-        columns = self._packed[: self._columns_bytes].view(torch.int64)
-        self._columns = columns.view(len(_COLUMNS), -1)
-        self._packed_tables = self._packed[self._columns_bytes :].view(torch.int32)
-        self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
-        self._query_start = torch.arange(max_rows + 1, device=device)
-
-        self.pad()
+        max_seqs = max(size.num_seqs for size in sizes)
+        num_bytes = _INT64 * max(_layout(size).end for size in sizes)
+        num_bytes += max_seqs * max_blocks * np.dtype(np.int32).itemsize
+        self._packed = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._tables = torch.zeros(max_seqs, max_blocks, dtype=torch.int32, device=device)
 
     @property
     def max_blocks(self) -> int:
         return self._tables.shape[1]
 
-    def inputs(self, num_rows: int) -> StepInputs:
-        """Returns the inputs of a step of `num_rows`, padding included."""
-        columns = dict(zip(_COLUMNS, self._columns[:, :num_rows], strict=True))
+    def columns(self, size: GraphSize) -> Columns:
+        """Returns the inputs of a graph, padding included."""
+        layout = _layout(size)
+        packed = self._packed[: layout.end * _INT64].view(torch.int64)
+        return Columns(*layout.of(packed))
+
+    def inputs(self, size: GraphSize) -> StepInputs:
+        """Returns what the forward pass reads."""
+        columns = self.columns(size)
         return StepInputs(
-            token_ids=columns["token_ids"],
-            positions=columns["positions"],
-            slot_mapping=columns["slot_mapping"],
-            query_start=self._query_start[: num_rows + 1],
-            context_lens=columns["context_lens"],
-            block_tables=self._tables[:num_rows],
+            token_ids=columns.token_ids,
+            positions=columns.positions,
+            slot_mapping=columns.slot_mapping,
+            query_start=columns.query_start,
+            context_lens=columns.context_lens,
+            block_tables=self._tables[: size.num_seqs],
         )
 
-    def fed_from(self, num_rows: int) -> Tensor:
-        """Returns [num_rows]: the draw of the step before that is the token; negative: none is."""
-        return self._columns[-1, :num_rows]
-
-    def pad(self) -> None:
-        """Makes all rows padding, for runs without a batch."""
-        for column, padding in zip(self._columns, _PADDING, strict=True):
-            column.fill_(padding)
+    def pad(self, size: GraphSize) -> None:
+        """Makes all inputs of a graph padding, for runs without a batch."""
+        num_bytes = _layout(size).end * _INT64
+        host = self._pinned.next_buffer(num_bytes)
+        _fill(host.numpy().view(np.int64), size, None, None)
+        self._pinned.send(host, self._packed[:num_bytes])
         self._tables.zero_()
 
-    def fill(self, batch: Batch, num_rows: int) -> None:
-        """Enqueues the copy of a batch of at most `num_rows` sequences with one token each."""
-        width = batch.block_tables.shape[1]
-        num_bytes = self._columns_bytes + batch.block_tables.size * batch.block_tables.itemsize
+    def fill(self, batch: Batch, size: GraphSize, drawing: Int64Array | None) -> None:
+        """Enqueues the copy of a batch that a graph of this size has room for.
+
+        Args:
+            drawing: tokens that logits are computed of; None where all sequences decode.
+        """
+        num_seqs, width = batch.block_tables.shape
+        columns_bytes = _layout(size).end * _INT64
+        num_bytes = columns_bytes + batch.block_tables.size * batch.block_tables.itemsize
         host = self._pinned.next_buffer(num_bytes)
         packed = host.numpy()
-        columns = packed[: self._columns_bytes].view(np.int64).reshape(-1, self._column_size)
-        self._fill_columns(columns[:, :num_rows], batch)
-        packed[self._columns_bytes :].view(np.int32)[:] = batch.block_tables.reshape(-1)
+        _fill(packed[:columns_bytes].view(np.int64), size, batch, drawing)
+        packed[columns_bytes:].view(np.int32)[:] = batch.block_tables.reshape(-1)
         self._pinned.send(host, self._packed[:num_bytes])
-        num_seqs = len(batch.context_lens)
-        tables = self._packed_tables[: num_seqs * width].view(num_seqs, width)
+        tables = self._packed[columns_bytes:num_bytes].view(torch.int32).view(num_seqs, width)
         self._tables[:num_seqs, :width].copy_(tables)
-        self._tables[num_seqs:num_rows, :1].zero_()  # what padding reads
+        if size.is_decode and num_seqs < size.num_seqs:  # what padding reads
+            self._tables[num_seqs : size.num_seqs, :1].zero_()
 
-    def _fill_columns(self, columns: NDArray[np.int64], batch: Batch) -> None:
-        """Args: columns: [len(_COLUMNS), num_rows], written."""
-        num_seqs = len(batch.context_lens)
-        for name, padding, column in zip(_COLUMNS, _PADDING, columns, strict=True):
-            value = getattr(batch, name)
-            column[:num_seqs] = padding if value is None else value
-            column[num_seqs:] = padding
+
+def _fill(
+    packed: Int64Array, size: GraphSize, batch: Batch | None, drawing: Int64Array | None
+) -> None:
+    """Writes the columns of a batch, or of none, and what pads them."""
+    found: tuple[Int64Array | None, ...] = (None,) * len(Columns._fields)
+    num_tokens = 0
+    if batch is not None:
+        num_tokens = len(batch.token_ids)
+        found = (
+            batch.token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.fed_from,
+            batch.context_lens,
+            batch.query_start,
+            drawing,
+        )
+    padding = (0, 0, -1, -1, int(size.is_decode), num_tokens, 0)
+    columns = _layout(size).of(packed)
+    for column, values, other in zip(columns, found, padding, strict=True):
+        count = 0 if values is None else len(values)
+        if values is not None:
+            column[:count] = values
+        column[count:] = other
+    if size.is_decode:
+        columns[Columns._fields.index("query_start")][:] = np.arange(size.num_seqs + 1)

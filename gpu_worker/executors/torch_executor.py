@@ -75,14 +75,12 @@ class TorchExecutor:
 
         The index is None if row i has the logits i.
         """
-        index = batch.rows.token_index
-        if not len(index):
+        if not len(batch.rows):
             return None, None
-        tokens, row_of = np.unique(index, return_inverse=True)
+        tokens, row_of = batch.rows.drawing_tokens()
         if len(tokens) != hidden.shape[0]:
             hidden = hidden.index_select(0, self._tensor(tokens))
-        is_own = len(tokens) == len(index) and (row_of[1:] > row_of[:-1]).all()
-        return self._model.logits(hidden), None if is_own else row_of
+        return self._model.logits(hidden), row_of
 
     def _prompt_logprobs(self, hidden: Tensor, rows: PromptRows) -> list[Logprobs]:
         def logits_of(tokens: Int64Array) -> Tensor:

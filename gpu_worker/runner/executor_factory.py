@@ -8,8 +8,8 @@ from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
 from gpu_worker.executors.async_executor import AsyncExecutor
-from gpu_worker.executors.decode_graphs import DecodeGraphs, DevicePlanning, ladder
-from gpu_worker.executors.graph_inputs import DecodeBuffers
+from gpu_worker.executors.graph_inputs import GraphBuffers
+from gpu_worker.executors.step_graphs import DevicePlanning, StepGraphs, graph_sizes
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.loading.loaded_model import LoadedModel
 from gpu_worker.sampling.async_sampling import DeviceDrawing, PlainDraws
@@ -21,12 +21,22 @@ _DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts dr
 
 
 def make_executor(
-    loaded: LoadedModel, cache_config: CacheConfig, recorder: GraphRecorder | None
+    loaded: LoadedModel,
+    cache_config: CacheConfig,
+    recorder: GraphRecorder | None,
+    *,
+    max_graph_tokens: int,
 ) -> TorchExecutor:
-    """Makes the executor; without a recorder of graphs, kernels are launched one by one."""
+    """Makes the executor; without a recorder of graphs, kernels are launched one by one.
+
+    Args:
+        max_graph_tokens: tokens of the largest mixed step that is a graph.
+    """
     on_device = loaded.device.type != "cpu" or recorder is not None
     if on_device and isinstance(loaded.attention, DevicePlanning):
-        return _async_executor(loaded, loaded.attention, cache_config, recorder)
+        return _async_executor(
+            loaded, loaded.attention, cache_config, recorder, max_graph_tokens=max_graph_tokens
+        )
     return TorchExecutor(loaded.model, loaded.attention, loaded.sampler, loaded.device)
 
 
@@ -35,6 +45,8 @@ def _async_executor(
     planning: DevicePlanning,
     cache_config: CacheConfig,
     recorder: GraphRecorder | None,
+    *,
+    max_graph_tokens: int,
 ) -> AsyncExecutor:
     device, compute = loaded.device, streams_of(loaded.device).compute
     pinned = PinnedBuffers(device, compute)
@@ -43,13 +55,16 @@ def _async_executor(
     drawn = torch.zeros(num_draws, dtype=torch.int64, device=device)
     graphs = None
     if recorder is not None:
-        sizes = ladder(cache_config.max_num_seqs)
-        graphs = DecodeGraphs(
+        sizes = graph_sizes(
+            max_num_seqs=cache_config.max_num_seqs,
+            max_tokens=min(max_graph_tokens, cache_config.num_batched_tokens(device.type)),
+        )
+        graphs = StepGraphs(
             model=loaded.model,
             attention=planning,
             recorder=recorder,
-            buffers=DecodeBuffers(
-                max_rows=sizes[-1],
+            buffers=GraphBuffers(
+                sizes=sizes,
                 max_blocks=-(-loaded.info.max_model_len // loaded.block_size),
                 device=device,
                 pinned=pinned,

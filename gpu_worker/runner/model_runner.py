@@ -21,7 +21,7 @@ from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.memory import is_out_of_memory
 from gpu_worker.device.torch_profiler import TorchRecording
 from gpu_worker.executors.async_executor import AsyncExecutor, LaunchedStep
-from gpu_worker.executors.decode_graphs import DecodeGraphs
+from gpu_worker.executors.step_graphs import StepGraphs
 from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.capacity import measure_capacity
@@ -52,7 +52,7 @@ class ModelRunner:
         """Loads the model.
 
         Args:
-            recorder: records decode steps as graphs; by default that of the device.
+            recorder: records steps as graphs; by default that of the device.
             opened: the model, if it is opened already.
             why_not_natively: what keeps the model from running natively, for messages.
         """
@@ -74,7 +74,12 @@ class ModelRunner:
             recorder = None
         elif recorder is None:
             recorder = recorder_for(self._loaded.device)
-        self._executor = make_executor(self._loaded, cache_config, recorder)
+        self._executor = make_executor(
+            self._loaded,
+            cache_config,
+            recorder,
+            max_graph_tokens=device_config.max_cudagraph_capture_size,
+        )
         self._cache: CacheEngine | None = None
         self._is_warm = False
 
@@ -88,7 +93,7 @@ class ModelRunner:
 
     @property
     def num_graphs(self) -> int:
-        """Decode steps that are recorded."""
+        """Sizes of steps that are recorded."""
         return len(self._graphs) if self._graphs is not None else 0
 
     @property
@@ -139,7 +144,7 @@ class ModelRunner:
             self._drop_cache()
 
     @property
-    def _graphs(self) -> DecodeGraphs | None:
+    def _graphs(self) -> StepGraphs | None:
         return self._executor.graphs if isinstance(self._executor, AsyncExecutor) else None
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:

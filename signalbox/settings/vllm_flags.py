@@ -51,7 +51,7 @@ VllmFlag = Alias | NoEffect | Refused
 
 _BYTES_PER_GIB = 1 << 30
 _OURS_ALONE = "there is one implementation"
-_NO_GRAPH_SIZES = "decode steps are captured for the sizes that occur"
+_NO_GRAPH_SIZES = "the sizes are chosen; --max-cudagraph-capture-size bounds them"
 _NO_MEDIA = "requests with images, audio or video are refused"
 _NO_LORA = "LoRA adapters are not served; merge them into the weights"
 _NO_DRAFTS = "speculative decoding is not served"
@@ -194,7 +194,6 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "performance_mode": NoEffect(why="there is one mode"),
     "cudagraph_capture_sizes": NoEffect(why=_NO_GRAPH_SIZES, takes=SEVERAL),
     "cuda_graph_sizes": NoEffect(why=_NO_GRAPH_SIZES, takes=SEVERAL),
-    "max_cudagraph_capture_size": NoEffect(why=_NO_GRAPH_SIZES),
     "max_seq_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "max_context_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "disable_cascade_attn": NoEffect(why="there is no cascade attention", takes=SWITCH),

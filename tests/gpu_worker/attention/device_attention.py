@@ -52,6 +52,7 @@ class _Plan:
         self._store(key_value, self.caches[layer])
         token = torch.arange(len(query))
         owner = (token[:, None] >= self.inputs.query_start[1:]).sum(dim=1)
+        owner = owner.clamp(max=len(self.inputs.context_lens) - 1)  # padding has none
         blocks = self.caches[layer][self.inputs.block_tables[owner].long()]
         keys, values = blocks.transpose(1, 2).flatten(2, 3).unbind(1)  # [tokens, slots, heads, *]
         group = query.shape[1] // keys.shape[2]
@@ -83,6 +84,7 @@ def make_device_runner(
     sampling: str = "torch",
     num_gpu_blocks: int = 40,
     max_num_seqs: int = 8,
+    max_graph_tokens: int = 0,
 ) -> ModelRunner:
     """Without a recorder and with another backend it is the plain `TorchExecutor`."""
     register_attention_backend("device", DeviceAttention)
@@ -96,6 +98,7 @@ def make_device_runner(
                 cpu_backend="torch",
                 sampling_backend=sampling,
                 enforce_eager=enforce_eager,
+                max_cudagraph_capture_size=max_graph_tokens,
             ),
             recorder=recorder,
         )

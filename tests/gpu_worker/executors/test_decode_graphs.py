@@ -10,11 +10,12 @@ import torch
 
 from contract.sampling_params import SamplingParams
 from gpu_worker.config import CacheConfig
+from gpu_worker.executors import step_graphs
 from gpu_worker.executors.async_executor import AsyncExecutor
-from gpu_worker.executors.decode_graphs import ladder
+from gpu_worker.executors.graph_inputs import GraphSize
+from gpu_worker.executors.step_graphs import ladder
 from gpu_worker.kv_cache import capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
-from gpu_worker.runner import executor_factory
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import CountedGraph, GraphsOnCpu
@@ -67,7 +68,7 @@ def test_graphs_of_tritons_kernels_draw_the_same(
 ) -> None:
     if triton_device != "cpu":
         pytest.skip("graphs on a GPU are tested in tests/gpu")
-    monkeypatch.setattr(executor_factory, "ladder", lambda max_num_seqs: [max_num_seqs])
+    monkeypatch.setattr(step_graphs, "ladder", lambda max_num_seqs: [max_num_seqs])
     make_model(tmp_path, num_hidden_layers=1)
     recorder = GraphsOnCpu()
     runner = make_device_runner(
@@ -121,7 +122,7 @@ def test_buffers_stay_where_they_are(tiny: Path) -> None:
 
     def places() -> list[int]:
         assert graphs is not None
-        inputs = graphs._buffers.inputs(8)
+        inputs = graphs._buffers.inputs(GraphSize(8, 8, is_decode=True))
         return [tensor.data_ptr() for tensor in (*inputs, graphs._logits, graphs._drawn)]
 
     before = places()
@@ -138,7 +139,7 @@ def test_work_that_waits_for_the_device_is_not_recorded(
     make_model(tmp_path, "mixtral")  # PyTorch asks how many tokens an expert gets
     recorder = GraphsOnCpu()
     runner = make_device_runner(tmp_path, recorder)
-    assert "no graphs, decode steps are launched kernel by kernel" in caplog.text
+    assert "no graphs, steps are launched kernel by kernel" in caplog.text
     expected = generate(make_device_runner(tmp_path, None, backend="torch"), RANDOM)
     assert generate(runner, RANDOM) == expected
     assert recorder.num_captured == recorder.num_replayed == 0

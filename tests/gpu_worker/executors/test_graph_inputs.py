@@ -1,19 +1,22 @@
-"""The inputs of recorded decode steps, in memory that never moves."""
+"""The inputs of recorded steps, in memory that never moves."""
+
+from itertools import product
 
 import pytest
 import torch
 
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.input_transfer import PinnedBuffers
-from gpu_worker.executors.graph_inputs import DecodeBuffers
+from gpu_worker.executors.graph_inputs import GraphBuffers, GraphSize
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 5, 8])
-def test_columns_are_aligned_whatever_the_largest_batch(max_rows: int) -> None:
+@pytest.mark.parametrize(("tokens", "seqs"), [*product([5, 8], [1, 2, 5])])
+def test_columns_are_aligned_whatever_the_size(tokens: int, seqs: int) -> None:
     """Triton compiles a kernel again for a pointer that is not divisible by 16."""
     cpu = torch.device("cpu")
     pinned = PinnedBuffers(cpu, streams_of(cpu).compute)
-    buffers = DecodeBuffers(max_rows=max_rows, max_blocks=3, device=cpu, pinned=pinned)
-    inputs = buffers.inputs(max_rows)
+    size = GraphSize(tokens, seqs, is_decode=tokens == seqs)
+    buffers = GraphBuffers(sizes=[size], max_blocks=3, device=cpu, pinned=pinned)
+    inputs = buffers.inputs(size)
     assert [tensor.data_ptr() % 16 for tensor in inputs] == [0] * len(inputs)
-    assert [len(tensor) for tensor in inputs] == [max_rows] * 3 + [max_rows + 1] + [max_rows] * 2
+    assert [len(tensor) for tensor in inputs] == [tokens] * 3 + [seqs + 1] + [seqs] * 2

@@ -141,7 +141,7 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
         {"tensor_parallel_size": 0},
         {"load_format": "tensorizer"},
         {"model_impl": "other"},
-        {"quantization": "awq"},
+        {"quantization": "bitsandbytes"},
         {"tokenizer_mode": "slow"},
         {"pipeline_parallel_size": 2},
         {"enable_lora": True},

@@ -171,7 +171,7 @@ def test_vllms_names_of_a_models_settings_set_ours(
         (["--simulate", "--enable-log-requests", "--log-requests=none"], "are the same setting"),
         (["m", "--model", "n"], "are the same setting"),
         (["m", "--kv-cache-memory-bytes", "lots"], "it is no number"),
-        (["m", "--quantization", "awq"], "--quantization is 'awq'"),
+        (["m", "--quantization", "bitsandbytes"], "--quantization is 'bitsandbytes'"),
         (["--simulate", "-pp", "2"], "--pipeline-parallel-size 2 is not served: --tensor-parallel"),
     ],
 )
