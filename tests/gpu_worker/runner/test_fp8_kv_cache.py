@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ from gpu_worker.config import CacheConfig, ModelError
 from gpu_worker.layers import AttentionPlan
 from gpu_worker.loading import loaded_model
 from gpu_worker.runner.model_runner import ModelRunner
+from scheduler_svc.config import PreemptionMode, SchedulingSettings
+from signalbox import LLM, SamplingParams
+from signalbox.llm.in_process.engine_core import EngineCore
+from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_kernels.torch.reference import to_cache
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_sequence
 from tests.gpu_worker.model_runners import last_logits, make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_llama
+from tests.signalbox.llm.make import assert_at_rest
 
 NUM_LAYERS, BLOCK_SIZE = 3, 16
 
@@ -32,8 +38,9 @@ ROUNDED_LOGITS = 3 * 9 * 2.0**-4 * 48**0.5 * 0.16
 
 
 def make_fp8_runner(path: Path, **options: Any) -> ModelRunner:
-    fixed = {"cpu_backend": "torch", "block_size": BLOCK_SIZE, "kv_cache_dtype": "fp8"}
-    return make_runner(path, **fixed | options)
+    fixed: dict[str, Any] = {"cpu_backend": "torch", "block_size": BLOCK_SIZE}
+    runner: ModelRunner = make_runner(path, **fixed | {"kv_cache_dtype": "fp8"} | options)
+    return runner
 
 
 def read_file(file: Path) -> tuple[dict[str, Any], bytearray]:
@@ -264,3 +271,29 @@ def test_a_gpu_without_instructions_for_it_is_refused_before_weights_are_read(
         ModelError, match=r"fp8', which takes a GPU of compute capability 8.9 .*8.6"
     ):
         make_fp8_runner(native_tiny)
+
+
+def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], EngineCore]:
+    """Generates from prompts with a common beginning, one after the other and then together."""
+    scheduling = SchedulingSettings(
+        preemption_mode=PreemptionMode.SWAP, num_gpu_blocks_override=num_blocks
+    )
+    prefix, *ends = make_prompts(40, 7, 12, 9, 3)
+    prompts = [{"prompt_token_ids": prefix + end} for end in ends]
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=40)
+    runner = partial(make_fp8_runner, path, swap_space=2e-3, kv_cache_memory=2e-3)
+    with LLM._from_runner(runner, CoreConfig(scheduling=scheduling)) as llm:
+        outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
+        outputs += llm.generate(prompts, params, use_tqdm=False)
+        core = llm.llm_engine._core
+        assert_at_rest(llm.llm_engine)
+    return [output.outputs[0].token_ids for output in outputs], core
+
+
+def test_preempted_requests_and_prefix_hits_give_the_same_tokens(native_tiny: Path) -> None:
+    undisturbed, ample = generate(native_tiny, num_blocks=200)
+    assert ample.scheduler.preemption.num_preemptions == 0
+    tokens, scarce = generate(native_tiny, num_blocks=14)
+    assert scarce.scheduler.preemption.num_preemptions > 0
+    assert tokens == undisturbed
+    assert tokens[:4] == tokens[4:]  # the second time, with hits
