@@ -18,13 +18,13 @@ from gpu_worker.sampling import logprobs
 from gpu_worker.sampling.async_sampling import DeviceDraws
 from gpu_worker.sampling.sampler import failures
 from signalbox_kernels.random import race_keys
-from signalbox_kernels.triton.logit_edits import (
+from signalbox_kernels.triton.sampling.draws import DrawColumns, draw_tokens
+from signalbox_kernels.triton.sampling.logit_edits import (
     PenaltyColumns,
     add_to_tokens,
     copy_rows,
     penalise,
 )
-from signalbox_kernels.triton.sampling import DrawColumns, draw_tokens
 
 _ALIGNMENT = 4
 """Values of a column whose start is aligned to 16 bytes, without which Triton compiles anew."""

@@ -26,10 +26,10 @@ _MODULES = {
     "rotary_and_cache": "rotary",
     "silu_and_mul": "silu_and_mul",
     "mix_experts": "experts.mixture",
-    "gather_logprobs": "logprobs",
-    "w4a16_linear": "w4a16",
-    "quantize_fp8": "fp8",
-    "fp8_linear": "fp8",
+    "gather_logprobs": "sampling.logprobs",
+    "w4a16_linear": "matrices.w4a16",
+    "quantize_fp8": "matrices.fp8",
+    "fp8_linear": "matrices.fp8",
 }
 
 

@@ -28,21 +28,13 @@ from triton.runtime.jit import JITFunction, MockTensor
 
 from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.int4 import Int4Weight
-from signalbox_kernels.triton import (
-    blocks,
-    fp8,
-    logit_edits,
-    logprobs,
-    rms_norm,
-    rotary,
-    sampling,
-    silu_and_mul,
-    w4a16,
-)
+from signalbox_kernels.triton import blocks, rms_norm, rotary, silu_and_mul
 from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton.attention.paged_attention import paged_attention
 from signalbox_kernels.triton.attention.work import Sharing
 from signalbox_kernels.triton.experts import mixture
+from signalbox_kernels.triton.matrices import fp8, w4a16
+from signalbox_kernels.triton.sampling import draws, logit_edits, logprobs
 
 CAPABILITIES = (80, 89, 90, 100, 120)
 LEAST_FP8 = 89
@@ -210,15 +202,15 @@ def compile_sampling(dtype: torch.dtype) -> None:
     logits, wide = _empty(4, 32000, dtype=dtype), _empty(4)
     floats = [_empty(4, dtype=torch.float32) for _ in range(4)]
     ints = [_empty(4, dtype=torch.int32) for _ in range(3)]
-    columns = sampling.DrawColumns(wide, *floats, *ints)
-    sampling.draw_tokens(logits, columns)
+    columns = draws.DrawColumns(wide, *floats, *ints)
+    draws.draw_tokens(logits, columns)
     logit_edits.copy_rows(logits, wide, mask_of_row=None, masks=None)
     masks = _empty(1, 1000, dtype=torch.int32)
     edited, status = logit_edits.copy_rows(logits, wide, mask_of_row=ints[0], masks=masks)
     logit_edits.add_to_tokens(edited, wide, ints[0], floats[0])
     tokens = _empty(4, 3000, dtype=torch.int32)
     logit_edits.penalise(edited, logit_edits.PenaltyColumns(wide, *floats[:3], wide, wide, tokens))
-    sampling.draw_tokens(edited, columns, status=status)
+    draws.draw_tokens(edited, columns, status=status)
     logprobs.gather_logprobs(edited, wide, num_top=2)
 
 

@@ -21,20 +21,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
 from signalbox_kernels.torch.experts import ExpertWeights
-from signalbox_kernels.triton import (
-    fp8,
-    logit_edits,
-    logprobs,
-    rms_norm,
-    rotary,
-    sampling,
-    silu_and_mul,
-    w4a16,
-)
 from signalbox_kernels.triton import reshape_and_cache as caching
+from signalbox_kernels.triton import rms_norm, rotary, silu_and_mul
 from signalbox_kernels.triton.attention.paged_attention import paged_attention
 from signalbox_kernels.triton.attention.work import Sharing
 from signalbox_kernels.triton.experts import mixture
+from signalbox_kernels.triton.matrices import fp8, w4a16
+from signalbox_kernels.triton.sampling import draws, logit_edits, logprobs
 from tests.kernels.triton.compile_kernels import NoDriver, int4_weight
 
 NUM_TOKENS = (1, 2, 3, 15, 16, 17, 33, 64)
@@ -122,14 +115,14 @@ def run_sampling(num_rows: int, longest: int) -> None:
     logits, index = _floats(num_rows, _VOCAB), _sent(num_rows, torch.int64)
     floats = [_sent(num_rows, torch.float32) for _ in range(4)]
     ints = [_sent(num_rows, torch.int32) for _ in range(3)]
-    columns = sampling.DrawColumns(index, *floats, *ints)
-    sampling.draw_tokens(logits, columns)
+    columns = draws.DrawColumns(index, *floats, *ints)
+    draws.draw_tokens(logits, columns)
     edited, status = logit_edits.copy_rows(logits, index, mask_of_row=None, masks=None)
     logit_edits.add_to_tokens(edited, index, ints[0], floats[0])
     tokens = _sent(num_rows * longest, torch.int32).view(num_rows, longest)
     penalised = logit_edits.PenaltyColumns(index, *floats[:3], index, index, tokens)
     logit_edits.penalise(edited, penalised)
-    sampling.draw_tokens(edited, columns, status=status)
+    draws.draw_tokens(edited, columns, status=status)
     logprobs.gather_logprobs(edited, index, num_top=2)
 
 

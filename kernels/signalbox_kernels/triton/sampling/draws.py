@@ -23,7 +23,7 @@ from torch import Tensor
 
 from signalbox_kernels.sampling import DrawStatus
 from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
-from signalbox_kernels.triton.sampling_passes import (
+from signalbox_kernels.triton.sampling.passes import (
     best_logit,
     kth_weight_bits,
     least_kept_bits,
