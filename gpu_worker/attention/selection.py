@@ -89,6 +89,8 @@ def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> Chosen
             f"{name!r} does not work here, for the reason that was logged" for name in broken
         ]
         remedy = f"; {_LAST_RESORT!r} runs, several times slower" if _LAST_RESORT in names else ""
+        if broken:
+            remedy += "; a backend that is named is used without a trial"
         raise ValueError(
             f"no backend of attention_backend {wanted!r} can be used: {'; '.join(refused)}{remedy}"
         )
@@ -175,7 +177,10 @@ def try_backend(device: torch.device, *, name: str, shape: dict[str, Any]) -> Ve
     fault = wrong_results(make, sized)
     if fault is not None or clock is None:
         return Verdict(fault=fault)
-    worst, seconds = try_under_load(make(sized), sized, load_for(sized), clock)
+    try:
+        worst, seconds = try_under_load(make(sized), sized, load_for(sized), clock)
+    except torch.OutOfMemoryError:  # of a card that others use: right, but not timed
+        return Verdict(is_lasting=False)
     return Verdict(fault=fault_of_difference(worst), seconds=seconds)
 
 

@@ -10,7 +10,6 @@ that can multiply it. Elsewhere "auto" decodes the form to the model's dtype.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 from gpu_worker.checkpoints.quantised_forms import FP8, QuantisedForm, quantised_form
@@ -68,8 +67,7 @@ _NATIVE = {
 }
 _ON_CUDA = {"awq": (8, 0), "fp8": (8, 9), "gptq": (8, 0)}
 """Forms that PyTorch's layers hold, and the least compute capability that multiplies them."""
-_NEEDS_TRITON = ("awq", "gptq")
-"""Forms whose plain PyTorch decodes the whole matrix in each product."""
+_INT4 = ("awq", "gptq")
 _MADE_AT_LOAD = {"fp8": FP8}
 
 
@@ -78,27 +76,31 @@ def choose_quantization(
     source: WeightSource,
     why_not: str | None,
     capability: tuple[int, int] | None = None,
+    *,
+    has_kernels: bool = True,
 ) -> Quantization | None:
     """Resolves the flag; None holds every matrix in the model's dtype.
 
     Args:
         why_not: what keeps this model from running natively, if anything does.
         capability: compute capability of the CUDA device; None stands for a CPU.
+        has_kernels: False if the device has none of our kernels for products. Plain PyTorch decodes
+            the whole matrix in each product.
 
     Raises ModelError for what was asked for and cannot be.
     """
     name, stored = config.quantization, quantised_form(source.config)
-    if stored is None and name in _NEEDS_TRITON and config.load_format == "dummy":
+    if stored is None and name in _INT4 and config.load_format == "dummy":
         stored = quantised_form({"quantization_config": {"quant_method": name}})
     has_blocks = source.sizes is not None and source.sizes.has_blocks
     if name == "none":
         return None
     if name == "auto":
-        if stored is not None and _why_not_on(capability, stored.name) is None:
+        if stored is not None and _why_not_on(capability, stored.name, has_kernels) is None:
             return Quantization(stored.name, form=stored, is_stored=True)
         return _NATIVE["gguf"] if has_blocks and why_not is None else None
     if name in _ON_CUDA:
-        return _on_cuda(name, stored, capability)
+        return _on_cuda(name, stored, capability, has_kernels)
     if name == "gguf" and not has_blocks:
         raise ModelError(
             "quantization is 'gguf', but the model has no quantised blocks that can be run as they "
@@ -112,9 +114,12 @@ def choose_quantization(
 
 
 def _on_cuda(
-    name: str, stored: QuantisedForm | None, capability: tuple[int, int] | None
+    name: str,
+    stored: QuantisedForm | None,
+    capability: tuple[int, int] | None,
+    has_kernels: bool,
 ) -> Quantization:
-    reason = _why_not_on(capability, name)
+    reason = _why_not_on(capability, name, has_kernels)
     if reason is not None:
         instead = "'auto', which decodes the weights" if stored is not None else "'auto'"
         on_cpu = " or 'int8'" if capability is None and stored is None else ""
@@ -132,7 +137,7 @@ def _on_cuda(
     return Quantization(name, form=form, is_stored=stored is not None)
 
 
-def _why_not_on(capability: tuple[int, int] | None, name: str) -> str | None:
+def _why_not_on(capability: tuple[int, int] | None, name: str, has_kernels: bool) -> str | None:
     """Says why a device does not multiply a form."""
     least = _ON_CUDA[name]
     needed = f"it takes a CUDA device of compute capability {least[0]}.{least[1]}"
@@ -140,8 +145,10 @@ def _why_not_on(capability: tuple[int, int] | None, name: str) -> str | None:
         return f"{needed}, and this is a CPU"
     if capability < least:
         return f"{needed}, and this one has {capability[0]}.{capability[1]}"
-    if name in _NEEDS_TRITON and find_spec("triton") is None:
-        return "it takes Triton, which is not installed"
+    if not has_kernels:
+        return (
+            "its kernels are Triton's, which come with the attention backends triton and flash_attn"
+        )
     return None
 
 

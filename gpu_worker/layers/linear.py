@@ -41,15 +41,19 @@ class Linear:
         self._bias = placement.empty(out_features) if bias else None
         self._format = self._plain_format = plain_format
         self._matrix: Matrix | None = None  # made when the format is known
-        self.can_be_quantised = not is_plain
+        self._is_plain = is_plain
 
     @property
     def is_quantised(self) -> bool:
         return self._format is not self._plain_format
 
+    def can_hold(self, matrix_format: MatrixFormat) -> bool:
+        """Returns whether the matrix may be held in another format than the plain one."""
+        return not self._is_plain
+
     def hold_as(self, matrix_format: MatrixFormat) -> None:
-        """Chooses another format than the plain one, before anything is loaded."""
-        assert self._matrix is None and self.can_be_quantised
+        """Chooses a format that it can hold, before anything is loaded."""
+        assert self._matrix is None and self.can_hold(matrix_format)
         self._format = matrix_format
 
     def finish(self) -> None:

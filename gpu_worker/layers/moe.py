@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpu_worker.config import ModelError
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.fp8 import Fp8BlockMatrix, Fp8Matrix, HeldFp8
 from gpu_worker.layers.linear import Linear, MatrixTarget, MergedColumnParallelLinear
@@ -77,12 +76,8 @@ class ExpertLinear(Linear):
             parts, bias=False, placement=placement, is_plain=not is_stacked, plain_format=plain
         )
 
-    def hold_as(self, matrix_format: MatrixFormat) -> None:
-        if matrix_format not in (Fp8Matrix, Fp8BlockMatrix):
-            raise ModelError(
-                "experts of a mixture are held in floats or in FP8 only; use --quantization none"
-            )
-        super().hold_as(matrix_format)
+    def can_hold(self, matrix_format: MatrixFormat) -> bool:
+        return super().can_hold(matrix_format) and matrix_format in (Fp8Matrix, Fp8BlockMatrix)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         return {f"{name}.weight": MatrixTarget(self, name) for name in self._parts}

@@ -13,7 +13,11 @@ from contract.startup import ReportProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
 from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.checkpoints.kv_scales import read_kv_scales
-from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
+from gpu_worker.checkpoints.quantization import (
+    Quantization,
+    choose_quantization,
+    describe_form,
+)
 from gpu_worker.config import (
     AUTO_BLOCK_SIZE,
     CacheConfig,
@@ -35,6 +39,7 @@ from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.models import Model, ServedConfig, SoftCapped
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.sampling.sampler_factory import describe_sampler, make_sampler
+from signalbox_kernels.torch import registry
 from signalbox_kernels.triton.kernel_cache import use_kernel_cache
 
 logger = logging.getLogger(__name__)
@@ -93,16 +98,20 @@ def load_model(
         placement = dummy_placement(placement)
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
     kv_dtype = cache_config.kv_cache_dtype
-    info = replace(info, arithmetic=_arithmetic(info.dtype, kv_dtype, device))
-    quantization = choose_quantization(
-        model_config, source, why_not_natively, compute_capability(device)
-    )
     _check_kv_dtype(kv_dtype, info.dtype, why_not_natively, device)
-    logger.info("%s", describe_form(source.sizes, info.dtype, quantization, why_not_natively))
     shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
     if kv_dtype == _FP8:
         shape = replace(shape, fp8_scales=_fp8_scales(source, config.num_layers))
     attention = choose_attention_backend(device_config.attention_backend, shape)
+    quantization = choose_quantization(
+        model_config,
+        source,
+        why_not_natively,
+        compute_capability(device),
+        has_kernels=device.type != "cuda" or registry.has_own("fp8_linear", device),
+    )
+    logger.info("%s", describe_form(source.sizes, info.dtype, quantization, why_not_natively))
+    info = replace(info, arithmetic=_arithmetic(info.dtype, kv_dtype, quantization, device))
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
         load_weights(model, source, progress, quantization)
@@ -187,14 +196,19 @@ def _fp8_scales(source: ModelSource, num_layers: int) -> tuple[tuple[float, floa
     return read_kv_scales({} if isinstance(source, DummySource) else source.stored(), num_layers)
 
 
-def _arithmetic(dtype: str, kv_dtype: str, device: torch.device) -> Arithmetic:
+def _arithmetic(
+    dtype: str, kv_dtype: str, quantization: Quantization | None, device: torch.device
+) -> Arithmetic:
+    """4 bits are decoded to `dtype` before they are multiplied; FP8 rounds activations too."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = f"sm_{major}{minor}"
     else:
         name = torch.backends.cpu.get_cpu_capability().lower()
     stored = "fp8_e4m3" if kv_dtype == _FP8 else dtype
-    return Arithmetic(factors=dtype, kernels=f"torch {name}", kv_cache_dtype=stored)
+    is_fp8 = quantization is not None and quantization.name == "fp8"
+    factors = "fp8_e4m3" if is_fp8 else dtype
+    return Arithmetic(factors=factors, kernels=f"torch {name}", kv_cache_dtype=stored)
 
 
 def _attention_shape(

@@ -81,9 +81,10 @@ def _choose_formats(
     if quantization is None:
         return
     assert quantization.form is not None, "PyTorch's layers hold no blocks"
+    matrices = matrix_format(quantization.form)
     names_of: dict[Linear, list[str]] = {}
     for name, target in model.weight_targets().items():
-        if isinstance(target, MatrixTarget) and target.layer.can_be_quantised:
+        if isinstance(target, MatrixTarget):
             names_of.setdefault(target.layer, []).append(name)
     if quantization.is_stored and stored is not None:
         names_of = {
@@ -91,15 +92,18 @@ def _choose_formats(
             for layer, names in names_of.items()
             if all(_find(stored, name).parts for name in names)
         }
-    if not names_of:
+    held = {layer: len(names) for layer, names in names_of.items() if layer.can_hold(matrices)}
+    if not held:
         raise ModelError(
             f"quantization is {quantization.name!r}, but no matrix of {type(model).__name__} can "
             "be held in it; use 'none'"
         )
-    for layer in names_of:
-        layer.hold_as(matrix_format(quantization.form))
-    num_held = sum(len(names) for names in names_of.values())
-    logger.info("%d matrices are held in %s", num_held, quantization.name)
+    for layer in held:
+        layer.hold_as(matrices)
+    num_held = sum(held.values())
+    num_others = sum(map(len, names_of.values())) - num_held if quantization.is_stored else 0
+    others = f"; {num_others} that no kernel takes are decoded" if num_others else ""
+    logger.info("%d matrices are held in %s%s", num_held, quantization.name, others)
 
 
 def _find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor:
@@ -121,6 +125,11 @@ def _put(tensor: StoredTensor, target: WeightTarget) -> None:
         target(as_tensor(tensor.read()))
 
 
+def _is_no_bias(name: str, tensor: StoredTensor) -> bool:
+    """Says whether it is a bias of zeroes, which AutoGPTQ gives to layers that have none."""
+    return name.endswith(".bias") and not as_tensor(tensor.read()).any()
+
+
 def _load_each(
     model: Model, weights: Iterable[tuple[str, StoredTensor]], progress: ReportProgress
 ) -> None:
@@ -132,7 +141,7 @@ def _load_each(
         target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
         if target is not None:
             _put(tensor, target)
-        elif not model.ignores(name) and not is_attention_scale(name):
+        elif not (model.ignores(name) or is_attention_scale(name) or _is_no_bias(name, tensor)):
             raise ModelError(f"unexpected weight {name!r}; config.json names another architecture")
         progress(StartupProgress(StartupPhase.LOAD, total - len(targets), total))
     if targets:

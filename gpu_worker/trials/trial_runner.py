@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO
 
 import torch
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 _START_S = 300.0
 """Seconds for the process to import PyTorch and to open the device."""
 _END_S = 30.0
+_OWN_FAULTS = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""Signals that a process gets for what it did itself."""
 _MAX_OUTPUT_BYTES = 1 << 20
 """Most of a failed trial's output that goes to the log, from its end."""
 
@@ -52,17 +55,25 @@ def run_trials(trials: Sequence[Trial], device: torch.device) -> list[Verdict]:
 class _NoAnswer(Exception):
     """The process has not answered; the message says why."""
 
+    def __init__(self, reason: str, *, is_lasting: bool = False) -> None:
+        """Args: is_lasting: False if it may come of what is around: a full machine, no memory."""
+        super().__init__(reason)
+        self.is_lasting = is_lasting
+
 
 @contextmanager
 def _started(device: torch.device) -> Iterator["_TrialProcess"]:
     """Ends the process at last, whatever it does, with what it has started, such as compilers."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "gpu_worker.trials.trial_process"]
+    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "gpu_worker.trials.trial_process"]
+    # It imports what this process would: no more of the current folder, and no less of others.
+    path = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
             [*command, str(device)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
+            env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,
         )
         try:
@@ -100,7 +111,7 @@ class _TrialProcess:
             self._ask(trial)
             return self._answer(trial.limit_s)
         except _NoAnswer as error:
-            return Verdict(fault=str(error), is_lasting=self._is_open)
+            return Verdict(fault=str(error), is_lasting=self._is_open and error.is_lasting)
 
     def output(self) -> str:
         """Returns what it has printed so far."""
@@ -114,7 +125,7 @@ class _TrialProcess:
             self._process.stdin.write(json.dumps(asdict(trial)).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            raise _NoAnswer(self._how_it_ended()) from None
+            raise self._how_it_ended() from None
 
     def _answer(self, limit_s: float) -> Verdict:
         """Reads a line."""
@@ -125,14 +136,16 @@ class _TrialProcess:
             if not select.select([source], [], [], max(0.0, until - time.monotonic()))[0]:
                 raise _NoAnswer(f"it has not ended within {limit_s:g} s")
             if not (part := os.read(source, 1 << 16)):
-                raise _NoAnswer(self._how_it_ended())
+                raise self._how_it_ended()
             line += part
         return Verdict(**json.loads(line))
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self) -> _NoAnswer:
         code = _end(self._process)
         if code is None:
-            return "its process hangs as it ends"
+            return _NoAnswer("its process hangs as it ends")
         if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process exited with status {code}"
+            killer = signal.Signals(-code)
+            reason = f"its process was killed by {killer.name}"
+            return _NoAnswer(reason, is_lasting=killer in _OWN_FAULTS)
+        return _NoAnswer(f"its process exited with status {code}", is_lasting=True)

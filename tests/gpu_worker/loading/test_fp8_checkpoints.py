@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from contract.startup import ignore_progress
 from gpu_worker.checkpoints import quantised_forms
-from gpu_worker.checkpoints.quantization import Quantization
+from gpu_worker.checkpoints.quantization import Quantization, choose_quantization
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.layers import Placement
 from gpu_worker.layers.fp8 import Fp8BlockMatrix
 from gpu_worker.layers.matrices import Part
 from gpu_worker.loading import loaded_model
-from gpu_worker.loading.model_source import weight_sizes
+from gpu_worker.loading.model_source import open_model, weight_sizes
 from signalbox_kernels.torch import registry
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
@@ -236,3 +237,41 @@ def test_other_forms_are_refused_by_name(
     save_quantised(tmp_path, "llama2", by_matrix, described)
     with pytest.raises(ModelError, match=reason):
         make_runner(tmp_path)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_products_in_fp8_are_another_arithmetic(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama2", **SHAPE)
+    floats, fp8 = (
+        make_runner(tmp_path, cpu_backend="torch", quantization=name).model.arithmetic
+        for name in ("none", "fp8")
+    )
+    assert (floats.factors, fp8.factors) == ("float32", "fp8_e4m3")
+    assert floats != fp8
+
+
+@pytest.mark.parametrize("name", ["auto", "fp8"])
+def test_a_card_without_our_kernels_decodes_what_it_could_hold(name: str, tmp_path: Path) -> None:
+    make_model(tmp_path, "llama2", quantization_config=FP8, **SHAPE)
+    source = open_model(ModelConfig(model=str(tmp_path)), ignore_progress)
+    config = ModelConfig(model=str(tmp_path), quantization=name)
+    assert choose_quantization(config, source, "", HOPPER) is not None
+    if name == "auto":
+        assert choose_quantization(config, source, "", HOPPER, has_kernels=False) is None
+    else:
+        with pytest.raises(ModelError, match="its kernels are Triton's"):
+            choose_quantization(config, source, "", HOPPER, has_kernels=False)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_a_bias_of_zeroes_that_the_model_has_not_is_left_out(value: float, tmp_path: Path) -> None:
+    """AutoGPTQ gives each of its layers one."""
+    save_quantised(tmp_path, "llama2", *FORMS["by row"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.bias"
+    save_file(tensors | {name: torch.full((64,), value)}, tmp_path / "model.safetensors")
+    if value:
+        with pytest.raises(ModelError, match="unexpected weight"):
+            make_runner(tmp_path, cpu_backend="torch")
+    else:
+        make_runner(tmp_path, cpu_backend="torch")

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpu_worker.config import ModelError
 from gpu_worker.layers import Placement
+from gpu_worker.layers.fp8 import Fp8Matrix
 from gpu_worker.layers.matrices import Part, PlainMatrix
 from gpu_worker.layers.moe import ExpertLinear
 from gpu_worker.loading import loaded_model
@@ -93,8 +93,8 @@ def test_without_a_kernel_experts_are_decoded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("triton_device")
-def test_another_format_is_refused_by_name() -> None:
+def test_experts_are_held_in_forms_that_their_kernel_takes() -> None:
     part = Part(0, slice(0, 4), slice(0, 8), (4, 8))
     layer = ExpertLinear({"one": part}, 1, Placement(torch.device("cpu"), torch.float32))
-    with pytest.raises(ModelError, match="held in floats or in FP8 only"):
-        layer.hold_as(PlainMatrix)
+    assert layer.can_hold(Fp8Matrix)
+    assert not layer.can_hold(PlainMatrix)

@@ -47,6 +47,7 @@ def test_what_ends_or_holds_the_process_is_a_fault_and_the_next_goes_on(
         make_trial("hang", limit_s=1.0, path=str(compiler)),
         make_trial("read_address_0"),
         make_trial("leave"),
+        make_trial("be_killed"),
         make_trial("say_process", path=str(path)),
     ]
     verdicts = run_trials(trials, CPU)
@@ -55,9 +56,11 @@ def test_what_ends_or_holds_the_process_is_a_fault_and_the_next_goes_on(
         "it has not ended within 1 s",
         "its process was killed by SIGSEGV",
         "its process exited with status 3",
+        "its process was killed by SIGKILL",
         None,
     ]
-    assert all(verdict.is_lasting for verdict in verdicts)
+    # A machine without memory kills, and a full one is slow.
+    assert [verdict.is_lasting for verdict in verdicts] == [True, False, True, True, False, True]
     assert "said by a compiler" in caplog.text
     assert "and on stderr" in caplog.text
     assert "Segmentation fault" in caplog.text  # and where
