@@ -1,4 +1,4 @@
-"""Encodes the scheduler's whole state at one moment, for bug reports and the end of a replay."""
+"""Encodes the scheduler's whole state at one moment, for bug reports."""
 
 from collections.abc import Iterable
 
