@@ -174,6 +174,11 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         description="seconds between two log lines on what each worker does, while it does"
         " something; 0 writes none",
     )
+    record: str | None = Field(
+        None,
+        description="file for the scheduler's decisions and all that they depend on, for `signalbox"
+        " replay`; it holds the token ids of prompts and outputs, for its owner alone to read",
+    )
 
     def step_limits(self, capacity: WorkerCapacity) -> StepLimits:
         """Returns the limits of a worker's steps, within those that it announces."""

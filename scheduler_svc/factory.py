@@ -1,4 +1,7 @@
-"""Makes the objects that the configuration describes, for the service and for `LLM`."""
+"""Makes the objects that the configuration describes, for the service and for a replay."""
+
+import time
+from collections.abc import Callable
 
 from contract.model import ModelInfo, WorkerCapacity
 from scheduler_svc.cluster import Cluster
@@ -10,7 +13,9 @@ from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.quarantine import WorkerRecords
 
 
-def make_cluster(config: SchedulingSettings) -> Cluster:
+def make_cluster(
+    config: SchedulingSettings, *, clock: Callable[[], float] = time.monotonic
+) -> Cluster:
     """Raises ValueError for a scheduling policy that cannot be used."""
     return Cluster(
         bounds=config,
@@ -18,6 +23,7 @@ def make_cluster(config: SchedulingSettings) -> Cluster:
         worker_wait_s=config.worker_wait,
         worker_records=WorkerRecords(max_pause_s=config.worker_quarantine),
         explain_history=config.explain_history,
+        clock=clock,
     )
 
 

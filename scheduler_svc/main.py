@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -14,6 +15,8 @@ from rpc.transport.shutdown import run_until_signalled
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_cluster
+from scheduler_svc.recorder import UNRECORDED, Recorder
+from scheduler_svc.replay.recording_codec import FileRecorder
 from scheduler_svc.reports import metrics
 from scheduler_svc.reports.stats_log import StatsLog
 from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
@@ -51,7 +54,8 @@ async def run(config: SchedulerConfig) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
     """A started scheduler, for as long as the context lasts."""
-    cluster = make_cluster(config)
+    recorder: Recorder = FileRecorder(config, config.record) if config.record else UNRECORDED
+    cluster = make_cluster(config, clock=recorder.clock)
     starting = StartingWorkers()
     server = Server(
         host=config.host,
@@ -65,6 +69,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
         SchedulerServicer(
             cluster,
             config,
+            recorder,
             is_draining=lambda: not server.is_serving(REGISTRY_SERVICE),  # else it always does
             starting=starting,
         ),
@@ -72,14 +77,14 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
         name=SCHEDULER_SERVICE,
     )
     server.add(
-        WorkerRegistryServicer(cluster, config, starting=starting),
+        WorkerRegistryServicer(cluster, config, recorder, starting=starting),
         pb_grpc.add_WorkerRegistryServiceServicer_to_server,
         name=REGISTRY_SERVICE,
     )
     await server.start()
     server.set_serving(REGISTRY_SERVICE, serving=True)
     cluster.watchers[partial(_set_health, server, cluster)] = None
-    ticker = asyncio.create_task(_tick(cluster))
+    ticker = asyncio.create_task(_tick(cluster, recorder))
     shown = serving_metrics(
         config.metrics, partial(metrics.read, cluster), host=config.host, tls=config.tls
     )
@@ -91,6 +96,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
         ticker.cancel()
         stats.cancel()
         await server.drain(grace_s=0)
+        recorder.close()
 
 
 async def _log_stats(cluster: Cluster, interval_s: float) -> None:
@@ -102,10 +108,11 @@ def _set_health(server: Server, cluster: Cluster) -> None:
     server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
 
 
-async def _tick(cluster: Cluster) -> None:
+async def _tick(cluster: Cluster, recorder: Recorder) -> None:
     """Ends requests that are out of time; sleeps while there are none."""
     while True:
         await cluster.requests.wait_for_any()
+        recorder.tick(time.monotonic())
         cluster.requests.expire()
         await asyncio.sleep(TICK_S if cluster.requests.has_deadlines else IDLE_TICK_S)
 

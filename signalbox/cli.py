@@ -80,6 +80,7 @@ _QUESTIONS = {
     "trace": "draw where one request's time went, from its spans",
     "profile": "record a worker's steps, and show which operations took the time, or the memory",
     "dump": "write what a scheduler holds: queues, sequences, blocks, steps in flight",
+    "replay": "make a recorded scheduler's decisions again, and compare them",
 }
 """Commands that change nothing."""
 _MODULES = {
@@ -101,6 +102,7 @@ _MODULES = {
     "trace": "signalbox.trace.command",
     "profile": "signalbox.inspect.profile",
     "dump": "signalbox.inspect.dump",
+    "replay": "signalbox.inspect.replay",
 }
 """Module of each of these commands, with `add_flags` and `run`."""
 _OUR_PACKAGES = (

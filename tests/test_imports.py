@@ -36,6 +36,7 @@ ALLOWED_OF_PROTOS: dict[str, set[str]] = {
     "inference": set(),
     "worker": {"common"},
     "scheduler": {"common"},
+    "recording": {"common", "worker", "scheduler"},  # files, which hold messages of both
 }
 FOLDERS = {name: ROOT / name for name in ALLOWED} | {
     "signalbox_kernels": ROOT / "kernels" / "signalbox_kernels",

@@ -39,7 +39,7 @@ class AdmissionQueue:
         self._constraints: Counter[Constraint] = Counter()  # of those in flows
         self.groups: set[SequenceGroup] = set()
         """All groups that wait."""
-        self._started: dict[SequenceGroup, None] = {}
+        self._started: dict[SequenceGroup, None] = {}  # in an order that a replay repeats
         self.suspects: dict[SequenceGroup, None] = {}
         """Groups that compute alone because a worker was lost with them."""
         self.uncharged: dict[SequenceGroup, None] = {}

@@ -1,4 +1,4 @@
-"""Encodes the scheduler's whole state at one moment, for bug reports."""
+"""Encodes the scheduler's whole state at one moment, for bug reports and the end of a replay."""
 
 from collections.abc import Iterable
 

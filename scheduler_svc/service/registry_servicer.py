@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ from rpc.limits.peer_timeout import wait_for_first
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_scheduler
+from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.requests.failures import RETRY_AFTER_S
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.service.startup_servicer import read_reports
@@ -43,11 +45,13 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self,
         cluster: Cluster,
         config: SchedulerConfig,
+        recorder: Recorder = UNRECORDED,
         *,
         starting: StartingWorkers | None = None,
     ) -> None:
         """Records in `starting` what workers that start report."""
         self._starting = StartingWorkers() if starting is None else starting
+        self._recorder = recorder
         self._cluster = cluster
         self._config = config
 
@@ -60,6 +64,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         worker = WorkerClient(
             address=address,
             epoch=join.epoch,
+            recorder=self._recorder.worker(),
             tls=self._config.tls,
             # The server at that address must have the certificate of the worker that registers.
             certified_name=self._config.tls.peer_names.find(WORKER, names_of(context)),
@@ -106,12 +111,16 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             worker_name=worker.address,
         )
         await self._open(worker, scheduler)
+        worker.recorder.describe(
+            address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
+        )
         engine = Engine(
             worker=worker,
             scheduler=scheduler,
             send_updates=self._cluster.requests.send_updates,
             wake_all=self._cluster.wake,
             step_timeout_s=self._config.step_timeout_s,
+            recorder=worker.recorder,
         )
         return engine, model, files
 
@@ -160,6 +169,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     ) -> AsyncGenerator[pb.RegisterResponse, None]:
         """Runs the engine while the worker gives signs of life; repeats each of them."""
         loop, address = engine.loop, engine.loop.worker_name
+        loop.recorder.joined(time.monotonic())
         self._cluster.join(loop)
         logger.info(_JOINED, _joined_fields(loop.scheduler))
         running = asyncio.create_task(engine.run())
@@ -172,6 +182,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                     return
                 if heartbeat.state == pb.WORKER_STATE_DRAINING and not loop.is_draining:
                     logger.info("worker drains: %(worker)s", {"worker": address})
+                    loop.recorder.drains(time.monotonic())
                     self._cluster.drain(loop)
                 if loop.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())
@@ -186,6 +197,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await asyncio.gather(running, return_exceptions=True)
 
     def _leave(self, loop: StepLoop) -> None:
+        loop.recorder.left(time.monotonic())
         self._cluster.leave(loop)
         logger.info("worker left: %(worker)s", {"worker": loop.worker_name})
         self._log_quarantine(loop.worker_name)

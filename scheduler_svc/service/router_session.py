@@ -1,11 +1,13 @@
 """One router's stream: its live requests, and the messages that wait to be sent to it."""
 
 import asyncio
+import time
 from collections import deque
 
 from contract.errors import InvalidArgument, ResourceExhausted
 from contract.request import Request
 from contract.updates import RequestFailure, RequestUpdates
+from scheduler_svc.recorder import UNRECORDED, RouterRecorder
 from scheduler_svc.request_lifecycle import RequestLifecycle
 from scheduler_svc.requests.sequence_group import SequenceGroup, new_group
 from scheduler_svc.results.step_outcome import finished_request
@@ -27,7 +29,14 @@ class Session:
     gRPC has taken to send it cannot be overtaken.
     """
 
-    def __init__(self, lifecycle: RequestLifecycle, *, max_messages: int) -> None:
+    def __init__(
+        self,
+        lifecycle: RequestLifecycle,
+        *,
+        max_messages: int,
+        recorder: RouterRecorder = UNRECORDED,
+    ) -> None:
+        self.recorder = recorder
         self._lifecycle = lifecycle
         self._groups: dict[int, SequenceGroup] = {}  # by handle
         self._max_messages = max_messages
@@ -102,6 +111,8 @@ class Session:
 
     def abort_all(self) -> None:
         """Aborts what is left."""
+        if self._groups:
+            self.recorder.left(time.monotonic())
         for group in self._groups.values():
             self._lifecycle.abort(group)
         self._groups.clear()

@@ -17,6 +17,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.reports import insight_codec, state_codec
 from scheduler_svc.requests.failures import RETRY_AFTER_S, drains
 from scheduler_svc.service.router_session import Message, ModelChanged, Session
@@ -35,6 +36,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self,
         cluster: Cluster,
         config: SchedulerConfig,
+        recorder: Recorder = UNRECORDED,
         *,
         is_draining: Callable[[], bool] = lambda: False,
         starting: StartingWorkers | None = None,
@@ -45,6 +47,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         """
         self._starting = StartingWorkers() if starting is None else starting
         self._is_draining = is_draining
+        self._recorder = recorder
         self._cluster = cluster
         self._config = config
 
@@ -54,6 +57,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         session = Session(
             self._cluster.requests,
             max_messages=self._config.router_buffer_messages,
+            recorder=self._recorder.router(),
         )
         reader = asyncio.create_task(self._read(requests, session))
         watcher = session.model_changed
@@ -76,8 +80,9 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
                 now = time.monotonic()
                 if self._is_draining() and request.HasField("add_request"):
                     session.refuse(decode_request(request.add_request), drains(), now=now)
-                else:
-                    _apply(request, session, now)
+                    continue  # which no recording needs to know
+                session.recorder.said(request, now)
+                apply_message(request, session, now)
         finally:
             session.end()
 
@@ -142,7 +147,7 @@ def _encode(message: Message) -> pb.ConnectResponse:
     return pb.ConnectResponse(updates=encode_updates(message))
 
 
-def _apply(request: pb.ConnectRequest, session: Session, now: float) -> None:
+def apply_message(request: pb.ConnectRequest, session: Session, now: float) -> None:
     """Tells the cluster what a router said. Raises InvalidArgument for what none of ours says."""
     match request.WhichOneof("message"):
         case "add_request":

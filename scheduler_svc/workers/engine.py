@@ -12,6 +12,7 @@ from typing import Protocol
 from contract.step_result import StepResult
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
+from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.step_loop import StepLoop
@@ -39,6 +40,7 @@ class Engine:
         send_updates: Callable[[StepOutcome], None],
         wake_all: Callable[[], None] = lambda: None,
         step_timeout_s: float = 10.0,
+        recorder: WorkerRecorder = UNRECORDED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
@@ -54,6 +56,7 @@ class Engine:
             wake=self._wakeup.set,
             wake_all=wake_all,
             step_timeout_s=step_timeout_s,
+            recorder=recorder,
         )
 
     async def run(self) -> None:
@@ -99,7 +102,7 @@ class Engine:
         while True:
             preparation = await self._to_prepare.get()
             fault = await self._worker.prepare(preparation)
-            self.loop.prepared(preparation.constraint, fault=fault)
+            self.loop.prepared(preparation.constraint, fault=fault, now=self._clock())
 
     async def _watch(self) -> None:
         """Raises WorkerLostError when a step is overdue.

@@ -1,7 +1,8 @@
 """Counts the failures of each worker, and how long one that fails again and again has to pause.
 
 A worker is known by its address, which a supervisor that starts it again keeps. All that this
-decides is when a worker may join; no plan depends on it.
+decides is when a worker may join. No plan depends on it, and a joining is on record, so the clock
+is not that of the recording, which stands still while nothing is recorded.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Drives the steps of one worker without I/O: plans them ahead, and completes them in order.
 
 The driver of a worker starts each step that `fill` returns, passes its result to `complete`, and
-gives the worker up when the oldest step is overdue. The drivers are `Engine` over gRPC and the
-engine of `LLM` in its process. All calls are for one thread.
+gives the worker up when the oldest step is overdue. The drivers are `Engine` over gRPC, the engine
+of `LLM` in its process, and a replay, which starts nothing. All calls are for one thread.
 """
 
 import math
@@ -13,6 +13,7 @@ from scheduler_svc.insight import step_spans
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.grammar_queue import Constraint
+from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.requests.open_spans import RequestTrace
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
@@ -45,9 +46,11 @@ class StepLoop:
         wake: Callable[[], None] = _nothing,
         wake_all: Callable[[], None] = _nothing,
         step_timeout_s: float = math.inf,
+        recorder: WorkerRecorder = UNRECORDED,
     ) -> None:
         self.scheduler = scheduler
         self.wake = wake
+        self.recorder = recorder
         self._send_updates = send_updates
         self._prepare = prepare
         self._wake_all = wake_all
@@ -76,6 +79,7 @@ class StepLoop:
         scheduler = self.scheduler
         if len(scheduler.inflight) >= scheduler.limits.max_in_flight:
             return None
+        self.recorder.planned(now)
         num_recomputes = scheduler.preemption.num_recomputes
         plan = scheduler.schedule(now)
         if scheduler.preemption.num_recomputes > num_recomputes:
@@ -94,13 +98,15 @@ class StepLoop:
         """Takes the result of the oldest step in flight."""
         plan = self.scheduler.inflight[0]
         self._learn(plan, now)
+        self.recorder.answered(now)
         outcome = self.scheduler.update(result, now)
         if RequestTrace.num_open or plan.trace is not None:
             step_spans.end(plan, result, outcome, worker=self.worker_name)
         self._send_updates(outcome)
 
-    def prepared(self, constraint: Constraint, *, fault: str) -> None:
+    def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:
         """Takes the worker's answer about a structured output; an empty fault is success."""
+        self.recorder.prepared(constraint, fault, now)
         self.scheduler.grammars.prepared(constraint, fault=fault)
         self._send_failed()
         self.wake()

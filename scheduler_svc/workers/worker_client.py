@@ -20,6 +20,7 @@ from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
+from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.results import result_validation
 from scheduler_svc.workers import worker_codec
 from scheduler_svc.workers.probe_step import make_check_plan
@@ -68,12 +69,14 @@ class WorkerClient:
         *,
         address: str,
         epoch: int,
+        recorder: WorkerRecorder = UNRECORDED,
         tls: TlsConfig = CLEAR,
         certified_name: str | None = None,
     ) -> None:
         """`certified_name` is what its certificate must be for, if not the address's host."""
         self.address = address
         self.epoch = epoch
+        self.recorder = recorder
         self._channel = open_channel(address, tls=tls, server_name=certified_name)
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
         self._unanswered: deque[_SentStep] = deque()
@@ -123,7 +126,7 @@ class WorkerClient:
     async def check(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         """Lets the worker compute one token that no request waits for, before the lease is opened.
 
-        Raises WorkerLostError.
+        Raises WorkerLostError. It is not on record: the scheduler hears of its outcome alone.
         """
         await self.open(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
         plan = make_check_plan()
@@ -148,6 +151,7 @@ class WorkerClient:
         """Sends a step. A broken stream is left to `read`, which sees it too."""
         request = encode_step(plan.to_step(epoch=self.epoch))
         self._unanswered.append(_SentStep(plan, request))
+        self.recorder.sent(request)
         if not self._is_reconnecting:  # else `_reconnect` sends it: gRPC takes one write at a time
             await self._write(request)
 
@@ -184,6 +188,7 @@ class WorkerClient:
             self._reconnected_at = float("-inf")
             result = self._checked(cast(pb.ExecuteModelResponse, response))
             self._unanswered.popleft()
+            self.recorder.received(response)
             return result
 
     def _checked(self, response: pb.ExecuteModelResponse) -> StepResult:

@@ -33,7 +33,7 @@ def run(options: dict[str, Any]) -> None:
         _ask(options["address"], connection(options), include_token_ids=options["token_ids"])
     )
     with writing(options["file"]):
-        _write(parts, options["file"])
+        write_state(parts, options["file"])
 
 
 async def _ask(
@@ -43,7 +43,7 @@ async def _ask(
         return [part async for part in client.state(include_token_ids=include_token_ids)]
 
 
-def _write(parts: Iterable[state_pb2.DumpStateResponse], path: str | None) -> None:
+def write_state(parts: Iterable[state_pb2.DumpStateResponse], path: str | None) -> None:
     """Writes a state's parts as one JSON object; only the owner may read the file."""
     state: dict[str, Any] = {"cluster": {}, "workers": [], "requests": []}
     for part in parts:

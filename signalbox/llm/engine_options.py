@@ -36,6 +36,7 @@ SERVICE_ONLY: Mapping[str, str] = {
     "worker_wait": _NO_SERVICE,
     "worker_quarantine": _NO_SERVICE,
     "explain_history": "use `signalbox explain` with `signalbox serve`",
+    "record": "use `signalbox serve --record`",
 }
 """Options of worker and scheduler that an engine refuses, and why."""
 

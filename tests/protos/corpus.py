@@ -20,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2
+from protos.recording.v1 import recording_pb2
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2, state_pb2, stats_pb2
 from protos.worker.v1 import worker_pb2
 
@@ -28,6 +29,7 @@ FILES = (
     common_pb2,
     scheduler_pb2,
     explain_pb2,
+    recording_pb2,
     state_pb2,
     stats_pb2,
     worker_pb2,

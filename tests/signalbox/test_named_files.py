@@ -57,6 +57,14 @@ def test_a_file_that_cannot_be_read_is_named(
     assert said(given, capsys).endswith(f": cannot {expected}{path}: {reasons[kind]}")
 
 
+@pytest.mark.parametrize("kind", ["missing", "folder"])
+def test_a_recording_that_cannot_be_read_is_named(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_file(tmp_path, kind)
+    assert said(["replay", str(path)], capsys).startswith(f"signalbox replay: cannot read {path}: ")
+
+
 def test_the_authority_of_a_connection_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

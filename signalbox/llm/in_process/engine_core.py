@@ -187,7 +187,7 @@ class EngineCore:
         fault = fault_of(compiling)
         if fault is not None:
             self._worker.forget_grammars([preparation.constraint])
-        self._steps.prepared(preparation.constraint, fault=fault or "")
+        self._steps.prepared(preparation.constraint, fault=fault or "", now=time.monotonic())
 
     def log_stats(self, now: float) -> None:
         """Logs the statistics since the last line, unless that is disabled."""

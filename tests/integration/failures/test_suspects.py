@@ -19,6 +19,7 @@ from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunn
 from gpu_worker.worker import Worker
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.replay.replay_codec import Replay
 from scheduler_svc.requests import suspicion
 from tests.integration import stack
 from tests.integration.failures.test_faulty_worker import (
@@ -152,9 +153,10 @@ async def running_stack(
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 async def test_a_request_that_crashes_any_worker_ends_after_three_losses_and_quarantines_none(
-    num_workers: int, caplog: pytest.LogCaptureFixture
+    num_workers: int, caplog: pytest.LogCaptureFixture, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    config = SchedulerConfig(port=0)
+    path = tmp_path_factory.mktemp("recording") / "decisions"
+    config = SchedulerConfig(port=0, record=str(path))
     async with running_stack(config, *[Poisonable] * num_workers) as (scheduler, client):
         healthy = range(1, NUM_REQUESTS)
         await ask_healthy(client, healthy[:10], attempt=1)
@@ -176,6 +178,9 @@ async def test_a_request_that_crashes_any_worker_ends_after_three_losses_and_qua
         events = [event.kind for event in await explained(client, "r0")]
         assert events.count(explain_pb2.EVENT_KIND_SUSPECTED) == suspicion.MAX_LOSSES
         scheduler.cluster.check()
+    replay = Replay(str(path), checks=True)
+    assert replay.run() is None
+    assert replay.num_steps > NUM_TOKENS
 
 
 async def explained(client: Router, request_id: str) -> list[explain_pb2.Event]:

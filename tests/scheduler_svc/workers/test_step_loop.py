@@ -138,7 +138,7 @@ def test_a_request_waits_for_its_structured_output_and_fails_with_it(fault: str)
     driver.scheduler.admission.add(group)
     assert driver.fill() == 0
     (preparation,) = driver.preparations
-    driver.loop.prepared(preparation.constraint, fault=fault)
+    driver.loop.prepared(preparation.constraint, fault=fault, now=1.0)
     assert driver.num_wakes == 2, "this driver, and all others"
     driver.run()
     assert driver.ended == [group]

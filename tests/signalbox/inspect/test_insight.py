@@ -1,4 +1,4 @@
-"""`signalbox top`, `explain` and `dump` as a user runs them, on a stack of processes."""
+"""`signalbox top`, `explain`, `dump` and `replay` as a user runs them, on a stack of processes."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,21 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from scheduler_svc.replay.replay_codec import NotARecording
 from signalbox.cli import main, make_parser
 from signalbox.client.service_client import Refused
-from signalbox.inspect import dump, explain
+from signalbox.inspect import dump, explain, replay
 from tests.signalbox.stacks import Stack, run_here, serve
 from tests.waiting import EVENT_S
 
+WHOLE = {"until": None, "dump": None, "token_ids": False, "check": False}
 
-def test_a_running_stack_is_looked_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serve(tmp_path / "log", "--simulate") as stack:
+
+def test_a_running_stack_is_looked_into_and_its_recording_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = tmp_path / "decisions"
+    with serve(tmp_path / "log", "--simulate", "--record", str(recording)) as stack:
         asked = run_here(
             *("generate", "hello", "--json", "--ignore-eos", "--max-tokens", "5"),
             *("--router", stack.address),
@@ -52,6 +58,13 @@ def test_a_running_stack_is_looked_into(tmp_path: Path, capsys: pytest.CaptureFi
         with pytest.raises(Refused, match="no request 'nobody'"):
             explain.run({"address": at[1], "request_id": "nobody", "json": True})
 
+    replayed = run_here("replay", str(recording), "--check")
+    assert replayed.returncode == 0, replayed.stderr
+    assert "steps reproduced" in replayed.stdout
+    replay.run({**WHOLE, "file": str(recording), "until": 2})
+    until = json.loads(capsys.readouterr().out)
+    assert until["requests"][0]["explanation"]["request_id"] == request_id
+
 
 def check_the_prompts_of_one_answer(stack: Stack, at: tuple[str, str]) -> None:
     body = {"prompt": ["a", "b b"], "max_tokens": 3, "ignore_eos": True}
@@ -78,6 +91,12 @@ def test_a_scheduler_that_does_not_answer_is_one_line_and_a_status() -> None:
     done = run_here("top", "--once", "--scheduler", "127.0.0.1:1")
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["signalbox top: no scheduler answers at 127.0.0.1:1"]
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(NotARecording, match="is not a recording"):
+        replay.run({**WHOLE, "file": str(tmp_path / "text")})
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "61", "inf", "nan"])

@@ -1,0 +1,103 @@
+"""Protocols of recorders, which keep the inputs of a scheduler so that decisions can be repeated.
+
+The scheduler is a pure function of these records and their times. While it is recorded, its
+clock stands still between them (`clock`), so that a replay reads the same times.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from contract.model import ModelInfo, WorkerCapacity
+from scheduler_svc.queue.grammar_queue import Constraint
+
+
+class RouterRecorder(Protocol):
+    """Records what one router says. Called before the cluster is told."""
+
+    def said(self, message: Any, now: float) -> None: ...
+
+    def left(self, now: float) -> None: ...
+
+
+class WorkerRecorder(Protocol):
+    """Records one lease. Called before the scheduler is told; `sent` after it has planned."""
+
+    def describe(
+        self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+    ) -> None:
+        """Says what `joined` will write."""
+
+    def joined(self, now: float) -> None: ...
+
+    def drains(self, now: float) -> None: ...
+
+    def left(self, now: float) -> None: ...
+
+    def planned(self, now: float) -> None: ...
+
+    def sent(self, message: Any) -> None: ...
+
+    def received(self, message: Any) -> None:
+        """Says what `answered` will write."""
+
+    def answered(self, now: float) -> None: ...
+
+    def prepared(self, constraint: Constraint, fault: str, now: float) -> None: ...
+
+
+class Recorder(Protocol):
+    """Records everything, in order."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The scheduler's clock."""
+
+    def router(self) -> RouterRecorder: ...
+
+    def worker(self) -> WorkerRecorder: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Unrecorded:
+    """Records nothing, whatever it is the recorder of."""
+
+    clock = staticmethod(time.monotonic)
+
+    def router(self) -> RouterRecorder:
+        return self
+
+    def worker(self) -> WorkerRecorder:
+        return self
+
+    def tick(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def said(self, message: Any, now: float) -> None: ...
+
+    def describe(
+        self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+    ) -> None: ...
+
+    def joined(self, now: float) -> None: ...
+
+    def drains(self, now: float) -> None: ...
+
+    def left(self, now: float) -> None: ...
+
+    def planned(self, now: float) -> None: ...
+
+    def sent(self, message: Any) -> None: ...
+
+    def received(self, message: Any) -> None: ...
+
+    def answered(self, now: float) -> None: ...
+
+    def prepared(self, constraint: Constraint, fault: str, now: float) -> None: ...
+
+
+UNRECORDED = Unrecorded()
