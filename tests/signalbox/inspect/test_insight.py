@@ -38,9 +38,6 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert as_json["events"][-1]["detail"] == "LENGTH"
         assert as_json["num_output_tokens"] == 5
 
-        drawn = run_here("trace", request_id, *at)
-        assert drawn.returncode == 0, drawn.stderr
-        assert f"{request_id}\nended" in drawn.stdout
         refused = run_here("profile", "--seconds", "0.1", *at)
         assert refused.returncode == 1
         assert "a simulated worker computes nothing" in refused.stderr
@@ -77,11 +74,10 @@ def check_the_prompts_of_one_answer(stack: Stack, at: tuple[str, str]) -> None:
     assert shown.stdout.count("output 3 tokens") == 1  # the slowest in full
     parts = json.loads(run_here("explain", answer_id, "--json", *at).stdout)["prompts"]
     assert [part["request_id"] for part in parts] == [f"{answer_id}-{i}" for i in range(2)]
-    assert "the slowest of 2 prompts" in run_here("trace", answer_id, *at).stdout
 
 
 @pytest.mark.parametrize("flag", ["--scheduler", "--address"])
-@pytest.mark.parametrize("command", ["top", "explain id", "dump", "trace id", "profile"])
+@pytest.mark.parametrize("command", ["top", "explain id", "dump", "profile"])
 def test_commands_name_their_scheduler_as_routers_and_workers_do(command: str, flag: str) -> None:
     options = vars(make_parser().parse_args([*command.split(), flag, "a.example:1"]))
     assert options["address"] == "a.example:1"

@@ -1,4 +1,4 @@
-"""`signalbox trace` draws a request from a file of spans, and from what a scheduler remembers."""
+"""`signalbox trace` draws a request from a file of spans."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from protos.scheduler.v1 import explain_pb2 as pb
+from signalbox.named_files import UnusableFile
 from signalbox.trace import command
-from signalbox.trace.from_explanation import draw_explained
 from signalbox.trace.from_spans import draw_traced
 from signalbox.trace.span_file import NotATrace, read_spans
 from signalbox.trace.svg import to_html, to_svg
@@ -203,41 +202,6 @@ def test_pictures_stand_alone_and_escape_what_clients_chose(file: Path) -> None:
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
-def make_explained(*events: pb.Event, age_ms: int) -> pb.ExplainResponse:
-    return pb.ExplainResponse(
-        request_id="r", state=pb.REQUEST_STATE_ENDED, age_ns=age_ms * MS, events=events
-    )
-
-
-def make_event(kind: str, at_ms: int, **fields: Any) -> pb.Event:
-    return pb.Event(kind=f"EVENT_KIND_{kind}", at_ns=at_ms * MS, **fields)
-
-
-def test_what_a_scheduler_remembers_is_drawn_without_spans() -> None:
-    wait = pb.Wait(reason=pb.WAIT_REASON_BLOCKS, duration_ns=40 * MS)
-    drawing = draw_explained(
-        make_explained(
-            make_event("QUEUED", 0, num_ahead=2),
-            make_event("SCHEDULED", 40, waits=[wait], worker="a:1"),
-            make_event("PREFILL", 40, num_tokens=10),
-            make_event("FIRST_TOKEN", 50),
-            make_event("PREEMPTED", 60, num_blocks=3),
-            make_event("RESUMED", 80),
-            make_event("PREFILL", 80, num_tokens=10),
-            make_event("PREFILL", 85, num_tokens=5),
-            make_event("ENDED", 100),
-            age_ms=100,
-        )
-    )
-    assert rows_of(drawing) == {
-        "queue": (1, 40),
-        "prefill": (2, 15),
-        "preempted": (1, 20),
-        "decode": (2, 25),
-    }
-    assert "waited for KV blocks 40.0 ms" in drawing.notes[0].text
-
-
 def test_numbers_are_written_for_people() -> None:
     assert [seconds(n) for n in (1500, 2.5e6, 3.21e9)] == ["2 µs", "2.5 ms", "3.210 s"]
     attributes = {
@@ -255,7 +219,7 @@ def test_numbers_are_written_for_people() -> None:
 def test_the_command_writes_pictures(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"target": str(file), "request": None, "html": None, "svg": None}
+    options = {"file": file, "request": None, "html": None, "svg": None}
     command.run(options)
     shown = capsys.readouterr().out
     assert "slow" in shown
@@ -264,5 +228,5 @@ def test_the_command_writes_pictures(
     command.run(options | {"html": html, "svg": svg})
     assert html.read_text().startswith("<!doctype html>")
     assert svg.read_text().startswith("<svg")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        command.run(options | {"target": "gone.jsonl"})
+    with pytest.raises(UnusableFile, match=r"cannot read .*gone.jsonl: No such file"):
+        command.run(options | {"file": tmp_path / "gone.jsonl"})
