@@ -56,18 +56,16 @@ def cannot_compile(constraint: Constraint, fault: str) -> InvalidArgument:
     return InvalidArgument(f"{_FIELD}.{kind}", texts[0] if texts else "", f"valid ({fault})")
 
 
-def forms_of(constraint: Constraint, *, disable_additional_properties: bool) -> list[Constraint]:
-    """Returns the forms to try in order; the first that compiles is used. The last is the
-    original.
+def closed_form(constraint: Constraint, *, disable_additional_properties: bool) -> Constraint:
+    """Returns the constraint to compile: a JSON schema closed as `closed_schema` says.
 
     Args:
-        disable_additional_properties: True closes a schema's objects, see `closed_schema`.
+        disable_additional_properties: False leaves its objects open.
     """
     kind, *texts = constraint
     if kind != "json_schema" or not disable_additional_properties:
-        return [constraint]
-    closed = (kind, close_schema(texts[0]))
-    return [constraint] if closed == constraint else [closed, constraint]
+        return constraint
+    return (kind, close_schema(texts[0]))
 
 
 class Prepared(NamedTuple):
@@ -78,11 +76,11 @@ class Prepared(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """Result of preparing a constraint: the form that compiles, or the fault of all forms."""
+    """Result of preparing a constraint: its closed form, and why that does not compile, if so."""
 
     prepared: Constraint
     fault: str | None
-    cost: GrammarCost = UNMEASURED
+    cost: GrammarCost
 
 
 def _num_chars(constraint: Constraint, outcome: _Outcome) -> int:
@@ -138,16 +136,12 @@ class GrammarChecker:
             self._num_chars -= _num_chars(*self._outcomes.popitem(last=False))
 
     async def _find_outcome(self, constraint: Constraint) -> _Outcome:
-        forms = await asyncio.to_thread(
-            forms_of,
+        closed = await asyncio.to_thread(
+            closed_form,
             constraint,
             disable_additional_properties=self._disable_additional_properties,
         )
-        for form in forms:
-            fault, cost = await self._try(form)
-            if fault is None:
-                return _Outcome(form, None, cost)
-        return _Outcome(constraint, fault)
+        return _Outcome(closed, *await self._try(closed))
 
     async def _try(self, constraint: Constraint) -> tuple[str | None, GrammarCost]:
         """Returns the fault of a constraint, or None, and the cost of compiling it."""

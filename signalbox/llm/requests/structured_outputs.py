@@ -62,14 +62,12 @@ def prepare(constraint: tuple[str, ...], *, disable_additional_properties: bool)
 
     It compiles in this process, because the constraint is the caller's own.
     """
-    forms = structured_output_check.forms_of(
+    closed = structured_output_check.closed_form(
         constraint, disable_additional_properties=disable_additional_properties
     )
-    for form in forms:
-        fault = _find_fault(form)
-        if fault is None:
-            return form
-    raise structured_output_check.cannot_compile(constraint, fault or "")
+    if (fault := _find_fault(closed)) is not None:
+        raise structured_output_check.cannot_compile(constraint, fault)
+    return closed
 
 
 _find_fault = lru_cache(maxsize=256)(find_fault)
