@@ -78,18 +78,6 @@ class PolicySettings(SettingsGroup):
         description="seconds of waiting that make up for one step of priority, or for 1,000 tokens"
         " of prompt under shortest-prompt",
     )
-    fair_input_weight: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="weight of a prompt token under fair"
-    )
-    fair_output_weight: float = Field(
-        2.0, ge=0, allow_inf_nan=False, description="weight of a generated token under fair"
-    )
-
-    @model_validator(mode="after")
-    def _has_a_weight(self) -> Self:
-        if not self.fair_input_weight + self.fair_output_weight:
-            raise ValueError("fair_input_weight and fair_output_weight are both 0; raise one")
-        return self
 
 
 class AdmissionBounds(SettingsGroup):
@@ -143,9 +131,6 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, description="use so many of each worker's KV-cache blocks (default: all)"
     )
-    num_cpu_blocks_override: int | None = Field(
-        None, ge=0, description="use so many of each worker's swap blocks (default: all)"
-    )
     max_steps_in_flight: int = Field(
         2, ge=1, le=2, description="2 plans the next step while one runs"
     )
@@ -161,11 +146,6 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         allow_inf_nan=False,
         description="longest pause, in seconds, of a worker that fails again and again: 1 s after"
         " its second failure in ten minutes, then twice as long each time; 0 lets it join at once",
-    )
-    explain_history: int = Field(
-        1024,
-        ge=0,
-        description="requests that `signalbox explain` can still explain after their end",
     )
     log_stats_interval: float = Field(
         10.0,
@@ -214,6 +194,8 @@ class SchedulerConfig(SchedulerSettings):
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024
     """Step messages that may wait for a router; a router with more loses its stream."""
+    explain_history: int = 1024
+    """Requests that can still be explained after their end."""
 
     @model_validator(mode="after")
     def _outlasts_a_heartbeat(self) -> Self:

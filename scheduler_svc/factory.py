@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from contract.model import ModelInfo, WorkerCapacity
 from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import CacheShape, SchedulingSettings
+from scheduler_svc.config import CacheShape, SchedulerConfig, SchedulingSettings
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
@@ -14,7 +14,7 @@ from scheduler_svc.workers.quarantine import WorkerRecords
 
 
 def make_cluster(
-    config: SchedulingSettings, *, clock: Callable[[], float] = time.monotonic
+    config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
 ) -> Cluster:
     """Raises ValueError for a scheduling policy that cannot be used."""
     return Cluster(
@@ -40,8 +40,10 @@ def make_scheduler(
         limits=config.step_limits(capacity),
         cache=CacheShape(
             block_size=capacity.block_size,
-            num_gpu_blocks=at_most(config.num_gpu_blocks_override, capacity.num_gpu_blocks),
-            num_cpu_blocks=at_most(config.num_cpu_blocks_override, capacity.num_cpu_blocks),
+            num_gpu_blocks=min(
+                config.num_gpu_blocks_override or capacity.num_gpu_blocks, capacity.num_gpu_blocks
+            ),
+            num_cpu_blocks=capacity.num_cpu_blocks,
             watermark=config.watermark,
             max_model_len=model.max_model_len,
             prefix_caching=config.prefix_caching,
@@ -59,8 +61,3 @@ def make_scheduler(
         worker_name=worker_name,
         grammar_bytes=capacity.grammar_bytes,
     )
-
-
-def at_most(wanted: int | None, available: int) -> int:
-    """Returns a number of blocks that is set, if that many are there, else all."""
-    return available if wanted is None else min(wanted, available)

@@ -21,6 +21,8 @@ from scheduler_svc.requests.sequence_group import SequenceGroup
 
 AGEING_TOKENS = 1000
 """Tokens of a prompt that weigh as much as one step of priority."""
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+"""Cost under `fair` of a prompt token and of a generated one."""
 
 
 class SchedulingPolicy(Protocol):
@@ -93,15 +95,11 @@ class Fair(FirstComeFirstServed):
     place, by arrival.
     """
 
-    def __init__(self, *, input_weight: float, output_weight: float) -> None:
-        self._input_weight = input_weight
-        self._output_weight = output_weight
-
     def flow(self, group: SequenceGroup) -> str:
         return group.payer
 
     def cost(self, flow: str, *, num_prompt_tokens: int, num_output_tokens: int) -> float:
-        return self._input_weight * num_prompt_tokens + self._output_weight * num_output_tokens
+        return INPUT_WEIGHT * num_prompt_tokens + OUTPUT_WEIGHT * num_output_tokens
 
 
 def make_policy(settings: PolicySettings) -> SchedulingPolicy:
@@ -114,10 +112,7 @@ def make_policy(settings: PolicySettings) -> SchedulingPolicy:
         case PolicyName.SHORTEST_PROMPT:
             return ShortestPromptFirst(ageing_s=settings.ageing)
         case PolicyName.FAIR:
-            return Fair(
-                input_weight=settings.fair_input_weight,
-                output_weight=settings.fair_output_weight,
-            )
+            return Fair()
     return _imported(settings.scheduling_policy)
 
 

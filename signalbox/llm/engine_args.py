@@ -79,13 +79,10 @@ class EngineArgs(VllmOptions):
     enable_prefix_caching: bool = option("prefix_caching")
     scheduling_policy: str = option("scheduling_policy")
     ageing: float = option("ageing")
-    fair_input_weight: float = option("fair_input_weight")
-    fair_output_weight: float = option("fair_output_weight")
     prefill_spread: int = option("prefill_spread", default=1)  # all prompts are there at once
     watermark: float = option("watermark")
     cpu_prefix_cache: bool = option("cpu_prefix_cache")
     num_gpu_blocks_override: int | None = option("num_gpu_blocks_override")
-    num_cpu_blocks_override: int | None = option("num_cpu_blocks_override")
     max_steps_in_flight: int = option("max_steps_in_flight")
     log_stats_interval: float = option("log_stats_interval")
     load_format: str = "auto"

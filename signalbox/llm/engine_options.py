@@ -35,7 +35,6 @@ SERVICE_ONLY: Mapping[str, str] = {
     "max_tenant_requests": "there is one tenant",
     "worker_wait": _NO_SERVICE,
     "worker_quarantine": _NO_SERVICE,
-    "explain_history": "use `signalbox explain` with `signalbox serve`",
     "record": "use `signalbox serve --record`",
 }
 """Options of worker and scheduler that an engine refuses, and why."""

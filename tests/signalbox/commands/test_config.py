@@ -85,7 +85,6 @@ def test_a_file_for_several_commands_is_right(
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("fair_input_weight: 0\nfair_output_weight: 0\n", "are both 0"),
         ("simulate: true\ndtype: float32\n", "--dtype has no effect with --simulate"),
         ("max_num_seqs: 8\nmax_num_batched_tokens: 4\n", "at least max_num_seqs (8)"),
         ("tls_cert: a.pem\n", "tls_cert and tls_key go together"),
