@@ -4,8 +4,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from router.schedulers import scheduler_client
 from tests.router.openai.clients import Http, make_http
 from tests.router.stack import Stack, make_stack
+
+
+@pytest.fixture(autouse=True)
+def reconnect_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens the pause before a router dials a scheduler again, which many tests wait for."""
+    monkeypatch.setattr(scheduler_client, "RECONNECT_AFTER_S", 0.02)
 
 
 @pytest.fixture

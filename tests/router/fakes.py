@@ -160,6 +160,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_tokenizer_calls = 0
         self.num_model_calls = 0
         self.num_stats_calls = 0
+        self.num_streams = 0
         self.stats = stats_pb2.GetStatsResponse()
         self.port = 0
         self._changed = asyncio.Condition()
@@ -167,7 +168,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        # As a scheduler's own server: a router's keepalive pings are not abuse.
+        options = [("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
+        self._server = grpc.aio.server(options=options)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
@@ -195,12 +198,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, requests: AsyncIterator[pb.ConnectRequest], context: Any
     ) -> AsyncIterator[pb.ConnectResponse]:
         reading = asyncio.create_task(self._read(requests))
-        self._outgoing = asyncio.Queue()
+        self.num_streams += 1
         try:
             while (answer := await self._outgoing.get()) is not None:
                 yield answer
         finally:
             reading.cancel()
+            self._outgoing = asyncio.Queue()  # what is sent before a stream is for the next one
 
     async def _read(self, requests: AsyncIterator[pb.ConnectRequest]) -> None:
         async for request in requests:

@@ -57,6 +57,7 @@ async def test_a_model_that_the_scheduler_says_has_changed_is_asked_for_at_once(
             stack.scheduler.has_worker = has_worker
             stack.scheduler.say_model_changed()
             await stack.wait_serving(has_worker)
+        assert stack.scheduler.num_streams == 1  # else it asked because the stream was lost
 
 
 async def test_a_change_that_the_scheduler_does_not_tell_is_noticed(stack: Stack) -> None:
