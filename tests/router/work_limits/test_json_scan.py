@@ -1,6 +1,7 @@
 """What is counted of a JSON text agrees with what a parser makes of it."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -66,6 +67,12 @@ def test_members_are_those_of_the_outermost_object(value: dict[str, Any], ascii_
     ]
 
 
+def nesting(text: bytes) -> int:
+    """Returns how many brackets are open at the end of a JSON text's beginning."""
+    brackets = re.sub(rb'"(\\.|[^"\\])*"', b"", text)
+    return sum(map(brackets.count, (b"[", b"{"))) - sum(map(brackets.count, (b"]", b"}")))
+
+
 @settings(max_examples=50)
 @given(value=OBJECTS)
 def test_cuts_lie_between_items(value: dict[str, Any]) -> None:
@@ -74,7 +81,7 @@ def test_cuts_lie_between_items(value: dict[str, Any]) -> None:
         for level, cuts in enumerate(member.cuts, start=2):
             for at in cuts:
                 assert text[at : at + 1] == b","
-                assert measure(text[:at]).depth >= level
+                assert nesting(text[:at]) == level
 
 
 @settings(max_examples=50)
