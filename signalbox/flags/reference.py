@@ -12,7 +12,7 @@ from gpu_worker.worker_settings import WorkerSettings
 from router.config import RouterSettings
 from rpc.settings.service_settings import Settings, flag_name
 from scheduler_svc.config import SchedulerSettings
-from signalbox.flags.service_flags import choices_of, group_of
+from signalbox.flags.service_flags import choices_of, groups_of
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import effect
 from signalbox.settings.vllm_flags import SHORT_FLAGS, SWITCH, VLLM_FLAGS
@@ -43,8 +43,9 @@ def _fields() -> dict[str, tuple[str, FieldInfo]]:
     """Returns the group and the declaration of each setting, in order of first declaration."""
     found: dict[str, tuple[str, FieldInfo]] = {}
     for service in SERVICES.values():
+        groups = groups_of(service)
         for name, field in service.model_fields.items():
-            found.setdefault(name, (group_of(name, service), field))
+            found.setdefault(name, (groups[name], field))
     return found
 
 

@@ -37,7 +37,8 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
     fields = settings_class.model_fields
     parser.usage = "%(prog)s [MODEL] [FLAG ...]" if POSITIONAL in fields else "%(prog)s [FLAG ...]"
     parser.epilog = "--help=WORD shows the flags that are about a word."
-    titles = {name: group_of(name, settings_class) for name in fields}
+    group_of = groups_of(settings_class)
+    titles = {name: group_of[name] for name in fields}
     # The fields of base classes, which are the most general, come first.
     ordered = dict.fromkeys(reversed(titles.values()))
     groups = {title: parser.add_argument_group(title) for title in ordered}
@@ -96,10 +97,13 @@ def _short(name: str) -> Iterable[str]:
     return (short for short, long in SHORT_FLAGS.items() if long == name)
 
 
-def group_of(name: str, settings_class: type[Settings]) -> str:
-    """Returns the group of the base class that first defines a field."""
-    owners = [one for one in settings_class.__mro__ if name in inspect.get_annotations(one)]
-    return str(vars(owners[-1])["GROUP"])
+def groups_of(settings_class: type[Settings]) -> dict[str, str]:
+    """Returns the group of each field: that of the most general class which declares it."""
+    groups: dict[str, str] = {}
+    for one in reversed(settings_class.__mro__):
+        for name in inspect.get_annotations(one):
+            groups.setdefault(name, vars(one).get("GROUP", ""))
+    return groups
 
 
 def to_flags(settings: Settings, settings_class: type[Settings], **replaced: Any) -> list[str]:
