@@ -56,7 +56,7 @@ class Cluster:
 
     @property
     def model(self) -> ModelInfo | None:
-        """Which model the workers serve; None until the first has joined."""
+        """Model that the workers serve; None until the first has joined."""
         return self.requests.model
 
     @property

@@ -37,7 +37,7 @@ pygments pytest-asyncio pytest-timeout requests rich smg-grpc-proto sortedcontai
 typing-extensions typing-inspection urllib3 uvicorn
 """
 NAMES = _NAMES.split()
-"""What services, workers and tests import, but what PyTorch, transformers and pytest bring."""
+"""Packages that our code and tests import, but those that PyTorch, transformers, pytest bring."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Who may import whom: the arrows of the architecture, and nothing else."""
+"""The imports that are allowed: the arrows of the architecture, and nothing else."""
 
 import ast
 import re

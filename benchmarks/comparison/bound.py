@@ -26,7 +26,7 @@ PROBE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What all threads together do in a second at the most."""
+    """Most that all threads together do in a second."""
 
     read_bytes: float
     float_operations: float
@@ -36,14 +36,14 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a model in one form needs."""
+    """Needs of a model in one form."""
 
     weight_bytes: int
-    """Of all matrices, the output layer included; a step reads them once."""
+    """Bytes of all matrices, the output layer included; a step reads them once."""
     weights: int
     """Matrix elements that a token is multiplied with, the output layer included."""
     output_weights: int
-    """Those of the output layer, which a prompt needs for its last token alone."""
+    """Matrix elements of the output layer, which a prompt needs for its last token alone."""
     kv_bytes_per_token: int
     num_layers: int
     in_bytes: bool

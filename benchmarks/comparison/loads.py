@@ -37,7 +37,7 @@ class Load:
     prompt_tokens: int = 128
     max_tokens: int = 128
     shared_tokens: int = 0
-    """At the beginning of each prompt, on top of its own, the same in all."""
+    """Tokens before each prompt's own, the same in all."""
     beam_width: int = 1
     vocab_size: int = 32_000
     """Token ids that any model has."""

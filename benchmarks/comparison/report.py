@@ -56,7 +56,7 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], bool], ...] = (
     ("TTFT p50", lambda run: run.ttft_p50_ms, False),
     ("between tokens p99", lambda run: run.between_p99_ms, False),
 )
-"""What is compared, and whether the most is the best."""
+"""Figures that are compared; True where the most is the best."""
 
 
 def _best_ratio(

@@ -1,6 +1,6 @@
 """One load against several servers, or one server in several settings: in turns, several times.
 
-What the benchmarks of memory share: who takes part, rounds in the order ABBA, a table of medians.
+Shared by the benchmarks of memory: participants, rounds in the order ABBA, a table of medians.
 """
 
 import argparse

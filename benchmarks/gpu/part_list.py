@@ -68,4 +68,4 @@ PARTS = {
 """A switch has a part like the last: the steps with it, over those of the part `steps`."""
 
 DEFAULT_PARTS = tuple(list(PARTS)[:8])
-"""What runs if no parts are named: nine minutes at most."""
+"""Parts that run if none are named: nine minutes at most."""

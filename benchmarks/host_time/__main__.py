@@ -1,4 +1,4 @@
-"""What a step on a CUDA device costs the host: everything but the driver's calls, on no device.
+"""Measures a CUDA step's cost on the host: everything but the driver's calls, without a device.
 
     python -m benchmarks.host_time [--rounds 5] [--steps 40] [--cases "decode 256" "mixed"]
         [--profile]

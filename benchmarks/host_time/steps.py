@@ -37,7 +37,7 @@ _RANDOM = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a step holds beside the sequences that decode."""
+    """Content of a step beside the sequences that decode."""
 
     params: SamplingParams = _RANDOM
     others: SamplingParams | None = None

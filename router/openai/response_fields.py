@@ -84,7 +84,7 @@ class Head:
 
 
 class UsagePlan(NamedTuple):
-    """Which events of a stream contain the usage."""
+    """Events of a stream that contain the usage."""
 
     at_the_end: bool
     in_every_event: bool

@@ -14,7 +14,7 @@ from router.requests.request_output import Delta, Echo, ToolCallDelta
 
 
 class OutputKind(enum.Enum):
-    """Which part of a sequence an update contains; see inference.proto."""
+    """Part of a sequence that an update contains; see inference.proto."""
 
     DELTA = enum.auto()
     CUMULATIVE = enum.auto()

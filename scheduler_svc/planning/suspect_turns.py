@@ -15,7 +15,7 @@ from scheduler_svc.requests.suspicion import Suspicion
 
 
 class Trials:
-    """Knows which suspect runs on the worker, and whose turn it is."""
+    """Knows which suspect runs on the worker, and which has its turn."""
 
     def __init__(self, queues: GroupQueues, *, worker_name: str) -> None:
         self.is_turn = False

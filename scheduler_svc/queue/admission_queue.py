@@ -212,7 +212,7 @@ class AdmissionQueue:
             del self._reserved_by[group]
 
     def check(self) -> None:
-        """Asserts that everybody is in one flow, in order, and what is counted is right."""
+        """Asserts that each group is in one flow, in order, and what is counted is right."""
         self._flows.check()
         self.parked.check()
         held_back = [group for group in self._flows if self.parked.holds_back(group)]

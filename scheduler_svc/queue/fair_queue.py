@@ -1,8 +1,8 @@
 """Flows of waiting requests, and which of them is served next: the one of least virtual time.
 
 A flow's virtual time rises by the cost of what it is served. One that begins to wait is lifted to
-the least of those that wait, so that nobody saves up service that was not asked for (Sheng et al.,
-OSDI 2024, section 4). Flows that nobody heard of before could then overtake an old one for ever;
+the least of those that wait, so that no flow saves up service that was not asked for (Sheng et al.,
+OSDI 2024, section 4). New flows could then overtake an old one for ever;
 so when one has not had its turn for long, newcomers are lifted to its virtual time instead.
 """
 

@@ -65,7 +65,7 @@ class ByPriority(FirstComeFirstServed):
     """The least priority first, by arrival among equals.
 
     A request comes before those of the next priority that have waited for less than `ageing_s`
-    longer. As everybody ages alike, the order of two requests never changes.
+    longer. As all requests age alike, the order of two requests never changes.
     """
 
     def __init__(self, *, ageing_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Which groups run on one worker, which are swapped there, and the queue that all workers share.
+"""The groups that run on one worker, those swapped there, and the queue that all workers share.
 
 A group is in the queue of its status; what moves a group from one to another sets both here.
 """

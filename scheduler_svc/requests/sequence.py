@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(Enum):
-    """Which queue a sequence is in."""
+    """Queue that a sequence is in."""
 
     WAITING = auto()
     RUNNING = auto()

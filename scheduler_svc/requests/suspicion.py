@@ -32,7 +32,7 @@ class Suspicion:
     position: int
     """Tokens of its longest sequence that were computed, or in flight, when the worker was lost."""
     losses: list[Loss] = field(default_factory=list)
-    """At the first it was not alone; that one counts against the worker until the verdict."""
+    """The first counts against its worker until the verdict: the suspect was not alone then."""
     shunned: frozenset[str] = frozenset()
     """Names of workers that it was lost on, while another worker takes it."""
 

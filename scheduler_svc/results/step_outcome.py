@@ -15,7 +15,7 @@ from scheduler_svc.requests.sequence_group import RouterSession, SequenceGroup
 from scheduler_svc.requests.suspicion import Suspicion
 
 NewToken = tuple[Sequence, int, TokenLogprobs | None]
-"""A token that was accepted: whose, which, and its log probabilities if they were asked for."""
+"""An accepted token: its sequence, its id, and its log probabilities if they were asked for."""
 
 
 @dataclass(slots=True)

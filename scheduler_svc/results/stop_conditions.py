@@ -1,4 +1,4 @@
-"""Which drawn tokens end a sequence: stop tokens, and the last that it may have."""
+"""Drawn tokens that end a sequence: stop tokens, and the last that it may have."""
 
 from contract.updates import FinishReason
 from scheduler_svc.requests.sequence import Sequence

@@ -1,4 +1,4 @@
-"""The comparison: who is in it, in which order, and what its tables say."""
+"""The comparison: its participants, their order, and what its tables say."""
 
 import json
 import shutil

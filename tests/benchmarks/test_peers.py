@@ -19,7 +19,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[int]:
-    """A server that says the same to everybody, in small pieces; yields its port."""
+    """A server that says the same to each client, in small pieces; yields its port."""
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -56,7 +56,7 @@ async def test_health_is_the_status() -> None:
         assert not await is_healthy(HOST, port)
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n") as port:
         assert await is_healthy(HOST, port)
-    assert not await is_healthy(HOST, port)  # nobody listens any more
+    assert not await is_healthy(HOST, port)  # nothing listens any more
 
 
 async def test_a_peer_that_is_not_installed_says_so(tmp_path: Path) -> None:

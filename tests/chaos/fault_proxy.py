@@ -38,7 +38,7 @@ class FaultProxy:
             writer.transport.abort()
 
     def freeze(self) -> None:
-        """Bytes go nowhere from now on, and nobody is told: a link that is cut, a half-open peer.
+        """Drops all bytes from now on, and tells neither end: a link that is cut, a half-open peer.
 
         New connections are accepted and hear nothing.
         """
@@ -59,7 +59,7 @@ class FaultProxy:
         self._writers.add(writer)
         try:
             other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:  # as if nobody listened here
+        except OSError:  # as if nothing listened here
             self._writers.discard(writer)
             writer.transport.abort()
             return

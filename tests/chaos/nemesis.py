@@ -14,7 +14,7 @@ from tests.chaos.load import Load
 from tests.chaos.services import ChaosStack, ChaosWorker
 
 STOP_S = 4.0
-"""Longer than a lease, so that who is stopped for so long is missed."""
+"""Longer than a lease, so that a service that is stopped for so long is missed."""
 SHORT_S = 1.0
 """Shorter than a lease."""
 

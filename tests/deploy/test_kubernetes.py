@@ -145,7 +145,7 @@ def test_a_certificate_lets_its_service_be_what_it_is_and_nothing_else() -> None
 
 
 def allowed(direction: str, role: str, peer: str, folder: Path) -> set[int]:
-    """Returns the ports that policies open to a role, from or to a peer; "client" is anybody."""
+    """Returns the ports that policies open to a role, from or to a peer; "client" is any pod."""
     ports: set[int] = set()
     for policy in resources("NetworkPolicy", folder).values():
         spec = policy["spec"]
@@ -171,7 +171,7 @@ def test_policies_allow_exactly_the_three_hops() -> None:
         sent = received if source == "client" else allowed("egress", source, target, FOLDER)
         if received & sent:
             hops[source, target] = received & sent
-    # Whoever may be a client may be in the cluster; what our own services send is bound as well.
+    # A client may be in the cluster; what our own services send is bound as well.
     assert hops == {
         ("client", "router"): PORTS["router"],
         ("router", "scheduler"): PORTS["scheduler"],

@@ -126,7 +126,7 @@ def test_a_query_for_what_there_is_not_is_found(
 
 
 def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> None:
-    """What nobody looks at need not be counted; what is listed here is for people's own queries."""
+    """What no query asks for need not be counted; what is listed here is for queries of users."""
     texts = [*queries(), *(rule["expr"] for rule in rules())]
     used = {family_of(name) for text in texts for name in asked(text)}
     shown = {family_of(name) for name in known if name.startswith("signalbox_")}

@@ -1,4 +1,4 @@
-"""Hostile input against a real stack: nobody else notices, and little is left of it.
+"""Hostile input against a real stack: no other stream notices, and little is left of it.
 
 Router, scheduler and simulated workers run as processes, the router with 1,024 files; the model has
 a vocabulary of 256,000 and a window of 400,000 tokens. A case is one attack. `test_cases.py` runs

@@ -1,4 +1,4 @@
-"""What must hold of a case: nobody else notices it, and little is left of it.
+"""What must hold of a case: no other stream notices it, and little is left of it.
 
 `check` asserts counts, codes and bytes, which hold on any machine however busy. `longest_gap_s`
 measures, and is for a machine that does nothing else.

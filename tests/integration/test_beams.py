@@ -41,7 +41,7 @@ def found(
     length_penalty: float = 1.0,
     early_stopping: bool = False,
 ) -> list[Hypothesis]:
-    """What a search finds that nobody is in the way of."""
+    """The result of a search that no other request disturbs."""
     params = BeamSearchParams(
         width=width, length_penalty=length_penalty, early_stopping=early_stopping
     )

@@ -1,4 +1,4 @@
-"""The services under mTLS on every hop: a request passes, and nobody calls out of turn."""
+"""The services under mTLS on every hop: a request passes, and no peer exceeds its role."""
 
 import asyncio
 from collections.abc import AsyncIterator

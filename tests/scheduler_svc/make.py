@@ -180,7 +180,7 @@ class Loop:
             assert self.preparing is None, "a worker compiles one at a time"
             self.preparing = preparation
         if plan is None:
-            # The engine sleeps then, and nobody wakes it if no answer comes.
+            # The engine sleeps then, and stays asleep if no answer comes.
             assert self.sent or self.scheduler.schedule(self.now) is None, "work was overlooked"
             return False
         limits = self.scheduler.limits

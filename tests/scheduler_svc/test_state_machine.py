@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         self.costs = COSTS[costs]
         self.content: dict[bytes, Block] = {}
-        self.has_beams = False  # whose blocks nobody knows beforehand
+        self.has_beams = False  # whose blocks are not known beforehand
         self.depth = depth
         self.groups: list[SequenceGroup] = []
         self.aborted: set[SequenceGroup] = set()

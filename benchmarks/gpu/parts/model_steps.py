@@ -14,10 +14,10 @@ from benchmarks.gpu.steps import blocks_for, kv_bytes, make_batch, prefill_flops
 from gpu_worker.runner.model_runner import ModelRunner
 
 _FAST_AIM = 0.80
-"""Of a decode of 1 where the card copies so fast that what is not reading weighs more."""
+"""Aim for a decode of 1 where the card copies so fast that what is not reading weighs more."""
 
 _FP8_AIM = 1.6
-"""Of the tokens of a decode of 1, over those with weights of 16 bits."""
+"""Aim for the tokens/s of a decode of 1, over those with weights of 16 bits."""
 
 
 def measure(bench: Bench) -> list[Measure]:

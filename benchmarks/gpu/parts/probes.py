@@ -129,7 +129,7 @@ def _mapping(rng: random.Random, num_blocks: int) -> BlockMapping:
 
 
 def _flash_pages(bench: Bench) -> list[Measure]:
-    """Which page sizes flash-attn's paged cache takes here, and gets right."""
+    """Finds the page sizes that flash-attn's paged cache takes here, and gets right."""
     if bench.device.type != "cuda" or importlib.util.find_spec("flash_attn") is None:
         return []
     return [_flash_page(bench, size) for size in _PAGE_SIZES]

@@ -100,7 +100,7 @@ def _generate(llm: LLM, requests: list[Request]) -> float:
 
 
 def _bytes_to_read(bench: Bench, requests: list[Request]) -> int:
-    """At the least: weights a step, K and V of every context a token."""
+    """Returns the least: weights a step, K and V of every context a token."""
     config = config_of(bench, QWEN3_0_6B)
     contexts = sum(length * len(prompt) + length * (length - 1) // 2 for prompt, length in requests)
     num_steps = max(length for _, length in requests)

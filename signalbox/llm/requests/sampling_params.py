@@ -42,7 +42,7 @@ _SERVED = {*INTEGERS, *OPTIONAL_INTEGERS, *NUMBERS, *FLAGS, *_LISTS, *_OF_THE_CA
 
 
 class RequestOutputKind(enum.Enum):
-    """Which part of the output an engine returns."""
+    """Part of the output that an engine returns."""
 
     CUMULATIVE = 0
     """Each output contains everything so far."""

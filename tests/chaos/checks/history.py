@@ -26,7 +26,7 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What was done to whom, and when; in seconds of one monotonic clock, as all times here."""
+    """A fault, its service, and its time; in seconds of one monotonic clock, as all times here."""
 
     kind: FaultKind
     name: str

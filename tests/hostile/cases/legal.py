@@ -1,4 +1,4 @@
-"""The largest requests that are legal: no bound refuses them, and nobody else notices them."""
+"""The largest requests that are legal: no bound refuses them, and no other stream notices them."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A worker that answers what no step can mean loses its lease, and nobody else anything."""
+"""A worker that answers what no step can mean loses its lease, and no other worker its own."""
 
 from collections.abc import AsyncIterator, Callable
 

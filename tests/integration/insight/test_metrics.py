@@ -62,7 +62,7 @@ async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
         assert value(registry, "signalbox_cache_config_info", **cache) == 1
         # Between 40 tokens there are 39 gaps: steps, and preemptions that took the place of one.
         gaps = value(registry, "signalbox_inter_token_latency_seconds_count")
-        # A resume by swap is a step as well, and an overlapped step may hold one who has ended.
+        # A resume by swap is a step as well, and an overlapped step may hold an ended sequence.
         preemptions = value(registry, "signalbox_num_preemptions_total")
         assert 4 * 39 <= gaps <= 4 * 39 + 2 * preemptions + 4
         assert value(registry, "signalbox_kv_cache_usage_perc") == 0
@@ -131,7 +131,7 @@ async def test_each_worker_that_works_is_summed_up_in_one_line(
     async with make_stack() as stack:
         log, now = StatsLog(stack.scheduler.cluster), time.monotonic()
         log.write(now + 1)
-        assert not lines()  # nobody has done anything
+        assert not lines()  # nothing has happened
         await ask(stack.stub, make_request([1, 2, 3], max_tokens=20))
         log.write(now + 11)
         (line,) = lines()

@@ -207,7 +207,7 @@ async def test_a_label_as_long_as_may_be_is_no_reason_to_refuse(http: Http) -> N
 
 async def test_only_generations_have_spans_and_only_ours(exporter: InMemorySpanExporter) -> None:
     async with make_http() as http:
-        await http.raw.get("/health")  # a probe every few seconds is nobody's request
+        await http.raw.get("/health")  # a probe every few seconds is no client's request
         await http.chat()
         await http.raw.get("/v1/models")
         await eventually(lambda: len(exporter.get_finished_spans()) >= 3)

@@ -1,4 +1,4 @@
-"""Clients that do not read lose their streams; what they held is free, and nobody else notices."""
+"""Clients that do not read lose their streams and what they held; no other client notices."""
 
 import asyncio
 import json

@@ -114,7 +114,7 @@ async def test_an_answer_is_remembered() -> None:
     await checker.prepare(good)
     with pytest.raises(InvalidArgument, match=r"sampling_params\.structured_output\.regex"):
         await checker.prepare(bad)
-    checker._try = None  # type: ignore[assignment,method-assign]  # nobody is asked again
+    checker._try = None  # type: ignore[assignment,method-assign]  # no process is asked again
     await checker.prepare(good)
     with pytest.raises(InvalidArgument, match="unclosed group"):
         await checker.prepare(bad)

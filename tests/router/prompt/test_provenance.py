@@ -1,4 +1,4 @@
-"""Rendering knows who wrote each character, and renders what Jinja renders."""
+"""Rendering knows the writer of each character, and renders what Jinja renders."""
 
 from typing import Any
 

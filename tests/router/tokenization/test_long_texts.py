@@ -1,4 +1,4 @@
-"""Long texts are tokenised within bounds, in turn, and given up when nobody wants them any more."""
+"""Long texts are tokenised within bounds, in turn, and given up when no request waits for them."""
 
 import asyncio
 import threading

@@ -20,4 +20,4 @@ async def test_a_silent_peer_is_missed_after_its_time() -> None:
     started_at = loop.time()
     assert not await wait_for_first(message, within_s=0.2)
     assert loop.time() - started_at >= 0.19
-    assert not message.done()  # whoever asked decides what becomes of it
+    assert not message.done()  # the caller decides what becomes of it

@@ -25,7 +25,7 @@ EXHAUSTED = b"\x01\x38"
 async def late(
     waiting: UnfinishedMessages, *connections: str
 ) -> tuple[list[WaitingCall], list[str]]:
-    """Begins a call on each connection; returns them when they are late, and whom they end."""
+    """Begins a call on each connection; returns them when they are late, and those that ended."""
     ended: list[str] = []
     calls = [waiting.begin(one, partial(ended.append, one)) for one in connections]
     await eventually(lambda: all(one.num_bytes_before is not None for one in calls))

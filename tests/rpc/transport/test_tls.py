@@ -1,4 +1,4 @@
-"""TLS on our servers and channels: who gets in, under which name, and how files are renewed."""
+"""TLS on our servers and channels: peers that get in, their names, and renewed files."""
 
 import asyncio
 import ssl

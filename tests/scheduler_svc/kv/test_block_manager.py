@@ -1,4 +1,4 @@
-"""Who may have blocks now, later or never; and what moves when a group is swapped."""
+"""Groups that may have blocks now, later or never; and what moves when a group is swapped."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def swap_in(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
         (3, 0, 24, AllocStatus.LATER),
         (1, 1, 24, AllocStatus.OK),
         (2, 1, 24, AllocStatus.LATER),
-        (0, 3, 24, AllocStatus.OK),  # alone the watermark protects nobody
+        (0, 3, 24, AllocStatus.OK),  # alone the watermark protects no group
     ],
 )
 def test_admission_leaves_the_watermark_free_unless_nobody_runs(
@@ -151,7 +151,7 @@ def test_a_shared_block_is_copied_and_needs_room_for_the_copy() -> None:
     blocks.gpu.free(other)
     assert blocks.can_append_slots(first, 1) is AllocStatus.OK
     assert blocks.append_slots(first, 1) == first.block_table[0]
-    assert blocks.append_slots(second, 1) is None  # nobody reads it any more
+    assert blocks.append_slots(second, 1) is None  # no sequence reads it any more
     copy = BlockCopy(second.block_table[0], first.block_table[0])
     assert copies_of(blocks.finish_plan().copy) == [copy]
     blocks.check(group.sequences)

@@ -1,4 +1,4 @@
-"""Whom a worker takes out of the queue, whom it makes room for, and who yields on it."""
+"""The groups that a worker takes out of the queue, makes room for, and preempts."""
 
 import pytest
 
@@ -133,7 +133,7 @@ def test_a_request_is_passed_over_a_few_times_at_most() -> None:
 
 
 def test_a_request_passed_over_often_shields_those_behind_it_no_longer_than_itself() -> None:
-    """Nobody behind it passes it, and once it is gone those behind are passed over on their own."""
+    """No request passes it, and once it is gone those behind are passed over on their own."""
     loop = make_loop(make_scheduler(max_num_seqs=1))
     cache_prefix(loop)
     first, patient = make_request([6] * 9, arrival=1.0), make_request([5] * 9, arrival=2.0)
@@ -279,7 +279,7 @@ def test_a_worker_that_goes_makes_room_for_nobody_any_more(goes: str) -> None:
     assert_done([second], large, small, *busy)
 
 
-# Who yields, and who comes back
+# Groups that yield, and groups that come back
 
 
 @pytest.mark.parametrize("policy", PolicyName)

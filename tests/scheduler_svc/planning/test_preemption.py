@@ -1,4 +1,4 @@
-"""Who yields comes back, in bounded time, whole; and who can never fit ends instead of waiting."""
+"""A group that yields comes back, in bounded time, whole; one that can never fit ends."""
 
 import itertools
 
@@ -227,7 +227,7 @@ def test_without_room_on_the_cpu_a_group_is_recomputed() -> None:
 
 
 def test_branches_that_are_recomputed_hold_their_prompt_once() -> None:
-    """Even if somebody else's equal blocks can be found by the time the second branch starts."""
+    """Even if another group's equal blocks can be found by the time the second branch starts."""
     scheduler = make_scheduler(num_gpu_blocks=32, mode=PreemptionMode.RECOMPUTE)
     loop = make_loop(scheduler, depth=1)
     group = make_request([1] * 8, n=2, max_tokens=12, arrival=1.0)
@@ -321,7 +321,7 @@ def test_beams_that_are_recomputed_take_the_blocks_of_those_behind_them(depth: i
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_beam_that_lacks_blocks_takes_those_of_a_group_that_decodes_at_once(depth: int) -> None:
-    """Its siblings wait for it; a step that nobody is in would be the last until somebody comes."""
+    """Its siblings wait for it; an empty step would be the last until a request comes."""
     lost = make_loop(make_scheduler(num_gpu_blocks=32), depth=1)
     group = make_search([1] * 5, width=2, n=1, max_tokens=9, stops=())
     add(lost, group)
@@ -369,7 +369,7 @@ def test_a_prompt_in_flight_that_has_to_yield_does_not_go_on() -> None:
 def test_nobody_comes_in_while_a_branch_that_runs_is_short_of_blocks(
     prompt_len: int, num_gpu_blocks: int
 ) -> None:
-    """Though there are some: whoever took them would have to give them back, step after step."""
+    """Though some are free: a group that took them would have to give them back at once."""
     lost = make_loop(make_scheduler(num_gpu_blocks=32), depth=1)
     group = make_request([1] * 8, n=2, max_tokens=9, arrival=1.0)
     add(lost, group)

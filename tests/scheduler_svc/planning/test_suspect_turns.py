@@ -1,4 +1,4 @@
-"""Who computes alone after a loss, for how long, and what the verdict does to the workers' records.
+"""Requests that compute alone after a loss, and what the verdict does to workers' records.
 
 Workers are loops over the fake worker; a loss is `Cluster.leave` while steps are in flight.
 """

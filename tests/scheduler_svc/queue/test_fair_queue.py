@@ -1,4 +1,4 @@
-"""Flows take turns by what they were served; nobody saves turns up, and nobody waits for ever."""
+"""Flows take turns by what they were served; no flow saves turns up, and none waits for ever."""
 
 import itertools
 

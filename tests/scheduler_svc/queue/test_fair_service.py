@@ -17,7 +17,7 @@ PLACES = 4
 
 @dataclass(slots=True)
 class Service:
-    """Workers, who asks them for what, and how many tokens came of it."""
+    """Workers, what tenants ask them for, and how many tokens came of it."""
 
     loops: list[Loop]
     groups: list[SequenceGroup] = field(default_factory=list)

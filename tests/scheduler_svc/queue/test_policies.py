@@ -23,7 +23,7 @@ def make_queue(name: str, *groups: SequenceGroup, **numbers: float) -> Admission
 
 
 def order(queue: AdmissionQueue) -> list[str]:
-    """Takes everybody out, in order."""
+    """Takes all requests out, in order."""
     taken = []
     while queue:
         queue.check()
@@ -124,7 +124,7 @@ def test_fair_counts_a_generated_token_as_two_of_a_prompt(num_read: int, first: 
 
 
 def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
-    """It is lifted to those who wait, so that it takes turns with them at once."""
+    """It is lifted to those that wait, so that it takes turns with them at once."""
     queue = make_queue("fair", *(request(f"a{i}", float(i), tenant="a") for i in range(3)))
     queue.charge("a", num_output_tokens=1000)
     for i in range(3):
@@ -212,7 +212,7 @@ class Recorded(FirstComeFirstServed):
 def test_a_flow_is_charged_by_the_steps_that_serve_it_alone() -> None:
     policy = Recorded()
     loop = make_loop(make_scheduler(admission=AdmissionQueue(policy)))
-    for token in (7, 8):  # the second begins when nobody decodes any more
+    for token in (7, 8):  # the second begins when no request decodes any more
         loop.scheduler.admission.add(make_request([token] * 3, max_tokens=6))
         loop.run()
     assert sum(policy.num_tokens) == 2 * (3 + 6)

@@ -1,4 +1,4 @@
-"""How long a request waits at the most: for whom, by the policy, and how many steps for each.
+"""How long a request waits at the most: for which others, and how many steps for each.
 
 In every step the first of those that run on a worker gets on, by a token or by what the others'
 decodes leave of a chunk. It loses that only to one that ranks before it and comes in later. So a
@@ -98,11 +98,11 @@ class Wait:
     places: int
     num_steps: int = 0
     before: dict[SequenceGroup, None] = field(default_factory=dict)
-    """Who was there, ranks before it, or came in while it did not run."""
+    """Requests that were there, rank before it, or came in while it did not run."""
     overtakers: list[SequenceGroup] = field(default_factory=list)
-    """Of those, who ranks behind it and came in before it."""
+    """Those of them that rank behind it and came in before it."""
     num_lost_steps: int = 0
-    """Of those who were the first of all that ran until one that ranks before them came in."""
+    """Those that were the first of all that ran until one that ranks before them came in."""
 
     def __post_init__(self) -> None:
         for loop in self.loops:
@@ -173,13 +173,13 @@ class Service:
 
 
 def assert_turns_were_kept(wait: Wait, service: Service, *, policy: str) -> None:
-    """Says of the probe, which has just come in, who may have done so before."""
+    """Says of the probe, which has just come in, which others may have done so before."""
     behind = wait.overtakers
     if policy == "fair":
         service.assert_is_fair(places=wait.places)
         behind = [one for one in behind if one.flow == wait.probe.flow]
     passed = [one for one in (*wait.before, wait.probe) if one.num_passed_over]
-    at_most = len(passed) if policy == "priority" else 1  # others pass equals, whoever is behind
+    at_most = len(passed) if policy == "priority" else 1  # others pass equals, whichever is behind
     assert len(behind) <= MAX_PASSED_OVER * at_most
 
 

@@ -1,4 +1,4 @@
-"""The register of requests that live: what it keeps of those that have ended, and who expires."""
+"""The register of requests that live: what it keeps of those that have ended, and which expire."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""What the timeline of a request says: when it waited and why, who preempted it, how it ended."""
+"""The timeline of a request: when it waited and why, what preempted it, how it ended."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Each position of a prompt is told once, whatever is computed again, and only to who is there."""
+"""Each position of a prompt is told once, whatever is computed again, to a router that is there."""
 
 from contract.columns import int32s, int64s
 from contract.logprobs import PromptLogprobs, TokenLogprobs

@@ -99,7 +99,7 @@ async def test_a_stop_string_ends_a_stream_that_is_read_slowly(engine: AsyncLLME
     async with aclosing(outputs):
         await anext(outputs)
         assert engine._driver is not None
-        await asyncio.wait_for(engine._driver, EVENT_S)  # nobody has to read for it to stop
+        await asyncio.wait_for(engine._driver, EVENT_S)  # no task has to read for it to stop
         rest = [output async for output in outputs]
     assert len(rest) == 1 and rest[0].outputs[0].stop_reason == stop
     assert rest[0].outputs[0].text == plain.outputs[0].text.partition(stop)[0]

@@ -1,4 +1,4 @@
-"""`signalbox serve --tensor-parallel-size 2`, as processes: one worker to everybody else."""
+"""`signalbox serve --tensor-parallel-size 2`, as processes: one worker to the other services."""
 
 import re
 from pathlib import Path
