@@ -7,13 +7,12 @@ import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from signalbox.bench import flags, plot, report, trace_file
+from signalbox.bench import flags, report, trace_file
 from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import OnEnd, Send, closed_loop, open_loop
@@ -21,7 +20,6 @@ from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask, Synthetic, poisson
 from signalbox.client.connection import connection
 from signalbox.client.tables import show
-from signalbox.named_files import writing
 
 EXAMPLES = flags.EXAMPLES
 add_flags = flags.add_flags
@@ -41,9 +39,6 @@ def run(options: dict[str, Any]) -> None:
         print(json.dumps({"load": title, **report.summary(measured)}))
     else:
         show(report.render(measured, title))
-    if options["plot"]:
-        with writing(options["plot"], "--plot"):
-            plot.draw(measured, title, Path(options["plot"]))
     if measured.num_unfinished:
         sys.stdout.flush()
         raise KeyboardInterrupt

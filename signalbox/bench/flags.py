@@ -3,13 +3,12 @@
 import argparse
 from typing import Any
 
-from signalbox.bench import plot
 from signalbox.client.router_flags import add_router_flags
 
 EXAMPLES = """\
 examples
   signalbox bench                                              # 64 requests, 8 at a time
-  signalbox bench --concurrency 32 --requests 256 --plot run.png
+  signalbox bench --concurrency 32 --requests 256
   signalbox bench --rate 4 --requests 200                      # open loop, Poisson arrivals
   signalbox bench --shared-tokens 1024 --num-prefixes 4        # what the prefix cache is worth
   signalbox bench --replay requests.jsonl --speed 2            # as logged, twice as fast
@@ -44,7 +43,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_pace_flags(parser)
     _add_content_flags(parser.add_argument_group("what is asked"))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.add_argument("--plot", metavar="FILE", help="draw the run, such as run.png")
     where = parser.add_argument_group("target")
     where.add_argument("--url", metavar="URL", help="an OpenAI endpoint instead of a router")
     where.add_argument("--model", metavar="NAME", help="with --url (default: the first listed)")
@@ -111,8 +109,6 @@ def check(options: dict[str, Any]) -> None:
             raise ValueError(f"--{name} is {options[name]}; it must be at least 1")
     if options["seed"] < 0:
         raise ValueError(f"--seed is {options['seed']}; it cannot be negative")
-    if options["plot"]:
-        plot.check(options["plot"])
 
 
 def _flag(name: str) -> str:

@@ -2,13 +2,10 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from signalbox import cli
-from signalbox.bench import command as bench
-from signalbox.bench.measurements import Measured
 from signalbox.inspect import dump, profile
 
 KINDS = ("missing", "folder", "not UTF-8")
@@ -84,7 +81,7 @@ def test_a_certificate_without_its_key_is_named_by_flags(
 def test_a_file_of_results_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of `dump`, `profile` and `bench`, whose services are not asked here."""
+    """For `dump` and `profile`, whose services are not asked here."""
 
     class Worker:
         def __init__(self, *_: object) -> None:
@@ -101,15 +98,9 @@ def test_a_file_of_results_that_cannot_be_written_is_named(
     async def recorded(*_: object) -> SimpleNamespace:
         return SimpleNamespace(trace=b"")
 
-    async def measured(_: dict[str, Any]) -> tuple[str, Measured]:
-        return "a run", Measured(
-            duration_s=1.0, first_token_s=[0.1], between_tokens_s=[0.1], whole_s=[0.1]
-        )
-
     monkeypatch.setattr(dump, "_ask", state)
     monkeypatch.setattr(profile, "WorkerClient", Worker)
     monkeypatch.setattr(profile, "_record", recorded)
-    monkeypatch.setattr(bench, "_run", measured)
     folder = tmp_path / "folder.png"
     folder.mkdir()
     reason = "Is a directory"
@@ -118,9 +109,6 @@ def test_a_file_of_results_that_cannot_be_written_is_named(
     )
     asked = ["profile", "--worker", "127.0.0.1:1", "--output", str(folder)]
     assert said(asked, capsys) == f"signalbox profile: cannot write --output {folder}: {reason}"
-    pytest.importorskip("matplotlib")
-    line = said(["bench", "--plot", str(folder)], capsys)
-    assert line == f"signalbox bench: cannot write --plot {folder}: {reason}"
 
 
 @pytest.mark.parametrize("action", ["create", "revoke"])

@@ -24,7 +24,7 @@ from router.prompt.conversation import Conversation, Message
 from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
 from rpc.telemetry import logs
 from rpc.transport.tls import TlsConfig
-from signalbox.bench import flags, plot, report, trace_file
+from signalbox.bench import flags, report, trace_file
 from signalbox.bench.http_stream import Endpoint, HttpError, post_for_events
 from signalbox.bench.http_target import HttpTarget, TokenCounter
 from signalbox.bench.load_loops import RequestFailed, closed_loop, open_loop
@@ -338,14 +338,6 @@ async def test_throughput_over_time_adds_up_to_all_tokens() -> None:
     assert sum(rates) * span_s / 7 == pytest.approx(measured.num_tokens)
 
 
-async def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    measured = await closed_loop(Server(0.001).send, [Ask(prompt="a")] * 9, concurrency=3)
-    path = tmp_path / "run.png"
-    plot.check(str(path))
-    plot.draw(measured, "title", path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -357,12 +349,10 @@ async def test_a_picture_is_drawn(tmp_path: Path) -> None:
         ({"chat": True, "vocab_size": 5}, "--vocab-size has no effect with --chat"),
         ({"concurrency": 0}, "--concurrency is 0"),
         ({"timeout": 0.0}, "--timeout is 0"),
-        ({"plot": "run.exe"}, "--plot is 'run.exe'"),
-        ({"plot": "/no/such/run.png"}, "its folder does not exist"),
     ],
 )
 def test_flags_that_would_have_no_effect_are_refused(given: dict[str, Any], reason: str) -> None:
-    names = ("replay", "speed", "timeout", "model", "url", "requests", "concurrency", "plot")
+    names = ("replay", "speed", "timeout", "model", "url", "requests", "concurrency")
     options: dict[str, Any] = dict.fromkeys((*flags.DEFAULTS, *names)) | {"seed": 0}
     flags.check(options)
     with pytest.raises(ValueError, match=reason):
