@@ -67,7 +67,9 @@ class WorkerCapacity:
     activations_bytes: int = 0
     """Bytes that the largest step took beside weights and KV. The worker does not announce it."""
     tensor_parallel_size: int = 1
-    """Ranks, each with these blocks of `block_bytes`."""
+    """Ranks of a stage, each with these blocks of `block_bytes`."""
+    pipeline_parallel_size: int = 1
+    """Stages that steps pass through one after another."""
     grammar_bytes: int = 0
     """Bytes that compiled structured outputs may count for together; a runner leaves it at 0."""
     max_steps_in_flight: int = 1
@@ -150,6 +152,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         copy_bytes_per_second=int(capacity.copy_bytes_per_s),
         prefill_tokens_per_second=int(capacity.prefill_tokens_per_s),
         tensor_parallel_size=capacity.tensor_parallel_size,
+        pipeline_parallel_size=capacity.pipeline_parallel_size,
         grammar_bytes=capacity.grammar_bytes,
         max_steps_in_flight=capacity.max_steps_in_flight,
     )
@@ -166,6 +169,7 @@ def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
         copy_bytes_per_s=message.copy_bytes_per_second,
         prefill_tokens_per_s=message.prefill_tokens_per_second,
         tensor_parallel_size=message.tensor_parallel_size or 1,
+        pipeline_parallel_size=message.pipeline_parallel_size or 1,
         grammar_bytes=message.grammar_bytes,
         max_steps_in_flight=message.max_steps_in_flight or 1,
     )

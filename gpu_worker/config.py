@@ -227,9 +227,27 @@ class DeviceConfig(SettingsGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Place of this process in its tensor-parallel group."""
+    """Place of a rank in its worker: a tensor-parallel group for each pipeline stage.
+
+    Rank 0 draws the tokens, so the last stage is that of the first ranks, and the stage before it
+    that of the next ones. A rank passes its hidden states to the rank `tensor_parallel_size` below.
+    """
 
     rank: int = 0
     tensor_parallel_size: int = 1
-    rendezvous: str | None = None
-    """Path of a new file through which the ranks find each other."""
+    pipeline_parallel_size: int = 1
+    layer_partition: tuple[int, ...] = ()
+    """Layers of each stage; empty divides them by bytes."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def stage(self) -> int:
+        return self.pipeline_parallel_size - 1 - self.rank // self.tensor_parallel_size
+
+    @property
+    def tensor_rank(self) -> int:
+        """Index of the rank within its stage."""
+        return self.rank % self.tensor_parallel_size

@@ -52,7 +52,9 @@ class Worker:
         grammar_bytes: int = GRAMMAR_BYTES,
     ) -> None:
         self.capacity = replace(
-            capacity, grammar_bytes=grammar_bytes, max_steps_in_flight=NUM_KEPT_ANSWERS
+            capacity,
+            grammar_bytes=grammar_bytes,
+            max_steps_in_flight=max(capacity.max_steps_in_flight, NUM_KEPT_ANSWERS),
         )
         self.tokenizer_files = {name: tokenizer_files[name] for name in sorted(tokenizer_files)}
         self.model = replace(runner.model, tokenizer_sha256=hash_files(self.tokenizer_files))

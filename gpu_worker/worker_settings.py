@@ -1,10 +1,11 @@
 """Settings of `signalbox worker`: a runner or a simulation, and the addresses of the service."""
 
-from typing import ClassVar, Self
+import re
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from rpc.settings.addresses import Address, HostOrAddress, Port
 from rpc.settings.service_settings import (
     HostSettings,
@@ -14,6 +15,16 @@ from rpc.settings.service_settings import (
     SettingsGroup,
     flag_name,
 )
+
+
+def _numbers(value: Any) -> Any:
+    """Returns numbers of layers as text; a YAML file may give a list."""
+    if value is None:
+        return None
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if not re.fullmatch(r"[1-9]\d{0,3}(,[1-9]\d{0,3})*", text):
+        raise ValueError("it must be whole numbers of at least 1, with commas between them")
+    return text
 
 
 class SimulationSettings(SettingsGroup):
@@ -51,8 +62,19 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
     tensor_parallel_size: int = Field(
         1,
         gt=0,
-        description="ranks that a worker divides the model over: CUDA devices of this machine, or"
+        description="ranks that a worker divides each layer over: CUDA devices of this machine, or"
         " processes on its CPU",
+    )
+    pipeline_parallel_size: int = Field(
+        1,
+        gt=0,
+        description="stages that a worker divides the layers into, each on tensor-parallel-size"
+        " ranks; steps pass through them one after another",
+    )
+    pipeline_layer_partition: Annotated[str | None, BeforeValidator(_numbers)] = Field(
+        None,
+        description="layers of each stage, such as 10,12,8 (default: divided by bytes, embedding"
+        " and head included)",
     )
     grammar_memory: int = Field(
         1024,
@@ -60,6 +82,26 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
         description="MiB for compiled structured outputs; a request whose own does not fit waits"
         " until others have ended",
     )
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """Sizes of the worker."""
+        partition = self.pipeline_layer_partition or ""
+        return ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            layer_partition=tuple(map(int, filter(None, partition.split(",")))),
+        )
+
+    @model_validator(mode="after")
+    def _is_of_as_many_stages(self) -> Self:
+        counts, num_stages = self.parallel.layer_partition, self.pipeline_parallel_size
+        if counts and len(counts) != num_stages:
+            raise ValueError(
+                f"pipeline_layer_partition has {len(counts)} numbers, and pipeline_parallel_size is"
+                f" {num_stages}; give one for each stage"
+            )
+        return self
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

@@ -131,8 +131,11 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, description="use so many of each worker's KV-cache blocks (default: all)"
     )
-    max_steps_in_flight: int = Field(
-        2, ge=1, le=2, description="2 plans the next step while one runs"
+    max_steps_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="most steps of a worker that are planned and not answered; 1 plans none while"
+        " one runs (default: 2, and one more than the stages of a pipeline-parallel worker)",
     )
     worker_wait: float = Field(
         30.0,
@@ -162,12 +165,12 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
 
     def step_limits(self, capacity: WorkerCapacity) -> StepLimits:
         """Returns the limits of a worker's steps, within those that it announces."""
-        most_tokens = capacity.max_num_batched_tokens
+        most_tokens, most_steps = capacity.max_num_batched_tokens, capacity.max_steps_in_flight
         return StepLimits(
             max_num_seqs=min(self.max_num_seqs, capacity.max_num_seqs),
             max_num_batched_tokens=min(self.max_num_batched_tokens or most_tokens, most_tokens),
             prefill_spread=self.prefill_spread,
-            max_in_flight=min(self.max_steps_in_flight, capacity.max_steps_in_flight),
+            max_in_flight=min(self.max_steps_in_flight or most_steps, most_steps),
         )
 
 

@@ -116,7 +116,7 @@ def _model_runner(settings: "WorkerSettings", progress: ReportProgress) -> "Call
         _load_model,
         settings.part(ModelConfig),
         settings.part(CacheConfig),
-        tensor_parallel_size=settings.tensor_parallel_size,
+        parallel_config=settings.parallel,
         device_config=settings.part(DeviceConfig),
         progress=progress,
         on_lost=end_at_once,

@@ -7,6 +7,9 @@ NumPy; a runner moves them to its device.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contract.logprobs import TokenLogprobs
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
@@ -33,6 +36,8 @@ class Batch:
     """None if no request asks for log probabilities of the prompt tokens computed here."""
     fed_from: Int64Array | None = None
     """[T], index of the draw of the batch before that is the token; -1 if token_ids has it."""
+    hidden: NDArray[np.uint8] | None = None
+    """[T, bytes of a row], what the pipeline stage before has computed; None on the first."""
 
 
 class Logprobs(NamedTuple):
@@ -62,5 +67,7 @@ class BatchOutput:
     """The same for sequences, as indices into the batch, that could not be computed at all."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     """One for each of the batch's prompt rows."""
+    hidden: NDArray[np.uint8] | None = None
+    """[T, bytes of a row], of a pipeline stage that is not the last, and has nothing else."""
     forward_ns: int = 0
     sample_ns: int = 0

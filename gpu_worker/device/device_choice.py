@@ -21,14 +21,14 @@ def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) 
         raise ValueError("device is 'cuda', but PyTorch finds no CUDA device; use 'cpu' or 'auto'")
     if config.device == "cpu" or not has_cuda:
         return torch.device("cpu")
-    if parallel is None or parallel.tensor_parallel_size == 1:
+    if parallel is None or parallel.num_ranks == 1:
         return torch.device("cuda", torch.cuda.current_device())
-    size, count = parallel.tensor_parallel_size, torch.cuda.device_count()
-    if size > count:
-        raise ValueError(
-            f"tensor_parallel_size is {size}, but PyTorch finds {count} CUDA devices; "
-            "use at most as many"
-        )
+    count = torch.cuda.device_count()
+    if parallel.num_ranks > count:
+        sizes = f"tensor_parallel_size is {parallel.tensor_parallel_size}"
+        if parallel.pipeline_parallel_size > 1:
+            sizes += f" and pipeline_parallel_size {parallel.pipeline_parallel_size}"
+        raise ValueError(f"{sizes}, but PyTorch finds {count} CUDA devices; use at most as many")
     return torch.device("cuda", parallel.rank)
 
 

@@ -1,4 +1,5 @@
-"""A process's place in a tensor-parallel group, and the two collectives that layers need.
+"""A rank's place in its worker: the layers of its stage, its tensor-parallel group, and the two
+collectives that layers need.
 
 The division of a transformer into column- and row-parallel halves follows Megatron-LM (Shoeybi et
 al., 2019).
@@ -10,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gpu_worker.batch.stage_layers import StageLayers, all_layers
 from gpu_worker.config import ModelError
 
 
@@ -40,6 +42,12 @@ class ParallelGroup:
     size: int = 1
     collectives: Collectives | None = None
     """None at size 1."""
+    layers: StageLayers | None = None
+    """Layers of this rank's pipeline stage; None has all."""
+
+    def stage(self, num_layers: int) -> StageLayers:
+        """Returns this rank's layers of a model's."""
+        return self.layers or all_layers(num_layers)
 
     def divide(self, count: int, what: str) -> int:
         """Returns this rank's share of `count`."""

@@ -1,18 +1,17 @@
 """Joins a rank to its group: NCCL between CUDA devices, gloo between processes on a CPU.
 
 The group is an object of ours, not torch.distributed's global one, so that a process may hold
-several models, one after another or at once. Ranks meet through a file in a folder that only this
-user can enter; they connect over the loopback interface.
+several models, one after another or at once. Ranks meet through keys that rank 0 keeps, never
+through PyTorch's own store, which asks nobody who they are; they connect over the loopback
+interface.
 """
 
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from gpu_worker.config import ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost
+from gpu_worker.device.keys import Keys
 from gpu_worker.device.parallel_group import ParallelGroup
 
 LOOPBACK = "127.0.0.1"
@@ -53,19 +53,39 @@ class GroupCollectives:
         self._backend.abort()
 
 
-def join(config: ParallelConfig, device: torch.device) -> ParallelGroup:
-    """Returns when all ranks have joined; at size 1 at once."""
+class _Store(distributed.Store):  # type: ignore[name-defined,misc]
+    """Keys of one group as torch.distributed asks for them."""
+
+    def __init__(self, keys: Keys, prefix: str) -> None:
+        super().__init__()
+        self._keys = keys
+        self._prefix = prefix
+
+    def set(self, key: str, value: Any) -> None:
+        self._keys.set(self._prefix + key, bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._keys.get(self._prefix + key, TIMEOUT.total_seconds())
+
+    def wait(self, keys: list[str], timeout: timedelta = TIMEOUT) -> None:
+        for key in keys:
+            self._keys.get(self._prefix + key, timeout.total_seconds())
+
+
+def join(config: ParallelConfig, device: torch.device, keys: Keys | None) -> ParallelGroup:
+    """Returns when all ranks of a stage have joined; at size 1 at once.
+
+    Args:
+        keys: where the ranks meet.
+    """
     size = config.tensor_parallel_size
     if size == 1:
         return ParallelGroup()
-    if config.rendezvous is None:
-        raise ValueError(
-            f"tensor_parallel_size is {size}, but the ranks have no address to meet at"
-        )
-    store = distributed.FileStore(config.rendezvous, size)  # type: ignore[attr-defined]
-    make = partial(_connect, store, config.rank, size, device)
-    together = _unless_lost(make, _lost_file(config.rendezvous))
-    return ParallelGroup(config.rank, size, together)
+    if keys is None:
+        raise ValueError(f"tensor_parallel_size is {size}, but the ranks have no place to meet at")
+    store = _Store(keys, f"stage {config.stage}/")
+    make = partial(_connect, store, config.tensor_rank, size, device)
+    return ParallelGroup(config.tensor_rank, size, _unless_lost(make, keys))
 
 
 def _connect(store: Any, rank: int, size: int, device: torch.device) -> GroupCollectives:
@@ -78,17 +98,7 @@ def _connect(store: Any, rank: int, size: int, device: torch.device) -> GroupCol
     return together
 
 
-def call_off(rendezvous: str, reason: str) -> None:
-    """Makes a rank that waits for a lost one raise DeviceLost; safe from any thread."""
-    with suppress(OSError):  # the folder goes when all have met
-        _lost_file(rendezvous).write_text(reason)
-
-
-def _lost_file(rendezvous: str) -> Path:
-    return Path(f"{rendezvous}.lost")
-
-
-def _unless_lost(connect: Callable[[], GroupCollectives], lost: Path) -> GroupCollectives:
+def _unless_lost(connect: Callable[[], GroupCollectives], keys: Keys) -> GroupCollectives:
     """Connects on a thread that is left behind if a rank is lost: nothing else calls it off."""
     done: Future[GroupCollectives] = Future()
 
@@ -100,8 +110,8 @@ def _unless_lost(connect: Callable[[], GroupCollectives], lost: Path) -> GroupCo
 
     threading.Thread(target=work, name="joining", daemon=True).start()
     while not wait([done], timeout=_LOOK_S).done:
-        if lost.exists():
-            raise DeviceLost(lost.read_text())
+        if keys.lost is not None:
+            raise DeviceLost(keys.lost)
     return done.result()
 
 

@@ -9,11 +9,13 @@ sequences together can use.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from contract.model import WorkerCapacity
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.largest_batch import largest_batch
-from gpu_worker.config import GIB, CacheConfig
+from gpu_worker.batch.stage_layers import StageLayers
+from gpu_worker.config import GIB, CacheConfig, ParallelConfig
 from gpu_worker.device.ram import available_ram
 from gpu_worker.kv_cache.measured_device import MeasuredDevice
 
@@ -26,6 +28,30 @@ _SWAP_SHARE, _SWAP_LIMIT = 4, 4 * GIB
 a CPU, and for swapped blocks beside a CUDA device."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """What a rank has of what is asked for its worker."""
+
+    cache: float = 1.0
+    """Share of the KV cache: that of its layers, divided by the ranks of its stage."""
+    num_ranks: int = 1
+    """Ranks that use the memory of this machine at once."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @classmethod
+    def of(cls, parallel: ParallelConfig, layers: StageLayers) -> "RankShare":
+        return cls(
+            cache=len(layers) / layers.total / parallel.tensor_parallel_size,
+            num_ranks=parallel.num_ranks,
+            tensor_parallel_size=parallel.tensor_parallel_size,
+            pipeline_parallel_size=parallel.pipeline_parallel_size,
+        )
+
+
+WHOLE = RankShare()
+
+
 def measure_capacity(
     *,
     cache_config: CacheConfig,
@@ -34,7 +60,7 @@ def measure_capacity(
     block_bytes: int,
     device: MeasuredDevice,
     execute: Callable[[Batch], None],
-    num_ranks: int = 1,
+    share: RankShare = WHOLE,
     others_bytes: int = 0,
     graphs_bytes: int = 0,
     step_divisor: int = 1,
@@ -44,7 +70,7 @@ def measure_capacity(
     Args:
         step_divisor: a step of so much fewer tokens and sequences is run, and its memory
             multiplied; for programs whose memory grows no faster than these.
-        num_ranks: that divide RAM, and what is asked for, evenly.
+        share: of RAM, and of what is asked for.
         others_bytes: of the device, in use before this worker took any.
         graphs_bytes: what graphs will take, which are not there yet.
     """
@@ -61,7 +87,7 @@ def measure_capacity(
         cache_config,
         device,
         activations + graphs_bytes,
-        num_ranks=num_ranks,
+        share=share,
         others_bytes=others_bytes,
     )
     useful = cache_config.max_num_seqs * -(-max_model_len // block_size)
@@ -69,7 +95,7 @@ def measure_capacity(
         block_size=block_size,
         num_gpu_blocks=min(budget // block_bytes, useful),
         num_cpu_blocks=_num_swap_blocks(
-            cache_config, device, num_ranks=num_ranks, block_bytes=block_bytes, useful=useful
+            cache_config, device, share=share, block_bytes=block_bytes, useful=useful
         ),
         block_bytes=block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
@@ -77,9 +103,10 @@ def measure_capacity(
         copy_bytes_per_s=device.copy_bytes_per_s(),
         prefill_tokens_per_s=tokens_per_s,
         activations_bytes=activations,
-        tensor_parallel_size=num_ranks,
+        tensor_parallel_size=share.tensor_parallel_size,
+        pipeline_parallel_size=share.pipeline_parallel_size,
     )
-    _check(capacity, budget, device)
+    _check(capacity, budget, device, share)
     return capacity
 
 
@@ -124,12 +151,12 @@ def _num_swap_blocks(
     cache_config: CacheConfig,
     device: MeasuredDevice,
     *,
-    num_ranks: int,
+    share: RankShare,
     block_bytes: int,
     useful: int,
 ) -> int:
     """Raises MemoryError if `swap_space` was set and the device cannot be given so much."""
-    wanted = min(_swap_space(cache_config, device) // num_ranks // block_bytes, useful)
+    wanted = min(int(_swap_space(cache_config, device) * share.cache) // block_bytes, useful)
     possible = device.swap_bytes(wanted * block_bytes) // block_bytes
     if possible < wanted:
         what = (
@@ -157,15 +184,15 @@ def _budget(
     device: MeasuredDevice,
     activations: int,
     *,
-    num_ranks: int,
+    share: RankShare,
     others_bytes: int,
 ) -> int:
     """Returns the bytes for this rank's KV cache; 0 if weights and activations leave none."""
     if cache_config.kv_cache_bytes is not None:
-        return cache_config.kv_cache_bytes // num_ranks
+        return int(cache_config.kv_cache_bytes * share.cache)
     if device.type == "cpu":
-        free = available_ram() - num_ranks * activations
-        return max(0, min(_CPU_LIMIT, free // _CPU_SHARE) // num_ranks)
+        free = available_ram() - share.num_ranks * activations
+        return max(0, int(min(_CPU_LIMIT, free // _CPU_SHARE) * share.cache))
     free, total = device.free_and_total()
     return share_left(
         free=free,
@@ -186,7 +213,7 @@ def share_left(*, free: int, total: int, others: int, utilization: float, activa
     return max(0, min(int(total * utilization) - own, free) - activations)
 
 
-def _check(capacity: WorkerCapacity, budget: int, device: MeasuredDevice) -> None:
+def _check(capacity: WorkerCapacity, budget: int, device: MeasuredDevice, share: RankShare) -> None:
     if capacity.num_gpu_blocks < 1:
         remedy = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
         raise MemoryError(
@@ -194,10 +221,7 @@ def _check(capacity: WorkerCapacity, budget: int, device: MeasuredDevice) -> Non
             f"{budget} are left; raise {remedy} or use a smaller model"
         )
     in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)
-    needed, free = (
-        capacity.tensor_parallel_size * in_ram * capacity.block_bytes,
-        available_ram(),
-    )
+    needed, free = int(in_ram * capacity.block_bytes / share.cache), available_ram()
     if needed > free:
         raise MemoryError(
             f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free; "

@@ -2,7 +2,12 @@
 
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.activation import Activation, activation, gelu_tanh_and_mul
-from gpu_worker.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
+from gpu_worker.layers.embedding import (
+    LearnedPositions,
+    ParallelLMHead,
+    VocabParallelEmbedding,
+    VocabularyEnds,
+)
 from gpu_worker.layers.feed_forward import PlainFeedForward
 from gpu_worker.layers.forward_context import (
     AttentionPlan,
@@ -42,6 +47,7 @@ __all__ = [
     "RotaryEmbedding",
     "RowParallelLinear",
     "VocabParallelEmbedding",
+    "VocabularyEnds",
     "WeightTarget",
     "activation",
     "gelu_tanh_and_mul",

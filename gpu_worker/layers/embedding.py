@@ -1,11 +1,14 @@
 """The two ends of a decoder, divided by vocabulary over a tensor-parallel group."""
 
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.device.parallel_group import ParallelGroup
-from gpu_worker.layers.weight_placement import Placement, copy_checked
+from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 
 
@@ -27,6 +30,9 @@ class _VocabShard:
         self._weight[len(rows) :].zero_()
         expected = min(self._weight.shape[0], max(0, self._vocab_size - self._start))
         copy_checked(self._weight[:expected], rows)
+
+
+ShardT = TypeVar("ShardT", bound=_VocabShard)
 
 
 class VocabParallelEmbedding(_VocabShard):
@@ -65,6 +71,59 @@ class ParallelLMHead(_VocabShard):
         assert self._packed is not None, "finish() comes before the first call"
         logits = self._group.all_gather(self._packed.apply(hidden, None))
         return logits[:, : self._vocab_size]
+
+
+class VocabularyEnds:
+    """Embedding and head of a model, or of a pipeline stage, which has one of them or neither.
+
+    A tied model uses one matrix for both; if they lie on different stages, each has a copy.
+    """
+
+    def __init__(
+        self,
+        stage: StageLayers,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        is_tied: bool,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        def make(kind: type[ShardT]) -> ShardT:
+            return kind(
+                vocab_size=vocab_size, hidden_size=hidden_size, placement=placement, group=group
+            )
+
+        self._is_tied = is_tied
+        self._embedding = make(VocabParallelEmbedding) if stage.is_first else None
+        self._head: ParallelLMHead | None = None
+        if stage.is_last:
+            self._head = make(ParallelLMHead)
+            if is_tied and self._embedding is not None:
+                self._embedding.tie(self._head)
+
+    def weight_targets(self, embedding: str, head: str) -> dict[str, WeightTarget]:
+        """Args are the names in the checkpoint."""
+        targets: dict[str, WeightTarget] = {}
+        if self._head is not None:
+            targets[embedding if self._is_tied else head] = self._head.load_weight
+        if self._embedding is not None:  # which a tied head shares
+            targets[embedding] = self._embedding.load_weight
+        return targets
+
+    def finish(self) -> None:
+        if self._head is not None:
+            self._head.finish()
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """Returns [num_tokens, hidden_size]; on the first stage alone."""
+        assert self._embedding is not None, "the first stage looks tokens up"
+        return self._embedding(token_ids)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Returns [num_rows, vocab_size]; on the last stage alone."""
+        assert self._head is not None, "the last stage computes logits"
+        return self._head(hidden)
 
 
 class LearnedPositions:

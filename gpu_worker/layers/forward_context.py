@@ -64,3 +64,11 @@ class ForwardContext:
     """The part of a step that is the same for all layers of one forward pass."""
 
     attention: AttentionPlan
+    hidden: Tensor | None = None
+    """[num_tokens, hidden_size], what the pipeline stage before has computed, which may be
+    overwritten; None on the first stage."""
+
+    @property
+    def hidden_before(self) -> Tensor:
+        assert self.hidden is not None, "only the first stage looks tokens up"
+        return self.hidden

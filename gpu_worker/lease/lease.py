@@ -22,7 +22,7 @@ from gpu_worker.insight.step_spans import StepSpan
 from gpu_worker.lease.block_move_stage import BlockMoveStage
 from gpu_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from gpu_worker.lease.section_stage import SectionStage
-from gpu_worker.lease.step_log import StepLog
+from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, StepLog
 from gpu_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
 from gpu_worker.lease.token_limit import TokenLimit
 from gpu_worker.sampling.grammars import Grammars
@@ -45,7 +45,7 @@ class Lease:
         grammars: Grammars,
     ) -> None:
         self.epoch = epoch
-        self.log = StepLog()
+        self.log = StepLog(max(capacity.max_steps_in_flight, NUM_KEPT_ANSWERS))
         self.table = SequenceTable(
             model=runner.model,
             capacity=capacity,

@@ -1,8 +1,8 @@
 """Remembers which steps of a lease were taken in, so that a resend is harmless.
 
-Step ids count up from 1. The answers of the last two steps are kept; a repeated id gets the stored
-answer, or attaches to the step that still runs. A refused step has changed nothing, so its id
-counts as never sent. Used on the event loop alone.
+Step ids count up from 1. The answers of as many steps as may be in flight are kept; a repeated id
+gets the stored answer, or attaches to the step that still runs. A refused step has changed nothing,
+so its id counts as never sent. Used on the event loop alone.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ Answer = asyncio.Future[StepResult]
 class StepLog:
     """The steps of one lease that are in flight or were answered last."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_kept: int = NUM_KEPT_ANSWERS) -> None:
+        self._num_kept = num_kept
         self._answers: dict[int, Answer] = {}
         self._last_step_id = 0
 
@@ -34,7 +35,7 @@ class StepLog:
         if step_id <= self._last_step_id:
             raise FailedPrecondition(
                 f"step {step_id} is too old: the last is {self._last_step_id}, "
-                f"and {NUM_KEPT_ANSWERS} answers are kept"
+                f"and {self._num_kept} answers are kept"
             )
         if step_id != self._last_step_id + 1:
             raise FailedPrecondition(f"step {step_id} sent, step {self._last_step_id + 1} expected")
@@ -48,7 +49,7 @@ class StepLog:
         if answer.cancelled() or answer.exception() is not None:
             self._forget_from(step_id, answer)
         else:
-            self._forget_answers_until(step_id - NUM_KEPT_ANSWERS)
+            self._forget_answers_until(step_id - self._num_kept)
 
     def _forget_from(self, step_id: int, answer: Answer) -> None:
         if self._answers.get(step_id) is not answer:

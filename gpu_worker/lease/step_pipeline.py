@@ -1,13 +1,16 @@
-"""Steps that a device computes while the host goes on: two at most, the next behind the running.
+"""Steps that a device, or pipeline stages, compute while the host goes on.
 
 A step is launched before the draws of the one before it are known, if that keeps them on the
-device: its tokens are then fed forward there. Where the host must look at a token first (penalties,
+device: its tokens are then fed forward there. Stages draw at their end, so that a step with one of
+these tokens waits, and others do not. Where the host must look at a token first (penalties,
 rules and grammars read what was drawn; a fork copies it), the step waits. Results are taken in the
 order of the steps, so the table of sequences sees what it would have seen without all this.
 """
 
 from collections import deque
 from collections.abc import Callable
+
+import numpy as np
 
 from contract.step import Step
 from contract.step_result import StepResult
@@ -80,10 +83,20 @@ class StepPipeline:
         if not self._steps:
             return
         last = self._steps[-1]
-        if not last.launched.can_feed or self._table.must_know(step):
+        if not last.launched.can_feed:
+            self._collect_named(step)
+        elif self._table.must_know(step):
             self.collect_until(last)
         elif len(self._steps) > 1:
             self.collect_until(self._steps[-2])
+
+    def _collect_named(self, step: Step) -> None:
+        """Collects the steps that draw for sequences of `step`; all of them if it has forks."""
+        rows = self._table.rows_of(step)
+        for one in reversed(self._steps):
+            if step.forks or np.isin(one.booked.rows, rows).any():
+                self.collect_until(one)
+                return
 
     def launch(self, batch: Batch, finish_result: FinishResult, on_error: OnError) -> StepInFlight:
         """Begins the batch that was applied last; raises the runner's immediate errors."""

@@ -12,6 +12,7 @@ from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
 from gpu_worker.batch.runner_protocol import BackendInUse
+from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.kv_scales import read_kv_scales
 from gpu_worker.checkpoints.quantization import (
     Quantization,
@@ -27,6 +28,7 @@ from gpu_worker.config import (
     ParallelConfig,
 )
 from gpu_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
+from gpu_worker.device.keys import Keys
 from gpu_worker.device.memory import bytes_in_use, tensor_bytes
 from gpu_worker.device.process_group import join
 from gpu_worker.layers import ParallelGroup, Placement
@@ -36,7 +38,7 @@ from gpu_worker.loading.dummy_weights import dummy_placement
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_config
 from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.models import Model, ServedConfig, SoftCapped
+from gpu_worker.models import Model, ServedConfig, SoftCapped, Staged
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.sampling.sampler_factory import describe_sampler, make_sampler
 from signalbox_kernels.torch import registry
@@ -64,6 +66,10 @@ class LoadedModel:
     sampler: Sampler[Tensor]
     backends: tuple[BackendInUse, ...]
     group: ParallelGroup
+    stage: StageLayers
+    hidden_size: int
+    """Width of the hidden states between stages; 0 for a model that has none."""
+    dtype: torch.dtype
     weights_bytes: int
     others_bytes: int
     """Bytes of the device that were in use before this process."""
@@ -76,32 +82,35 @@ def load_model(
     device_config: DeviceConfig,
     *,
     progress: ReportProgress,
+    keys: Keys | None,
+    layers: StageLayers | None,
     opened: OpenedModel | None,
     why_not_natively: str,
 ) -> LoadedModel:
     """Loads a model that is opened, or opens it.
 
     Args:
+        keys: where tensor-parallel ranks meet.
+        layers: those of this rank's pipeline stage; None has all.
         why_not_natively: what keeps the model from running natively.
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
     device = _device(device_config, parallel_config)
     others_bytes = bytes_in_use(device)
-    group = join(parallel_config, device)
-    if group.size > 1:
-        why_not_natively = "it does not divide a model over ranks"
+    group = replace(join(parallel_config, device, keys), layers=layers)
     opened = opened or open_with_config(model_config, progress)
     source, config = opened.source, opened.config
     placement = Placement(device, _dtype(model_config.dtype, source, device))
     if model_config.load_format == "dummy":
         placement = dummy_placement(placement)
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
-    kv_dtype = cache_config.kv_cache_dtype
+    kv_dtype, stage = cache_config.kv_cache_dtype, group.stage(config.num_layers)
     _check_kv_dtype(kv_dtype, info.dtype, why_not_natively, device)
     shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
     if kv_dtype == _FP8:
-        shape = replace(shape, fp8_scales=_fp8_scales(source, config.num_layers))
+        scales = _fp8_scales(source, config.num_layers)
+        shape = replace(shape, fp8_scales=tuple(scales[i] for i in stage.indices))
     attention = choose_attention_backend(device_config.attention_backend, shape)
     quantization = choose_quantization(
         model_config,
@@ -114,7 +123,7 @@ def load_model(
     info = replace(info, arithmetic=_arithmetic(info.dtype, kv_dtype, quantization, device))
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
-        load_weights(model, source, progress, quantization)
+        load_weights(model, source, progress, quantization, is_whole=stage.is_whole)
     sampler = make_sampler(
         device_config, vocab_size=config.vocab_size, placement=placement, group=group
     )
@@ -131,6 +140,9 @@ def load_model(
             describe_sampler(sampler, device_config, device),
         ),
         group=group,
+        stage=stage,
+        hidden_size=config.hidden_size if isinstance(config, Staged) else 0,
+        dtype=placement.dtype,
         weights_bytes=tensor_bytes(model),
         others_bytes=others_bytes,
     )
@@ -214,14 +226,16 @@ def _arithmetic(
 def _attention_shape(
     config: ServedConfig, block_size: int, placement: Placement, group: ParallelGroup
 ) -> AttentionShape:
+    stage = group.stage(config.num_layers)
+    windows = config.sliding_windows or (None,) * config.num_layers
     return AttentionShape(
-        num_layers=config.num_layers,
+        num_layers=len(stage),
         num_heads=group.divide(config.num_heads, "num_attention_heads"),
         num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group),
         head_size=config.head_size,
         block_size=block_size,
         scale=config.scale,
-        sliding_windows=config.sliding_windows or (None,) * config.num_layers,
+        sliding_windows=tuple(windows[i] for i in stage.indices),
         soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
         dtype=placement.dtype,
         device=placement.device,

@@ -34,10 +34,13 @@ def load_weights(
     source: ModelSource,
     progress: ReportProgress,
     quantization: Quantization | None = None,
+    *,
+    is_whole: bool = True,
 ) -> None:
     """Loads every weight and packs them; all must be there.
 
     Args:
+        is_whole: False for a pipeline stage, which reads its own tensors alone.
         quantization: a form that layers hold; None holds all matrices in the model's dtype.
     """
     progress(StartupProgress(StartupPhase.LOAD))
@@ -51,13 +54,20 @@ def load_weights(
         _choose_formats(model, None, quantization)
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
-    elif quantization is not None:
-        stored = source.stored()
+    elif quantization is not None or not is_whole:
+        stored = source.stored() if is_whole else _own(model, source.stored())
         _choose_formats(model, stored, quantization)
         _load_each(model, stored.items(), progress)
     else:
         _load_each(model, map(_read, source.weights()), progress)
     model.finish()
+
+
+def _own(model: Model, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors of a pipeline stage; those of others, or of no stage, are not read."""
+    targets = model.weight_targets()
+    names = targets.keys() | {name.partition(".")[2] for name in targets}
+    return {name: tensor for name, tensor in stored.items() if name in names}
 
 
 def _refuse_dummy_weights(model: Model) -> None:

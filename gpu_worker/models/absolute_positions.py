@@ -15,12 +15,11 @@ from gpu_worker.layers import (
     LearnedPositions,
     MergedColumnParallelLinear,
     ParallelGroup,
-    ParallelLMHead,
     Placement,
     PlainFeedForward,
     QKVParallelLinear,
     RowParallelLinear,
-    VocabParallelEmbedding,
+    VocabularyEnds,
 )
 
 
@@ -68,7 +67,7 @@ class AbsoluteAttention:
     def __init__(
         self, config: AbsoluteConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> None:
-        self._layer = layer
+        self._layer = layer - group.stage(config.num_layers).start  # in this rank's cache
         self._head_size = config.head_size
         self.qkv = QKVParallelLinear(
             hidden_size=config.hidden_size,
@@ -137,26 +136,34 @@ class AbsoluteDecoder:
         group: ParallelGroup,
     ) -> None:
         self.config = config
-        vocab = {"vocab_size": config.vocab_size, "hidden_size": config.embedding_size}
-        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
-        self.positions = LearnedPositions(
-            config.max_position,
-            config.hidden_size,
-            offset=config.position_offset,
+        self.stage = group.stage(config.num_layers)
+        self.ends = VocabularyEnds(
+            self.stage,
+            vocab_size=config.vocab_size,
+            hidden_size=config.embedding_size,
+            is_tied=config.tie_embeddings,
             placement=placement,
+            group=group,
         )
+        self.positions: LearnedPositions | None = None
+        if self.stage.is_first:
+            self.positions = LearnedPositions(
+                config.max_position,
+                config.hidden_size,
+                offset=config.position_offset,
+                placement=placement,
+            )
         self.layers = [
-            AbsoluteLayer(config, layer, placement, group) for layer in range(config.num_layers)
+            AbsoluteLayer(config, layer, placement, group) for layer in self.stage.indices
         ]
-        self.norm = _norm(config, placement) if config.final_norm else None
+        has_norm = config.final_norm and self.stage.is_last
+        self.norm = _norm(config, placement) if has_norm else None
         self.project_in: MergedColumnParallelLinear | None = None
         self.project_out: MergedColumnParallelLinear | None = None
         if config.embedding_size != config.hidden_size:
-            self.project_in = _projection(config.embedding_size, config.hidden_size, placement)
-            self.project_out = _projection(config.hidden_size, config.embedding_size, placement)
-        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
-        if config.tie_embeddings:
-            self.embedding.tie(self.head)
+            inner, outer = config.hidden_size, config.embedding_size
+            self.project_in = _projection(outer, inner, placement) if self.stage.is_first else None
+            self.project_out = _projection(inner, outer, placement) if self.stage.is_last else None
 
     def ignores(self, name: str) -> bool:
         return self.config.tie_embeddings and name == "lm_head.weight"
@@ -167,23 +174,27 @@ class AbsoluteDecoder:
         for projection in (self.project_in, self.project_out):
             if projection is not None:
                 projection.finish()
-        self.head.finish()
+        self.ends.finish()
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        x = self.embedding(token_ids)
-        if self.project_in is not None:
-            x = self.project_in(x)
-        x = x + self.positions(positions)
+        x = self._embedded(token_ids, positions) if self.stage.is_first else context.hidden_before
         for layer in self.layers:
             x = layer(x, context)
         return x
+
+    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.ends.embedded(token_ids)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        assert self.positions is not None, "the first stage looks positions up"
+        return x + self.positions(positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         if self.norm is not None:
             hidden = self.norm(hidden)
         if self.project_out is not None:
             hidden = self.project_out(hidden)
-        return self.head(hidden)
+        return self.ends.head(hidden)
 
 
 def _norm(config: AbsoluteConfig, placement: Placement) -> LayerNorm:

@@ -210,7 +210,8 @@ class GemmaDecoder(DecoderStack[GemmaLayer]):
         self.sliding_rotary = self.rotary if is_alike else rotary(config.sliding_rope)
         # rounded to the dtype of the weights, as the models were trained
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=placement.dtype).item()
-        layers = [GemmaLayer(config, i, placement, group) for i in range(config.num_layers)]
+        indices = group.stage(config.num_layers).indices
+        layers = [GemmaLayer(config, i, placement, group) for i in indices]
         norm = OffsetRMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
         super().__init__(config, layers, norm, placement, group)
 
@@ -218,7 +219,10 @@ class GemmaDecoder(DecoderStack[GemmaLayer]):
         angles = self.rotary(positions)
         is_alike = self.sliding_rotary is self.rotary
         sliding_angles = angles if is_alike else self.sliding_rotary(positions)
-        x = self.embedding(token_ids) * self.embedding_scale
+        if self.stage.is_first:
+            x = self.ends.embedded(token_ids) * self.embedding_scale
+        else:
+            x = context.hidden_before
         for layer in self.layers:
             x = layer(x, sliding_angles if layer.is_sliding else angles, context)
         return x

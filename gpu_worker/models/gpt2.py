@@ -40,18 +40,15 @@ class Gpt2Decoder(AbsoluteDecoder):
     """Satisfies `Model`."""
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        assert self.norm is not None
-        targets: dict[str, WeightTarget] = {
-            "wte.weight": self.embedding.load_weight,
-            "wpe.weight": self.positions.load_weight,
-            **self.norm.weight_targets("ln_f"),
-        }
-        for index, layer in enumerate(self.layers):
+        targets: dict[str, WeightTarget] = {}
+        if self.positions is not None:
+            targets["wpe.weight"] = self.positions.load_weight
+        if self.norm is not None:
+            targets |= self.norm.weight_targets("ln_f")
+        for index, layer in zip(self.stage.indices, self.layers, strict=True):
             targets |= {f"h.{index}.{k}": v for k, v in _layer_targets(layer).items()}
         targets = {f"transformer.{name}": target for name, target in targets.items()}
-        if not self.config.tie_embeddings:
-            targets["lm_head.weight"] = self.head.load_weight
-        return targets
+        return targets | self.ends.weight_targets("transformer.wte.weight", "lm_head.weight")
 
     def ignores(self, name: str) -> bool:
         """Old checkpoints hold the causal mask of each layer."""

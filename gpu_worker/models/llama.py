@@ -13,13 +13,12 @@ from gpu_worker.layers import (
     HeadNorms,
     MergedColumnParallelLinear,
     ParallelGroup,
-    ParallelLMHead,
     Placement,
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
-    VocabParallelEmbedding,
+    VocabularyEnds,
     WeightTarget,
 )
 from gpu_worker.layers.rotary import Angles
@@ -33,7 +32,7 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> None:
-        self._layer = layer
+        self._layer = layer - group.stage(config.num_layers).start  # in this rank's cache
         self._head_size = config.head_size
         self.qkv = QKVParallelLinear(
             hidden_size=config.hidden_size,
@@ -182,23 +181,24 @@ class DecoderStack(Generic[LayerT]):
         placement: Placement,
         group: ParallelGroup,
     ) -> None:
+        self.stage = group.stage(config.num_layers)
         self.layers = layers
         self.norm = norm
-        vocab = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
-        self.embedding = VocabParallelEmbedding(**vocab, placement=placement, group=group)
-        self.head = ParallelLMHead(**vocab, placement=placement, group=group)
+        self.ends = VocabularyEnds(
+            self.stage,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            is_tied=config.tie_embeddings,
+            placement=placement,
+            group=group,
+        )
         self._is_tied = config.tie_embeddings
-        if self._is_tied:
-            self.embedding.tie(self.head)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {
-            "model.embed_tokens.weight": self.embedding.load_weight,
-            "model.norm.weight": self.norm.load_weight,
-        }
-        if not self._is_tied:
-            targets["lm_head.weight"] = self.head.load_weight
-        for index, layer in enumerate(self.layers):
+        targets = self.ends.weight_targets("model.embed_tokens.weight", "lm_head.weight")
+        if self.stage.is_last:
+            targets["model.norm.weight"] = self.norm.load_weight
+        for index, layer in zip(self.stage.indices, self.layers, strict=True):
             targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
         return targets
 
@@ -209,10 +209,10 @@ class DecoderStack(Generic[LayerT]):
     def finish(self) -> None:
         for layer in self.layers:
             layer.finish()
-        self.head.finish()
+        self.ends.finish()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(self.norm(hidden))
+        return self.ends.head(self.norm(hidden))
 
 
 class Decoder(DecoderStack[DecoderLayer]):
@@ -231,13 +231,14 @@ class Decoder(DecoderStack[DecoderLayer]):
         self.rotary = RotaryEmbedding(
             config.rope, head_size=config.head_size, max_position=max_model_len, placement=placement
         )
-        layers = [self.layer_type(config, i, placement, group) for i in range(config.num_layers)]
+        indices = group.stage(config.num_layers).indices
+        layers = [self.layer_type(config, i, placement, group) for i in indices]
         norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
         super().__init__(config, layers, norm, placement, group)
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
-        residual = self.embedding(token_ids)
+        residual = self.ends.embedded(token_ids) if self.stage.is_first else context.hidden_before
         x = self.layers[0].input_norm(residual)
         for index, layer in enumerate(self.layers):
             if index:

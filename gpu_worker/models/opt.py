@@ -38,21 +38,20 @@ class OptDecoder(AbsoluteDecoder):
     """Satisfies `Model`."""
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {
-            "embed_tokens.weight": self.embedding.load_weight,
-            "embed_positions.weight": self.positions.load_weight,
-        }
+        targets: dict[str, WeightTarget] = {}
+        if self.positions is not None:
+            targets["embed_positions.weight"] = self.positions.load_weight
         if self.norm is not None:
             targets |= self.norm.weight_targets("final_layer_norm")
         for name, projection in (("in", self.project_in), ("out", self.project_out)):
             if projection is not None:
                 targets |= projection.weight_targets(out=f"project_{name}")
-        for index, layer in enumerate(self.layers):
+        for index, layer in zip(self.stage.indices, self.layers, strict=True):
             targets |= {f"layers.{index}.{k}": v for k, v in _layer_targets(layer).items()}
         targets = {f"model.decoder.{name}": target for name, target in targets.items()}
-        if not self.config.tie_embeddings:
-            targets["lm_head.weight"] = self.head.load_weight
-        return targets
+        return targets | self.ends.weight_targets(
+            "model.decoder.embed_tokens.weight", "lm_head.weight"
+        )
 
 
 def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:

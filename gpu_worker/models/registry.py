@@ -68,6 +68,14 @@ class SoftCapped(Protocol):
 
 
 @runtime_checkable
+class Staged(Protocol):
+    """Property of the configuration of a model with `ModelSpec.has_stages`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+
+@runtime_checkable
 class Stretched(Protocol):
     """Optional property of a configuration whose rotary embedding depends on the window."""
 
@@ -116,6 +124,9 @@ class ModelSpec:
     read_config: Callable[[Mapping[str, Any]], ServedConfig]
     build: "Callable[[Any, int, Placement, ParallelGroup], Model]"
     """Takes what read_config returns, the longest sequence, the placement and the group."""
+    has_stages: bool = False
+    """True if the model holds the layers of `ParallelGroup.stage` alone, and reads and returns
+    hidden states at its ends."""
     is_llama: bool = False
     """True if `read_config` returns a `DecoderConfig` that describes the whole model: a native
     program can compute it, and takes the weights by Llama's names."""
@@ -224,7 +235,9 @@ for _name, _reader in (
     ("Qwen2ForCausalLM", qwen2_config),
     ("Qwen3ForCausalLM", qwen3_config),
 ):
-    register_model(ModelSpec(_name, _reader, _from("llama", "Decoder"), is_llama=True))
+    register_model(
+        ModelSpec(_name, _reader, _from("llama", "Decoder"), has_stages=True, is_llama=True)
+    )
 # These are imported when they are asked for: a native program is compiled without PyTorch.
 for _name, _module, _reader_name, _model_name in (
     ("GemmaForCausalLM", "gemma", "gemma_config", "GemmaDecoder"),
@@ -235,4 +248,5 @@ for _name, _module, _reader_name, _model_name in (
     ("OPTForCausalLM", "opt", "opt_config", "OptDecoder"),
     ("Qwen3MoeForCausalLM", "mixture", "qwen3_moe_config", "MoeDecoder"),
 ):
-    register_model(ModelSpec(_name, _from(_module, _reader_name), _from(_module, _model_name)))
+    _read, _build = _from(_module, _reader_name), _from(_module, _model_name)
+    register_model(ModelSpec(_name, _read, _build, has_stages=True))

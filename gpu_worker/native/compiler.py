@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gpu_worker.batch.stage_layers import StageLayers, all_layers
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.matrices import joined
 from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, layer_prefix
@@ -19,6 +20,9 @@ from signalbox_kernels.program import PANEL, Program, ProgramBuilder, ProgramSha
 from signalbox_kernels.storage import Matrix, stored
 from signalbox_kernels.structs import Element, Epilogue, Row
 
+RESIDUAL = 0
+"""Buffer of floats that layers add to: the hidden states at both ends of a pipeline stage."""
+
 
 def compile_decoder(
     config: DecoderConfig,
@@ -27,6 +31,7 @@ def compile_decoder(
     block_size: int,
     max_model_len: int,
     num_threads: int,
+    stage: StageLayers | None = None,
     in_float32: bool = False,
     kv_dtype: str = "auto",
     isa: Isa | None = None,
@@ -37,16 +42,18 @@ def compile_decoder(
     float32.
 
     Args:
+        stage: layers of a pipeline stage; None has all.
         in_float32: multiplies blocks in float32, not in 8 bits.
         kv_dtype: "float32", "bfloat16", or "auto" for the type of activations.
     """
     isa = best_isa() if isa is None else isa
+    stage = stage or all_layers(config.num_layers)
     is_bfloat16 = weights.dtype == BFLOAT16 and multiplies_bfloat16(isa)
     element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
     shape = ProgramShape(
         element=element,
         kv_element=element if kv_dtype == "auto" else Element[kv_dtype.upper()],
-        num_layers=config.num_layers,
+        num_layers=len(stage),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_size=config.head_size,
@@ -56,7 +63,7 @@ def compile_decoder(
         scale=config.scale,
     )
     builder = ProgramBuilder(shape, Arena())
-    _Compiler(builder, config, weights, in_float32=in_float32).add()
+    _Compiler(builder, config, weights, stage, in_float32=in_float32).add()
     # [positions, 2, head_size / 2] float32
     rotary = np.stack(config.rope.cos_sin(config.head_size, max_model_len), axis=1)
     return builder.build(rotary, num_threads=num_threads, isa=isa)
@@ -78,14 +85,17 @@ class _Compiler:
         builder: ProgramBuilder,
         config: DecoderConfig,
         weights: Weights,
+        stage: StageLayers,
         *,
         in_float32: bool,
     ) -> None:
         heads = config.num_heads * config.head_size
         keys = config.num_kv_heads * config.head_size
         self._builder, self._config, self._weights = builder, config, weights
+        self._stage = stage
         self._in_float32 = in_float32
         self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
+        assert self._residual == RESIDUAL
         self._normed = _Rows(builder, config.hidden_size)
         whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own
         self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
@@ -94,26 +104,32 @@ class _Compiler:
         self._activated = _Rows(builder, config.intermediate_size)
 
     def add(self) -> None:
-        head, of = self._add_embedding()
-        for index in range(self._config.num_layers):
+        head = self._add_ends()
+        for index in self._stage.indices:
             self._add_attention(index)
             self._add_feed_forward(index)
-        eps, norm = self._config.rms_norm_eps, self._weights.vector(NORM)
-        self._builder.norm(self._residual, of, norm, eps=eps, of_rows=True)
-        self._builder.head(of, head)
+        if head is not None:
+            matrix, source = head
+            eps, norm = self._config.rms_norm_eps, self._weights.vector(NORM)
+            self._builder.norm(self._residual, source, norm, eps=eps, of_rows=True)
+            self._builder.head(source, matrix)
 
-    def _add_embedding(self) -> tuple[Packed, int]:
-        """Adds the embedding; returns the packed head and the buffer that it reads.
+    def _add_ends(self) -> tuple[Packed, int] | None:
+        """Adds the embedding, if the stage has it; returns the packed head, if it has that, and
+        the buffer that it reads.
 
         A tied model uses one matrix for both.
         """
-        build = self._builder
-        table = self._weights.matrix(EMBEDDING)
-        packed = build.arena.pack(table)
-        build.embed(self._residual, packed)
-        if self._config.tie_embeddings:
+        build, is_tied, packed = self._builder, self._config.tie_embeddings, None
+        if self._stage.is_first:
+            table = self._weights.matrix(EMBEDDING)
+            packed = build.arena.pack(table)
+            build.embed(self._residual, packed)
+        if not self._stage.is_last:
+            return None
+        if is_tied and packed is not None:
             return packed, self._source(self._normed, table)
-        head = self._weights.matrix(HEAD)
+        head = self._weights.matrix(EMBEDDING if is_tied else HEAD)
         return build.arena.pack(head), self._source(self._normed, head)
 
     def _add_attention(self, index: int) -> None:
@@ -136,10 +152,11 @@ class _Compiler:
                 weights.vector(f"{prefix}q_norm.weight"),
                 weights.vector(f"{prefix}k_norm.weight"),
             )
-        build.rotate(self._qkv, self._query, layer=index, norms=norms, eps=eps)
+        cached = index - self._stage.start
+        build.rotate(self._qkv, self._query, layer=cached, norms=norms, eps=eps)
         windows = self._config.sliding_windows
         window = windows[index] if windows else None
-        build.attend(self._query, self._attended.elements, layer=index, window=window)
+        build.attend(self._query, self._attended.elements, layer=cached, window=window)
         self._add_down(self._attended, f"{prefix}o_proj")
 
     def _add_feed_forward(self, index: int) -> None:

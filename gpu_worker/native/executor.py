@@ -12,9 +12,11 @@ from gpu_worker.batch.arrays import FloatArray, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
 from gpu_worker.batch.sequence_failures import NONE_LEFT
+from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.device.spans import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.native.block_pools import Pool
+from gpu_worker.native.compiler import RESIDUAL
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import AttentionArrays, StepArrays
@@ -23,7 +25,9 @@ from signalbox_kernels.structs import AttentionArrays, StepArrays
 class NativeExecutor:
     """A program bound to a pool, with the sampler for what it does not draw itself."""
 
-    def __init__(self, program: Program, sampler: Sampler[FloatArray]) -> None:
+    def __init__(self, program: Program, sampler: Sampler[FloatArray], stage: StageLayers) -> None:
+        """Args: stage: layers of the program."""
+        self._stage = stage
         self.program = program
         self.sampler = sampler
         self._vocab_size = program.shape.vocab_size
@@ -37,12 +41,14 @@ class NativeExecutor:
         self.program.bind(pool)
 
     def execute(self, batch: Batch) -> BatchOutput:
+        if not self._stage.is_last:
+            return self._execute_stage(batch)
         start = time.perf_counter_ns()
         tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)
         drawn = np.flatnonzero(batch.rows.needs_logits)
         arrays = self._arrays(batch, tokens, row_of, drawn)
         with span("forward"):
-            self.program.run(arrays)
+            self._run(batch, arrays)
         forwarded = time.perf_counter_ns()
         samples = _greedy(arrays, row_of)
         with span("sample"):
@@ -57,6 +63,28 @@ class NativeExecutor:
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
+
+    def _execute_stage(self, batch: Batch) -> BatchOutput:
+        """Computes the hidden states that the next stage continues with."""
+        start = time.perf_counter_ns()
+        none = np.empty(0, dtype=np.int64)
+        with span("forward"):
+            self._run(batch, self._arrays(batch, none, none, none))
+            hidden = self._hidden(len(batch.token_ids)).copy().view(np.uint8)
+        forward_ns = time.perf_counter_ns() - start
+        return BatchOutput(token_ids=none.astype(np.int32), hidden=hidden, forward_ns=forward_ns)
+
+    def _run(self, batch: Batch, arrays: StepArrays) -> None:
+        if batch.hidden is not None:
+            self._hidden(len(batch.token_ids))[:] = batch.hidden.view(np.float32)
+        self.program.run(arrays)
+
+    def _hidden(self, num_tokens: int) -> FloatArray:
+        """Returns the program's hidden states, [num_tokens, hidden_size], until the next run."""
+        width = self.program.shape.hidden_size
+        dtype = np.dtype(np.float32)
+        rows = self.program.view(RESIDUAL, width=width, num_tokens=num_tokens, dtype=dtype)
+        return rows[:, :width]
 
     def _logits_of(self, tokens: Int64Array) -> FloatArray:
         """Runs the head again over the hidden states that the step left of some tokens."""

@@ -7,6 +7,7 @@ from functools import partial
 
 from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig, ModelError
@@ -41,6 +42,7 @@ def load_natively(
     cache_config: CacheConfig,
     device_config: DeviceConfig,
     *,
+    layers: StageLayers,
     progress: ReportProgress,
 ) -> NativeModel:
     """Loads a model of which `why_not_natively` is None. Raises ModelError."""
@@ -62,6 +64,7 @@ def load_natively(
         dtype=DTYPES[dtype],
         quantization=quantization,
         num_threads=num_threads,
+        stage=layers,
         on_taken=partial(_report, progress),
     )
     program = compile_decoder(
@@ -70,6 +73,7 @@ def load_natively(
         block_size=cache_config.block_size or USUAL_BLOCK_SIZE,
         max_model_len=info.max_model_len,
         num_threads=num_threads,
+        stage=layers,
         in_float32=model_config.dtype == "float32" or quantization is None,
         kv_dtype=cache_config.kv_cache_dtype,
     )

@@ -10,8 +10,9 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.kv_cache.capacity import measure_capacity
+from gpu_worker.batch.stage_layers import StageLayers
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
@@ -36,15 +37,24 @@ class NativeRunner:
         cache_config: CacheConfig,
         device_config: DeviceConfig,
         *,
+        parallel_config: ParallelConfig,
+        layers: StageLayers,
         progress: ReportProgress,
     ) -> None:
-        """Loads a model of which `why_not_natively` is None."""
+        """Loads a model of which `why_not_natively` is None, or a pipeline stage of it.
+
+        Args:
+            layers: those of the stage.
+        """
         self._progress = progress
         self._source, self._cache_config = opened.source, cache_config
         self._name = model_config.model
-        loaded = load_natively(opened, model_config, cache_config, device_config, progress=progress)
+        loaded = load_natively(
+            opened, model_config, cache_config, device_config, layers=layers, progress=progress
+        )
+        self._share = RankShare.of(parallel_config, layers)
         self._info, self._program = loaded.info, loaded.program
-        self._executor = NativeExecutor(loaded.program, loaded.sampler)
+        self._executor = NativeExecutor(loaded.program, loaded.sampler, layers)
         self._device = HostDevice()
         self._cache: BlockPools | None = None
 
@@ -55,6 +65,19 @@ class NativeRunner:
     @property
     def backends(self) -> tuple[BackendInUse, ...]:
         return (BackendInUse("attention", "native"), BackendInUse("sampling", "native"))
+
+    @property
+    def num_graphs(self) -> int:
+        """None: a program is called as a whole."""
+        return 0
+
+    @property
+    def num_collectives(self) -> int:
+        """None: a program is not divided over tensor-parallel ranks."""
+        return 0
+
+    def abort_collectives(self) -> None:
+        """There are none to wait in."""
 
     @property
     def program(self) -> Program:
@@ -75,6 +98,7 @@ class NativeRunner:
             block_bytes=shape.block_bytes,
             device=self._device,
             execute=self._execute_without_cache,
+            share=self._share,
             step_divisor=_STEP_DIVISOR,
         )
 

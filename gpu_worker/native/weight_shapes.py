@@ -1,5 +1,6 @@
 """Names and shapes of the tensors that make up a decoder of the Llama family."""
 
+from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.kv_scales import is_attention_scale
 from gpu_worker.models.decoder_config import DecoderConfig
 
@@ -20,6 +21,20 @@ def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
     for index in range(config.num_layers):
         shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in of_layer.items()}
     return shapes
+
+
+def names_of_stage(config: DecoderConfig, stage: StageLayers) -> set[str]:
+    """Returns the tensors that a pipeline stage holds; a tied table lies on both ends."""
+    names = {
+        name
+        for name in weight_shapes(config)
+        if name.startswith(tuple(layer_prefix(index) for index in stage.indices))
+    }
+    if stage.is_first:
+        names.add(EMBEDDING)
+    if stage.is_last:
+        names |= {NORM, EMBEDDING if config.tie_embeddings else HEAD}
+    return names
 
 
 def layer_prefix(index: int) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from gpu_worker.batch.stage_layers import StageLayers, all_layers
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig
-from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
+from gpu_worker.native.weight_shapes import TABLES, is_ignored, names_of_stage, weight_shapes
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import Matrix, quantise
 
@@ -28,18 +29,22 @@ class Weights:
         dtype: np.dtype[Any],
         quantization: Quantization | None,
         num_threads: int,
+        stage: StageLayers | None = None,
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
     ) -> None:
         """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
 
         Args:
             dtype: type of matrices that are floats, and that all vectors are rounded to.
+            stage: whose tensors are taken; None takes all.
             on_taken: called after each tensor with the number taken so far and that of all.
         """
         self.dtype, self._quantization = dtype, quantization
         self._num_threads, self._on_taken = num_threads, on_taken
         self._shapes = weight_shapes(config)
         self._stored = _matched(self._shapes, stored, config)
+        whole = all_layers(config.num_layers)
+        self._num_wanted = len(names_of_stage(config, stage or whole))
         self._num_taken = 0
 
     def matrix(self, name: str) -> Matrix:
@@ -69,7 +74,7 @@ class Weights:
 
     def _take(self, name: str) -> StoredTensor:
         self._num_taken += 1
-        self._on_taken(self._num_taken, len(self._shapes))
+        self._on_taken(self._num_taken, self._num_wanted)
         tensor, expected = self._stored[name], self._shapes[name]
         has_padding = name in TABLES and tensor.shape[0] > expected[0]
         shape = (expected[0], *tensor.shape[1:]) if has_padding else tensor.shape

@@ -1,5 +1,5 @@
-"""Tensor parallelism within a node: several processes, each with a share of the model, one worker.
+"""One worker of several ranks: pipeline stages, each of which may be a tensor-parallel group.
 
-Rank 0 is the worker: it has the scheduler, the sequences and the sampler. The others hold their
-share of weights and KV and obey rank 0.
+Rank 0 is the worker: it has the scheduler, the sequences and the sampler, and therefore the last
+layers. The others hold their share of weights and KV and obey rank 0.
 """

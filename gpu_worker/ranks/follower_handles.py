@@ -5,107 +5,113 @@ killed and `on_lost` is told, whatever rank 0 is waiting for meanwhile.
 """
 
 import logging
-import signal
-import socket
-import subprocess
-import sys
+import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.ranks import rank_codec
-from gpu_worker.ranks.rank_channel import Channel
-from gpu_worker.ranks.rank_messages import Ask, Command, Failure, InStep, LogLine, Report, Start
+from gpu_worker.ranks.launchers import Launcher, LocalRank, StartedRank
+from gpu_worker.ranks.meeting import Meeting
+from gpu_worker.ranks.rank_messages import Ask, Command, Failure, Hello, InStep, LogLine, Report
+from gpu_worker.ranks.rank_servicer import FirstRankServicer, JoinedRank, RankServer
+from gpu_worker.ranks.versions import versions
 
 logger = logging.getLogger(__name__)
 
 AGREE_S = 20.0
 """Seconds for all ranks to fail at the same place; a rank that continues alone waits for ever."""
+JOIN_S = 120.0
+"""Seconds for a started rank to join."""
 _END_S = 5.0
 
 R = TypeVar("R", bound=Report)
 
 
 class _Follower:
-    """The process of a rank, and its reports."""
+    """A rank that was started, its stream once it has joined, and its reports."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, started: StartedRank) -> None:
         self.rank = rank
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_worker.ranks.follower_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.channel = Channel(ours.detach())
+        self.started = started
+        self.joined: JoinedRank | None = None
         self.answers: SimpleQueue[tuple[int, Report] | None] = SimpleQueue()
         """Each with the number of the command; None is the last: there will be no more."""
 
-    def end(self, *, within_s: float) -> None:
-        """Waits until the process notices its closed socket; kills it if that takes long."""
-        try:
-            self.process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def how_it_ended(self) -> str:
-        try:
-            code = self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            return "has closed its socket"
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with status {code}"
-
 
 class Followers:
-    """Ranks 1 and up. Commands come from one thread."""
+    """Ranks 1 and up. Commands come from one thread at a time."""
 
-    def __init__(self, starts: Sequence[Start], on_lost: Callable[[str], None]) -> None:
-        """Starts a process for each; they load meanwhile.
+    def __init__(
+        self, num_ranks: int, on_lost: Callable[[str], None], *, launch: Launcher = LocalRank
+    ) -> None:
+        """Starts the ranks.
 
         Args:
+            num_ranks: rank 0 included.
             on_lost: called once, on any thread, with what has happened.
         """
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._lost: str | None = None
         self._is_closed = False
-        self._num_commands = 0
+        self.num_commands = 0
         self._num_agreed = 0
         """Commands whose failures have been reported and handled."""
-        self._all = [_Follower(start.parallel.rank) for start in starts]
-        for follower, start in zip(self._all, starts, strict=True):
-            follower.channel.send(rank_codec.encode_command(start))
-            name = f"rank {follower.rank}"
-            threading.Thread(target=self._listen, args=(follower,), name=name, daemon=True).start()
-        self._num_commands = 1
+        self.meeting = Meeting()
+        self.servicer = FirstRankServicer(self._take_in, self.meeting)
+        self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))  # for this user alone
+        address = f"unix:{self._folder}/0"
+        # A rank has its stream, what it passes, and a call for a key.
+        self._server = RankServer(self.servicer, address, num_streams=3 * num_ranks)
+        with self._lock:  # the first joins before the last is started
+            self._all = [_Follower(rank, launch(rank, address)) for rank in range(1, num_ranks)]
+        for follower in self._all:
+            name = f"end of rank {follower.rank}"
+            threading.Thread(target=self._watch, args=(follower,), name=name, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Address of rank 0."""
+        return self._server.address
 
     @property
     def pids(self) -> list[int]:
-        return [follower.process.pid for follower in self._all]
+        return [hello.pid for hello in self.hellos]
+
+    @property
+    def hellos(self) -> list[Hello]:
+        """Those of the ranks that have joined."""
+        return [one.joined.hello for one in self._all if one.joined is not None]
+
+    def wait_until_joined(self) -> None:
+        """Raises DeviceLost if a rank does not join, ValueError if one is of another version."""
+        self.answers(Hello, within_s=JOIN_S)
+        for hello in self.hellos:
+            if hello.versions != versions():
+                raise ValueError(
+                    f"rank {hello.rank} has {hello.versions}, and rank 0 {versions()}; install the"
+                    " same everywhere"
+                )
 
     def send(self, command: Command) -> None:
         """Sends a command to all. Raises DeviceLost."""
-        data = rank_codec.encode_command(command)
-        self._num_commands += 1
-        for follower in self._all:
-            try:
-                follower.channel.send(data)
-            except OSError:
-                self._lose(f"rank {follower.rank} {follower.how_it_ended()}")
+        self.send_each([command] * len(self._all))
+
+    def send_each(self, commands: "list[Command]") -> None:
+        """Sends each rank its own. Raises DeviceLost."""
+        self.num_commands += 1
+        for follower, command in zip(self._all, commands, strict=True):
+            assert follower.joined is not None, "all have joined"
+            follower.joined.send(command)
         self._check()
 
     def answers(self, kind: type[R], *, within_s: float | None = None) -> list[R]:
         """Waits for one answer of each; raises MemoryError or RuntimeError if one failed."""
         found = [self._answer(follower, within_s) for follower in self._all]
-        self._num_agreed = self._num_commands
+        self._num_agreed = self.num_commands
         for follower, answer in zip(self._all, found, strict=True):
             if isinstance(answer, Failure):
                 error = MemoryError if answer.out_of_memory else RuntimeError
@@ -113,25 +119,56 @@ class Followers:
         assert all(isinstance(answer, kind) for answer in found), f"{found} for {kind}"
         return found  # type: ignore[return-value]  # as asserted
 
-    def agree_on_failure(self, num_collectives: int) -> None:
-        """After a command that failed on rank 0: returns if all are at one place.
+    def agree_on_failure(self, num_collectives: int, *, ranks_of_stage: int) -> None:
+        """After a command that failed on rank 0: returns if the ranks of each stage are at one
+        place.
 
         Else some wait in a collective that the others never join. Raises DeviceLost.
+
+        Args:
+            num_collectives: that rank 0 has joined.
+            ranks_of_stage: ranks that join the same.
         """
         self.send(Ask.SYNC)
-        places = {place.num_collectives for place in self.answers(InStep, within_s=AGREE_S)}
-        if places != {num_collectives}:
-            self._lose("a command failed on some ranks and not on others")
+        answers = self.answers(InStep, within_s=AGREE_S)
+        places = [num_collectives, *(place.num_collectives for place in answers)]
+        stages = [
+            set(places[i : i + ranks_of_stage]) for i in range(0, len(places), ranks_of_stage)
+        ]
+        if any(len(stage) > 1 for stage in stages):
+            self.lose("a command failed on some ranks and not on others")
         self._check()
 
+    def expect_failure(self, command: int) -> None:
+        """Says that rank 0 has seen a command fail, so that others may report it."""
+        self._num_agreed = max(self._num_agreed, command)
+
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the ranks."""
         with self._lock:
             self._is_closed = True
         for follower in self._all:
-            follower.channel.close()
+            if follower.joined is not None:
+                follower.joined.end()
+            elif self.meeting.lost is None:
+                follower.started.kill()
         for follower in self._all:
-            follower.end(within_s=_END_S)
+            follower.started.end(within_s=_END_S)
+        self._server.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _take_in(self, joined: JoinedRank) -> str | None:
+        """Takes the stream of a rank; returns why it may not join, if it may not."""
+        rank = joined.hello.rank
+        with self._lock:
+            follower = next((one for one in self._all if one.rank == rank), None)
+            if follower is None or follower.joined is not None:
+                return f"this worker has a rank {rank}, or needs none"
+            follower.joined = joined
+        follower.answers.put((0, joined.hello))
+        name = f"rank {rank}"
+        threading.Thread(target=self._listen, args=(follower,), name=name, daemon=True).start()
+        return None
 
     def _answer(self, follower: _Follower, within_s: float | None) -> Report:
         """Returns the report on the last command; reports on earlier ones are dropped."""
@@ -139,24 +176,31 @@ class Followers:
             try:
                 answer = follower.answers.get(timeout=within_s)
             except Empty:
-                self._lose(f"rank {follower.rank} does not come back from what failed")
+                self.lose(f"rank {follower.rank} does not answer")
                 answer = None
             if answer is None:
                 self._check()
                 raise DeviceLost("the ranks have been ended")
             command, report = answer
-            if command == self._num_commands:
+            if command == self.num_commands:
                 return report
 
     def _listen(self, follower: _Follower) -> None:
-        while (data := follower.channel.receive()) is not None:
-            command, report = rank_codec.decode_report(data)
+        assert follower.joined is not None
+        for command, report in follower.joined.reports():
             if isinstance(report, LogLine):
                 rank_logger = logging.getLogger(report.logger)
                 rank_logger.log(report.level, "rank %d: %s", follower.rank, report.message)
             else:
                 self._hear(follower, command, report)
-        self._lose(f"rank {follower.rank} {follower.how_it_ended()}")
+        self._end(follower)
+
+    def _watch(self, follower: _Follower) -> None:
+        follower.started.wait()
+        self._end(follower)
+
+    def _end(self, follower: _Follower) -> None:
+        self.lose(f"rank {follower.rank} {follower.started.how_it_ended()}")
         follower.answers.put(None)
 
     def _hear(self, follower: _Follower, command: int, report: Report) -> None:
@@ -171,18 +215,19 @@ class Followers:
 
     def _lose_unless_agreed(self, command: int, reason: str) -> None:
         if self._num_agreed < command:
-            self._lose(reason)
+            self.lose(reason)
 
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
         with self._lock:
-            if self._is_closed or self._lost is not None:
+            if self._is_closed or self.meeting.lost is not None:
                 return
-            self._lost = reason
+            self.meeting.call_off(reason)
         for follower in self._all:
-            with suppress(OSError):
-                follower.process.kill()
+            follower.started.kill()
+            follower.answers.put(None)
+        self.servicer.incoming.put(None)
         self._on_lost(reason)
 
     def _check(self) -> None:
-        if self._lost is not None:
-            raise DeviceLost(self._lost)
+        if self.meeting.lost is not None:
+            raise DeviceLost(self.meeting.lost)

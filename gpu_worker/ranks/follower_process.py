@@ -1,9 +1,10 @@
-"""A rank but the first, as a process: obeys rank 0, and ends when rank 0 does.
+"""A rank but the first: obeys rank 0, and ends when rank 0 does.
 
-`python -m gpu_worker.ranks.follower_process FD`, where FD is its end of a socket pair.
-A thread reads it, so that the process ends with rank 0 even while it computes, or waits in a
-collective that no other rank joins any more. Signals that a terminal or a service manager sends to
-all processes are rank 0's to act on.
+`python -m gpu_worker.ranks.follower_process RANK ADDRESS`, where ADDRESS is rank 0's.
+A thread reads commands, so that the process ends with rank 0 even while it computes, or waits in a
+collective that no other rank joins any more. It ends with status 0 only if rank 0 has ended the
+worker in order: a supervisor then starts none of the ranks again. Signals that a terminal or a
+service manager sends to all processes are rank 0's to act on.
 """
 
 import logging
@@ -11,83 +12,118 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import is_device_lost
-from gpu_worker.ranks import rank_codec
-from gpu_worker.ranks.rank_channel import Channel
+from gpu_worker.ranks.meeting import RankLost
+from gpu_worker.ranks.rank_client import FirstRank, NextRank
 from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Command,
-    Done,
+    Connected,
     Failure,
+    Hello,
     InitCacheEngine,
     InStep,
+    Loaded,
     LogLine,
-    Report,
     Start,
 )
+from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
+from gpu_worker.ranks.share import Share, load_share
+from gpu_worker.ranks.stage import FailedBefore, Stage
+from gpu_worker.ranks.versions import versions
 
 logger = logging.getLogger("gpu_worker.ranks.follower_process")
+
+_LEAVE_S = 0.5
 
 
 class Follower:
     """Executes one command after the other."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._commands: SimpleQueue[Command] = SimpleQueue()
+    def __init__(self, rank: int, address: str, *, on_end: Callable[[int], None]) -> None:
+        """Joins rank 0.
+
+        Args:
+            on_end: called on any thread with the status to exit with.
+        """
+        self._on_end = on_end
+        self._first = FirstRank(address)
+        self._servicer = RankServicer()
+        folder = address.rpartition("/")[0]
+        self._server = RankServer(self._servicer, f"{folder}/{rank}", num_streams=1)
+        self._first.report(Hello(rank, versions(), self._server.address, os.getpid()))
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._num_commands = 0
         threading.Thread(target=self._read, name="rank 0", daemon=True).start()
 
     def _read(self) -> None:
-        while (data := self._channel.receive()) is not None:
-            self._commands.put(rank_codec.decode_command(data))
-        os._exit(0)
+        status = 0
+        try:
+            for command in self._first.commands():
+                self._commands.put(command)
+        except RankLost as error:
+            logger.error("%s", error)
+            status = 1
+        self._commands.put(None)
+        self._on_end(status)
 
-    def _next(self) -> Command:
+    def _next(self) -> Command | None:
         command = self._commands.get()
         self._num_commands += 1
         return command
 
-    def report(self, report: Report) -> None:
-        try:
-            data = rank_codec.encode_report(report, command=self._num_commands)
-            self._channel.send(data)
-        except OSError:
-            os._exit(0)
+    def report(self, report: Connected | Loaded | Failure | LogLine | InStep | CacheReady) -> None:
+        self._first.report(report, command=self._num_commands)
 
     def serve(self) -> None:
-        """Executes commands for ever; raises the errors after which the rank cannot go on."""
+        """Executes commands until rank 0 ends; raises errors after which the rank cannot go on."""
         start = self._next()
+        if start is None:
+            return
         assert isinstance(start, Start)
         try:
             self._load(start)
         except Exception as error:
             self._fail(error)
-            threading.Event().wait()  # rank 0 fails at the same, most often, and says it better
-        while True:
-            self._obey(self._next())
+            while self._next() is not None:  # rank 0 fails at the same, most often, and says it
+                pass
+            return
+        while (command := self._next()) is not None:
+            self._obey(command)
+
+    def finish(self) -> None:
+        """Gives what was reported time to leave; rank 0 kills a rank that reports no more."""
+        self._first.end_reports()
+        threading.Event().wait(_LEAVE_S)
+
+    def close(self) -> None:
+        self._first.close()
+        self._server.close()
 
     def _load(self, start: Start) -> None:
-        from gpu_worker.runner.model_runner import ModelRunner  # imports torch: seconds
-
-        self.report(Done.JOINING)
-        self._runner = ModelRunner(
-            start.model, start.cache, parallel_config=start.parallel, device_config=start.device
-        )
-        self.report(Done.LOADED)
+        next_rank = NextRank(start.next_address) if start.next_address else None
+        self.report(Connected())
+        self._share: Share = load_share(start, self._first)
+        incoming = self._servicer.incoming if start.parallel.stage else None
+        self._stage = Stage(self._share, incoming, next_rank)
+        model = self._share.model
+        self.report(Loaded(model.fingerprint, str(model.arithmetic)))
 
     def _obey(self, command: Command) -> None:
         """Executes a command; a failure is reported, but that of a section ends the rank."""
         if isinstance(command, Step):
-            self._runner.apply(command)
+            self._share.apply(command)
             return
         try:
             self._perform(command)
+        except FailedBefore:
+            pass  # the rank that has failed says so
         except Exception as error:
             if is_device_lost(error):
                 raise
@@ -96,20 +132,19 @@ class Follower:
     def _perform(self, command: Command) -> None:
         match command:
             case Batch():
-                self._runner.execute(command)
+                self._stage.execute(command, command=self._num_commands)
             case Ask.PROFILE:
-                self.report(self._runner.profile())
+                self._first.report(self._share.profile(), command=self._num_commands)
             case Ask.SYNC:
-                self.report(InStep(self._runner.num_collectives))
+                self.report(InStep(self._share.num_collectives))
             case InitCacheEngine():
-                self._runner.init_cache_engine(**command._asdict())
-                self.report(CacheReady(self._runner.num_graphs))
+                self._share.init_cache_engine(**command._asdict())
+                self.report(CacheReady(self._share.num_graphs))
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, MemoryError | ValueError):
+        if not isinstance(error, MemoryError | ValueError | OSError):
             logger.exception("a command failed")
-        message = str(error).partition("\n")[0] or type(error).__name__
-        self.report(Failure(message, isinstance(error, MemoryError)))
+        self.report(Failure.of(error))
 
 
 class _Forwarding(logging.Handler):
@@ -127,12 +162,13 @@ class _Forwarding(logging.Handler):
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    follower = Follower(Channel(int(sys.argv[1])))
+    follower = Follower(int(sys.argv[1]), sys.argv[2], on_end=os._exit)
     logging.basicConfig(level=logging.WARNING, handlers=[_Forwarding(follower)])
     try:
         follower.serve()
     except Exception:
         logger.exception("this rank ends")
+        follower.finish()
     os._exit(1)  # there may be threads in native code
 
 

@@ -1,9 +1,12 @@
 """Reads and writes the messages between ranks (rank.proto)."""
 
-import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
+from pydantic import BaseModel
 
 from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from contract.model import WorkerCapacity, decode_capacity, encode_capacity
@@ -14,44 +17,43 @@ from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Command,
-    Done,
+    Connected,
     Failure,
+    Hello,
+    HiddenStates,
     InitCacheEngine,
     InStep,
+    Loaded,
     LogLine,
     Report,
     Start,
     prompt_rows_of,
     rows_of,
 )
-from protos.worker.v1 import rank_pb2 as pb
+from protos.rank.v1 import rank_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
-def encode_command(command: Command) -> bytes:
-    return _command(command).SerializeToString()
-
-
-def _command(command: Command) -> pb.RankCommand:
+def encode_command(command: Command) -> pb.JoinResponse:
     match command:
         case Batch():
-            return pb.RankCommand(execute=_batch_message(command))
+            return pb.JoinResponse(execute=_batch_message(command))
         case Step():
-            return pb.RankCommand(apply=encode_step(command))
-        case InitCacheEngine(num_gpu_blocks, num_cpu_blocks):
-            cache = pb.RankCache(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
-            return pb.RankCommand(init_cache_engine=cache)
+            return pb.JoinResponse(apply=encode_step(command))
+        case InitCacheEngine():
+            return pb.JoinResponse(init_cache_engine=pb.RankCache(**command._asdict()))
         case Start():
-            return pb.RankCommand(start=_start_message(command))
+            return pb.JoinResponse(start=_start_message(command))
         case Ask.PROFILE:
-            return pb.RankCommand(profile=pb.RankProfile())
+            return pb.JoinResponse(profile=pb.RankProfile())
         case Ask.SYNC:
-            return pb.RankCommand(sync=pb.RankSync())
+            return pb.JoinResponse(sync=pb.RankSync())
 
 
-def decode_command(data: bytes) -> Command:
-    message = pb.RankCommand.FromString(data)
+def decode_command(message: pb.JoinResponse) -> Command:
     kind = message.WhichOneof("command")
     match kind:
         case "execute":
@@ -69,42 +71,47 @@ def decode_command(data: bytes) -> Command:
             raise ValueError("a command that this rank does not know")
 
 
-def encode_report(report: Report, *, command: int) -> bytes:
+def encode_report(report: Report, *, command: int) -> pb.JoinRequest:
     """Args: command: number of what the report is about."""
     message = _report_message(report)
     message.command = command
-    return message.SerializeToString()
+    return message
 
 
-def _report_message(report: Report) -> pb.RankReport:
+def _report_message(report: Report) -> pb.JoinRequest:
     match report:
-        case Done.JOINING:
-            return pb.RankReport(joining=pb.RankJoining())
-        case Done.LOADED:
-            return pb.RankReport(loaded=pb.RankLoaded())
+        case Hello():
+            return pb.JoinRequest(hello=pb.RankHello(**report._asdict()))
+        case Connected():
+            return pb.JoinRequest(connected=pb.RankConnected())
+        case Loaded():
+            return pb.JoinRequest(loaded=pb.RankLoaded(**report._asdict()))
         case CacheReady():
-            return pb.RankReport(cache_ready=pb.RankCacheReady(**report._asdict()))
+            return pb.JoinRequest(cache_ready=pb.RankCacheReady(**report._asdict()))
         case WorkerCapacity():
-            return pb.RankReport(capacity=encode_capacity(report))
+            return pb.JoinRequest(capacity=encode_capacity(report))
         case InStep():
-            return pb.RankReport(in_step=pb.RankInStep(**report._asdict()))
+            return pb.JoinRequest(in_step=pb.RankInStep(**report._asdict()))
         case Failure():
-            return pb.RankReport(failed=pb.RankFailure(**report._asdict()))
+            return pb.JoinRequest(failed=pb.RankFailure(**report._asdict()))
         case LogLine():
-            return pb.RankReport(log_line=pb.RankLogLine(**report._asdict()))
+            return pb.JoinRequest(log_line=pb.RankLogLine(**report._asdict()))
 
 
-def decode_report(data: bytes) -> tuple[int, Report]:
+def decode_report(message: pb.JoinRequest) -> tuple[int, Report]:
     """Returns the number of the command that it is about, too."""
-    message = pb.RankReport.FromString(data)
     return message.command, _report(message)
 
 
-def _report(message: pb.RankReport) -> Report:
-    kind = message.WhichOneof("report")
-    match kind:
-        case "joining" | "loaded":
-            return Done(kind)
+def _report(message: pb.JoinRequest) -> Report:
+    match message.WhichOneof("report"):
+        case "hello":
+            hello = message.hello
+            return Hello(hello.rank, hello.versions, hello.address, hello.pid)
+        case "connected":
+            return Connected()
+        case "loaded":
+            return Loaded(message.loaded.fingerprint, message.loaded.arithmetic)
         case "cache_ready":
             return CacheReady(message.cache_ready.num_graphs)
         case "capacity":
@@ -112,8 +119,7 @@ def _report(message: pb.RankReport) -> Report:
         case "in_step":
             return InStep(message.in_step.num_collectives)
         case "failed":
-            failed = message.failed
-            return Failure(failed.message, failed.out_of_memory)
+            return _failure(message.failed)
         case "log_line":
             line = message.log_line
             return LogLine(line.level, line.logger, line.message)
@@ -121,22 +127,70 @@ def _report(message: pb.RankReport) -> Report:
             raise ValueError("a report that rank 0 does not know")
 
 
+def encode_states(states: HiddenStates) -> pb.PassRequest:
+    message = pb.PassRequest(command=states.command, forward_ns=states.forward_ns)
+    if states.values is not None:
+        message.hidden_states = states.values.tobytes()
+    if states.failure is not None:
+        message.failed.CopyFrom(pb.RankFailure(**states.failure._asdict()))
+    return message
+
+
+def decode_states(message: pb.PassRequest, *, num_tokens: int) -> HiddenStates:
+    """Raises ValueError for another number of bytes than whole rows take."""
+    if message.HasField("failed"):
+        failure = _failure(message.failed)
+        return HiddenStates(message.command, None, failure, message.forward_ns)
+    values = np.frombuffer(bytearray(message.hidden_states), dtype=np.uint8)
+    return HiddenStates(message.command, values.reshape(num_tokens, -1), None, message.forward_ns)
+
+
+def _failure(message: pb.RankFailure) -> Failure:
+    return Failure(message.message, message.out_of_memory)
+
+
 def _start_message(start: Start) -> pb.RankStart:
     return pb.RankStart(
-        model_config_json=start.model.model_dump_json(),
-        cache_config_json=start.cache.model_dump_json(),
-        parallel_config_json=json.dumps(asdict(start.parallel)),
-        device_config_json=start.device.model_dump_json(),
+        model=_filled(pb.RankModelConfig(), dict(start.model)),
+        cache=_filled(pb.RankCacheConfig(), dict(start.cache)),
+        device=_filled(pb.RankDeviceConfig(), dict(start.device)),
+        parallel=_filled(pb.RankParallelConfig(), asdict(start.parallel)),
+        next_address=start.next_address,
     )
 
 
 def _start(message: pb.RankStart) -> Start:
     return Start(
-        model=ModelConfig.model_validate_json(message.model_config_json),
-        cache=CacheConfig.model_validate_json(message.cache_config_json),
-        parallel=ParallelConfig(**json.loads(message.parallel_config_json)),
-        device=DeviceConfig.model_validate_json(message.device_config_json),
+        model=_config(ModelConfig, message.model),
+        cache=_config(CacheConfig, message.cache),
+        device=_config(DeviceConfig, message.device),
+        parallel=ParallelConfig(**_values(message.parallel)),
+        next_address=message.next_address,
     )
+
+
+def _filled(message: M, values: dict[str, Any]) -> M:
+    """Writes a configuration by field; a field that the message lacks is an error."""
+    for name, value in values.items():
+        if isinstance(value, tuple):
+            getattr(message, name).extend(value)
+        elif value is not None:
+            setattr(message, name, str(value) if isinstance(value, Path) else value)
+    return message
+
+
+def _values(message: Message) -> dict[str, Any]:
+    return {
+        field.name: tuple(value) if field.is_repeated else value
+        for field, value in message.ListFields()
+    }
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def _config(kind: type[C], message: Message) -> C:
+    return kind(**_values(message))
 
 
 def _batch_message(batch: Batch) -> pb.RankBatch:

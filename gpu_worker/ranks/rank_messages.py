@@ -1,4 +1,4 @@
-"""Commands of rank 0 to the other ranks, and their reports; see rank.proto.
+"""Commands of rank 0 to the other ranks, their reports, and hidden states; see rank.proto.
 
 A batch is sent as a `Batch` whose rows say which tokens draw, and nothing of how: rank 0 draws.
 """
@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contract.model import WorkerCapacity
 from contract.step import Step
@@ -19,12 +20,14 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelCo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Command to load a model."""
+    """Command to load a share of a model."""
 
     model: ModelConfig
     cache: CacheConfig
     parallel: ParallelConfig
     device: DeviceConfig
+    next_address: str = ""
+    """Address of the rank that takes this one's hidden states; empty on the last stage."""
 
 
 class Ask(Enum):
@@ -45,11 +48,24 @@ Command = Start | Ask | InitCacheEngine | Step | Batch
 """A `Step` is of sections alone, which every rank applies to its share of the KV cache."""
 
 
-class Done(Enum):
-    """Reports without content."""
+class Hello(NamedTuple):
+    """First report of a rank."""
 
-    JOINING = "joining"
-    LOADED = "loaded"
+    rank: int
+    versions: str
+    address: str
+    pid: int
+
+
+class Connected(NamedTuple):
+    """The rank listens, and has reached the rank that it passes hidden states to."""
+
+
+class Loaded(NamedTuple):
+    """The rank holds its share; both fields are the same on all ranks."""
+
+    fingerprint: str
+    arithmetic: str
 
 
 class CacheReady(NamedTuple):
@@ -71,6 +87,11 @@ class Failure(NamedTuple):
     message: str
     out_of_memory: bool
 
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        message = str(error).partition("\n")[0] or type(error).__name__
+        return cls(message, isinstance(error, MemoryError))
+
 
 class LogLine(NamedTuple):
     """A line of a rank's log."""
@@ -80,7 +101,18 @@ class LogLine(NamedTuple):
     message: str
 
 
-Report = Done | CacheReady | WorkerCapacity | InStep | Failure | LogLine
+Report = Hello | Connected | Loaded | CacheReady | WorkerCapacity | InStep | Failure | LogLine
+
+
+class HiddenStates(NamedTuple):
+    """The result of a stage for one command, or why it has none."""
+
+    command: int
+    values: NDArray[np.uint8] | None
+    """[T, bytes of a row], which may be written to; None if a stage failed."""
+    failure: Failure | None
+    forward_ns: int
+    """Nanoseconds that the stages so far have computed."""
 
 
 def rows_of(tokens: Int64Array) -> SampleRows:

@@ -9,6 +9,7 @@ from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
 from gpu_worker.executors.async_executor import AsyncExecutor
 from gpu_worker.executors.graph_inputs import GraphBuffers
+from gpu_worker.executors.stage_executor import HiddenShape, StageExecutor
 from gpu_worker.executors.step_graphs import DevicePlanning, StepGraphs, graph_sizes
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.loading.loaded_model import LoadedModel
@@ -32,6 +33,15 @@ def make_executor(
     Args:
         max_graph_tokens: tokens of the largest mixed step that is a graph.
     """
+    if not loaded.stage.is_whole:
+        return StageExecutor(
+            loaded.model,
+            loaded.attention,
+            loaded.sampler,
+            loaded.device,
+            stage=loaded.stage,
+            shape=HiddenShape(loaded.hidden_size, loaded.dtype),
+        )
     on_device = loaded.device.type != "cpu" or recorder is not None
     if on_device and isinstance(loaded.attention, DevicePlanning):
         return _async_executor(

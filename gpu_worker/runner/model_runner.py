@@ -15,16 +15,19 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress, igno
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
+from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.device_choice import recorder_for
 from gpu_worker.device.graphs import GraphRecorder
+from gpu_worker.device.keys import Keys
 from gpu_worker.device.memory import is_out_of_memory
 from gpu_worker.device.torch_profiler import TorchRecording
 from gpu_worker.executors.async_executor import AsyncExecutor, LaunchedStep
+from gpu_worker.executors.stage_executor import StageExecutor
 from gpu_worker.executors.step_graphs import StepGraphs
 from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
-from gpu_worker.kv_cache.capacity import measure_capacity
+from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.cuda_device import measured
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
@@ -45,6 +48,8 @@ class ModelRunner:
         parallel_config: ParallelConfig | None = None,
         device_config: DeviceConfig | None = None,
         recorder: GraphRecorder | None = None,
+        keys: Keys | None = None,
+        layers: StageLayers | None = None,
         progress: ReportProgress = ignore_progress,
         opened: OpenedModel | None = None,
         why_not_natively: str = "PyTorch is asked for",
@@ -52,6 +57,8 @@ class ModelRunner:
         """Loads the model.
 
         Args:
+            keys: where tensor-parallel ranks meet.
+            layers: those of this rank's pipeline stage; None has all.
             recorder: records steps as graphs; by default that of the device.
             opened: the model, if it is opened already.
             why_not_natively: what keeps the model from running natively, for messages.
@@ -65,11 +72,14 @@ class ModelRunner:
                 cache_config,
                 parallel_config or ParallelConfig(),
                 device_config,
+                keys=keys,
+                layers=layers,
                 progress=progress,
                 opened=opened,
                 why_not_natively=why_not_natively,
             )
         self._cache_config = cache_config
+        self._parallel = parallel_config or ParallelConfig()
         if device_config.enforce_eager:
             recorder = None
         elif recorder is None:
@@ -121,7 +131,7 @@ class ModelRunner:
             block_bytes=self._executor.block_bytes,
             device=measured(self._loaded.device),
             execute=self._execute_without_cache,
-            num_ranks=self._loaded.group.size,
+            share=RankShare.of(self._parallel, self._loaded.stage),
             others_bytes=self._loaded.others_bytes,
             graphs_bytes=self._measure_graphs(),
         )
@@ -129,8 +139,14 @@ class ModelRunner:
     def _execute_without_cache(self, batch: Batch) -> None:
         """Runs a batch whose blocks are all block 0 of a pool of one."""
         self._make_cache(num_gpu_blocks=1, num_cpu_blocks=0)
-        self.execute(batch)
+        self._execute_alone(batch)
         self._drop_cache()
+
+    def _execute_alone(self, batch: Batch) -> None:
+        """Runs a batch without the other stages, if there are any."""
+        if isinstance(self._executor, StageExecutor):
+            self._executor.make_up_hidden(batch)
+        self.execute(batch)
 
     def _measure_graphs(self) -> int:
         """Returns the bytes that graphs will take beside all else."""
@@ -163,7 +179,7 @@ class ModelRunner:
             max_model_len=self.model.max_model_len,
             vocab_size=self.model.vocab_size,
         ):
-            self.execute(batch)
+            self._execute_alone(batch)
         self._is_warm = True
         if triton.is_installed():
             from signalbox_kernels.triton import compilations

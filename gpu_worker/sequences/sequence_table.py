@@ -137,14 +137,18 @@ class SequenceTable:
         """Returns whether `apply` needs unfinished tokens: for histories, or sequences that end."""
         if step.forks:  # a fork copies its parent's tokens; one that is drawn later is not copied
             return True
-        seq_ids = [*step.finished.tolist(), *step.running_seq_ids.tolist()]
-        found = [self._row_of.get(seq_id, -1) for seq_id in seq_ids]
-        num_finished = len(step.finished)
-        rows = np.array(found, dtype=np.int64)
+        rows, num_finished = self.rows_of(step), len(step.finished)
         state = self._rows.state[rows]
         is_unknown = (rows >= 0) & (self._rows.tokens[rows, state["num_tokens"] - 1] < 0)
         is_read = state["has_penalties"] | state["has_rules"]
         return bool(is_unknown[:num_finished].any() or (is_unknown & is_read).any())
+
+    def rows_of(self, step: Step) -> Int64Array:
+        """Returns the rows of a step's finished and of its running sequences; -1 for unknown
+        ones."""
+        seq_ids = [*step.finished.tolist(), *step.running_seq_ids.tolist()]
+        found = [self._row_of.get(seq_id, -1) for seq_id in seq_ids]
+        return np.array(found, dtype=np.int64)
 
     def book(self) -> BookedBatch:
         """Counts the applied batch as computed, and its draws as tokens that are not known yet."""

@@ -238,8 +238,8 @@ class Program:
         return self._handle
 
     def view(self, index: int, *, width: int, num_tokens: int, dtype: np.dtype[Any]) -> AnyArray:
-        """Returns a buffer as an array [num_tokens, padded width], for tests; valid until it
-        grows."""
+        """Returns a buffer as an array [num_tokens, padded width], to read or to write between
+        runs; valid until it grows."""
         padded = -(-width // PANEL) * PANEL
         address = self._library.sb_program_buffer(self._handle, index, num_tokens)
         count = num_tokens * padded * dtype.itemsize

@@ -61,6 +61,8 @@ class EngineArgs(VllmOptions):
     tokenizer_mode: str = "auto"
     trust_remote_code: bool = option("trust_remote_code")
     tensor_parallel_size: int = option("tensor_parallel_size")
+    pipeline_parallel_size: int = option("pipeline_parallel_size")
+    pipeline_layer_partition: str | None = option("pipeline_layer_partition")
     dtype: object = option("dtype")
     quantization: str | None = option("quantization", default=None)
     revision: str | None = option("revision")
@@ -83,7 +85,7 @@ class EngineArgs(VllmOptions):
     watermark: float = option("watermark")
     cpu_prefix_cache: bool = option("cpu_prefix_cache")
     num_gpu_blocks_override: int | None = option("num_gpu_blocks_override")
-    max_steps_in_flight: int = option("max_steps_in_flight")
+    max_steps_in_flight: int | None = option("max_steps_in_flight")
     log_stats_interval: float = option("log_stats_interval")
     load_format: str = "auto"
     model_plugin: str | None = option("model_plugin")
@@ -155,7 +157,7 @@ class EngineArgs(VllmOptions):
                 return make_runner(
                     model_config,
                     cache_config,
-                    tensor_parallel_size=settings.tensor_parallel_size,
+                    parallel_config=settings.parallel,
                     device_config=device_config,
                     progress=progress,
                     on_lost=partial(logger.error, "%s; the engine is dead"),  # this process goes on

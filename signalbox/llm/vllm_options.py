@@ -66,7 +66,6 @@ class VllmOptions:
     enable_lora: object = _taken(False, None)
     calculate_kv_scales: object = _taken(False)
     # Parallelism.
-    pipeline_parallel_size: object = _taken(1)
     data_parallel_size: object = _taken(1)
     decode_context_parallel_size: object = _taken(1)
     enable_expert_parallel: object = _taken(False)

@@ -123,11 +123,6 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "mamba_block_size": NoEffect(why="no model with a Mamba state is served"),
     "enable_sleep_mode": Refused(remedy="stop the server to free its memory", takes=SWITCH),
     # Devices.
-    "pipeline_parallel_size": NoEffect(
-        why="a model is not cut into stages",
-        values=("1",),
-        otherwise="--tensor-parallel-size divides the model",
-    ),
     "data_parallel_size": Alias(setting="workers"),
     "data_parallel_size_local": Alias(setting="workers"),
     "data_parallel_rank": Refused(remedy=_NO_RANKS),

@@ -164,7 +164,7 @@ class LocalStack:
         return gpu_shares(
             visible_gpus() if settings.workers > 1 else [],
             num_workers=settings.workers,
-            num_ranks=settings.tensor_parallel_size,
+            num_ranks=settings.parallel.num_ranks,
         )
 
     def _start(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import distributed
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.device.process_group import GroupCollectives, _nccl
 from gpu_worker.runner_factory import make_runner
 from tests.gpu_worker.generation import Driver
@@ -63,7 +63,7 @@ def test_two_cards_give_the_tokens_of_one(tmp_path: Path, enforce_eager: bool) -
             make_runner(
                 ModelConfig(model=str(tmp_path), dtype="float32"),
                 CacheConfig(max_num_seqs=8, kv_cache_memory=1 / 64, swap_space=1 / 1024),
-                tensor_parallel_size=size,
+                parallel_config=ParallelConfig(tensor_parallel_size=size),
                 device_config=DeviceConfig(device="cuda", enforce_eager=enforce_eager),
                 progress=lambda _: None,
                 on_lost=lambda _: None,

@@ -65,7 +65,7 @@ class DefaultParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerCapacity(_message.Message):
-    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size", "grammar_bytes", "max_steps_in_flight")
+    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size", "grammar_bytes", "max_steps_in_flight", "pipeline_parallel_size")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class WorkerCapacity(_message.Message):
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
@@ -88,7 +89,8 @@ class WorkerCapacity(_message.Message):
     tensor_parallel_size: int
     grammar_bytes: int
     max_steps_in_flight: int
-    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ...) -> None: ...
+    pipeline_parallel_size: int
+    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ...) -> None: ...
 
 class TraceContext(_message.Message):
     __slots__ = ("traceparent", "tracestate")

@@ -56,7 +56,9 @@ class LocalWorker:
             self.tokenizer_files = self._thread.start(runner.tokenizer_files).result()
             capacity = self._thread.start(runner.profile).result()
             self.capacity: WorkerCapacity = replace(
-                capacity, grammar_bytes=grammar_bytes, max_steps_in_flight=STEPS_IN_FLIGHT
+                capacity,
+                grammar_bytes=grammar_bytes,
+                max_steps_in_flight=max(capacity.max_steps_in_flight, STEPS_IN_FLIGHT),
             )
             files = tokenizer_files or self.tokenizer_files
             self._grammars = Grammars(

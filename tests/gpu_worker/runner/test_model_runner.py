@@ -24,6 +24,8 @@ from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.layers import ParallelGroup
 from gpu_worker.loading import loaded_model
+from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.share import load_share
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -181,7 +183,7 @@ def test_max_model_len_can_only_be_lowered(tiny: Path) -> None:
 
 
 def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
-    with pytest.raises(ValueError, match="the ranks have no address to meet at"):
+    with pytest.raises(ValueError, match="the ranks have no place to meet at"):
         make_runner(tiny, parallel_config=ParallelConfig(tensor_parallel_size=2))
 
 
@@ -189,11 +191,15 @@ def test_blocks_over_ranks_are_refused_for_the_ranks(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaded_model, "join", lambda *_: ParallelGroup(0, 2))
-    message = "'int8', which takes a native program, but it does not divide a model over ranks"
+    start = Start(
+        model=ModelConfig(model=str(tiny), dtype="float32", quantization="int8"),
+        cache=CacheConfig(),
+        parallel=ParallelConfig(tensor_parallel_size=2),
+        device=DeviceConfig(device="cpu"),
+    )
+    message = "'int8', which takes a native program, but it does not divide matrices over ranks"
     with pytest.raises(ModelError, match=message):
-        make_runner(
-            tiny, quantization="int8", parallel_config=ParallelConfig(tensor_parallel_size=2)
-        )
+        load_share(start)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

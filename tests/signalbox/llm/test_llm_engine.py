@@ -7,7 +7,7 @@ import pytest
 
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
 from signalbox import EngineArgs, LLMEngine, SamplingParams
-from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox.llm.in_process.local_worker import STEPS_IN_FLIGHT
 from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_engine, make_runner, run
 from tests.waiting import EVENT_S
 
@@ -32,7 +32,7 @@ def test_requests_may_join_while_others_run(engine: LLMEngine) -> None:
             engine.add_request(str(joined), None, GREEDY, [joined + 1, 2])
             joined += 1
         outputs |= {output.request_id: output for output in engine.step()}
-        assert len(engine._core.scheduler.inflight) <= CoreConfig().scheduling.max_steps_in_flight
+        assert len(engine._core.scheduler.inflight) <= STEPS_IN_FLIGHT
     for request_id, output in outputs.items():
         expected = expected_tokens([int(request_id) + 1, 2], num_tokens=16)
         assert output.outputs[0].token_ids == expected
@@ -47,7 +47,7 @@ async def test_an_engine_steps_inside_a_running_event_loop(engine: LLMEngine) ->
 def test_two_steps_are_in_flight_between_calls(engine: LLMEngine) -> None:
     engine.add_request("a", "hello", GREEDY)
     engine.step()
-    assert len(engine._core.scheduler.inflight) == CoreConfig().scheduling.max_steps_in_flight
+    assert len(engine._core.scheduler.inflight) == STEPS_IN_FLIGHT
     run(engine)
 
 

@@ -143,7 +143,7 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
         {"model_impl": "other"},
         {"quantization": "bitsandbytes"},
         {"tokenizer_mode": "slow"},
-        {"pipeline_parallel_size": 2},
+        {"pipeline_layer_partition": "1,2"},
         {"enable_lora": True},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"preemption_mode": "drop"},

@@ -172,7 +172,9 @@ def test_vllms_names_of_a_models_settings_set_ours(
         (["m", "--model", "n"], "are the same setting"),
         (["m", "--kv-cache-memory-bytes", "lots"], "it is no number"),
         (["m", "--quantization", "bitsandbytes"], "--quantization is 'bitsandbytes'"),
-        (["--simulate", "-pp", "2"], "--pipeline-parallel-size 2 is not served: --tensor-parallel"),
+        (["m", "-pp", "0"], "--pipeline-parallel-size is '0'"),
+        (["m", "-pp", "2", "--pipeline-layer-partition", "1,2,3"], "has 3 numbers, and pipeline_"),
+        (["m", "--pipeline-layer-partition", "3,0"], "whole numbers of at least 1, with commas"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(arguments: list[str], expected: str) -> None:

@@ -1,15 +1,14 @@
-"""Two gloo ranks, as processes, are one worker: the same tokens as one, and one fate."""
+"""Ranks, as processes, are one worker and have one fate; as threads, what they hold and pass on."""
 
-import json
 import math
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, cast
 
 import numpy as np
@@ -20,10 +19,8 @@ import torch
 from contract.model import WorkerCapacity
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.config import (
-    GIB,
     CacheConfig,
     DeviceConfig,
     ModelConfig,
@@ -32,124 +29,57 @@ from gpu_worker.config import (
 )
 from gpu_worker.device.device_choice import choose_device
 from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.ranks import follower_handles, rank_codec
-from gpu_worker.ranks import tensor_parallel_runner as ranks_runner
+from gpu_worker.ranks import follower_handles, rank_codec, ranked_runner
 from gpu_worker.ranks.follower_handles import Followers
-from gpu_worker.ranks.rank_messages import Ask, Done, InitCacheEngine, Start
-from gpu_worker.ranks.tensor_parallel_runner import TensorParallelRunner
+from gpu_worker.ranks.meeting import Meeting
+from gpu_worker.ranks.rank_messages import (
+    Ask,
+    Connected,
+    Failure,
+    HiddenStates,
+    InitCacheEngine,
+    Loaded,
+    Start,
+)
+from gpu_worker.ranks.rank_servicer import FirstRankServicer, JoinedRank, RankServer
+from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.ranks.share import load_share
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.runner_factory import make_runner
-from scheduler_svc.config import PreemptionMode, SchedulingSettings
-from signalbox import LLM, EngineDeadError, RequestOutput, SamplingParams
-from signalbox.llm.in_process.wiring import CoreConfig
+from protos.rank.v1 import rank_pb2 as pb
+from signalbox import LLM, EngineDeadError, SamplingParams
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
-from tests.gpu_worker.tiny_models import make_model
-from tests.rounding import LOGITS
-from tests.signalbox.llm.make import assert_at_rest
+from tests.gpu_worker.ranks.thread_ranks import ThreadRank, load_threads, make_start, with_sizes
+from tests.gpu_worker.tiny_models import make_llama, make_model
 from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.system
 
-MAX_TOKENS = 26
-SAMPLING: list[dict[str, Any]] = [
-    {"temperature": 0, "logprobs": 3, "prompt_logprobs": 2},
-    {"temperature": 0.9, "seed": 3, "n": 2, "presence_penalty": 0.8, "frequency_penalty": 0.4},
-    {"temperature": 1, "seed": 5, "top_p": 0.8, "repetition_penalty": 1.4, "logprobs": 0},
-    {"temperature": 0.7, "seed": 8, "top_k": 9, "min_p": 0.02},
-]
 
-
-def load(path: Path, size: int, *, kv_bytes: int = 1 << 20, **more: Any) -> Runner:
-    return make_runner(
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(
-            kv_cache_memory=kv_bytes / GIB,
-            swap_space=kv_bytes / GIB,
-            max_num_seqs=8,
-            max_num_batched_tokens=64,
-        ),
-        tensor_parallel_size=size,
-        device_config=DeviceConfig(device="cpu"),
-        progress=lambda _: None,
-        **{"on_lost": lambda _: None} | more,
+def load(path: Path, tp: int = 2, pp: int = 1, **more: Any) -> RankedRunner:
+    """Loads a worker of processes."""
+    on_lost = more.pop("on_lost", lambda _: None)
+    start = with_sizes(make_start(path, ParallelConfig(), **more), tp, pp)
+    runner = make_runner(
+        start.model,
+        start.cache,
+        device_config=start.device,
+        parallel_config=start.parallel,
+        on_lost=on_lost,
     )
+    assert isinstance(runner, RankedRunner)
+    return runner
 
 
-def load_ranks(path: Path, **more: Any) -> TensorParallelRunner:
-    return cast(TensorParallelRunner, load(path, 2, **more))
-
-
-def make_llm(path: Path, size: int, mode: PreemptionMode, *, num_blocks: int) -> LLM:
-    read = json.loads((path / "config.json").read_text())
-    head_size = read.get("head_dim") or read["hidden_size"] // read["num_attention_heads"]
-    kv_bytes = (
-        num_blocks
-        * 16
-        * 2
-        * 4
-        * (read["num_hidden_layers"] * read["num_key_value_heads"] * head_size)
-    )
-    scheduling = SchedulingSettings(preemption_mode=mode, prefix_caching=False)
-    config = CoreConfig(scheduling=scheduling)
-    return LLM._from_runner(partial(load, path, size, kv_bytes=kv_bytes), config)
-
-
-def generate(llm: LLM) -> list[RequestOutput]:
-    """More than there are blocks for, drawn in every way."""
-    prompts: Any = [{"prompt_token_ids": ids} for ids in make_prompts(*[31, 17, 9, 23] * 2)]
-    params = [
-        SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, **SAMPLING[i % len(SAMPLING)])
-        for i in range(len(prompts))
-    ]
-    return llm.generate(prompts, params, use_tqdm=False)
-
-
-def tokens_of(outputs: list[RequestOutput]) -> list[list[list[int]]]:
-    return [[one.token_ids for one in output.outputs] for output in outputs]
-
-
-def logprobs_of(outputs: list[RequestOutput]) -> list[float]:
-    """Of all tokens for which they were reported, in order."""
-    found: list[float] = []
-    for output in outputs:
-        for position in output.prompt_logprobs or []:
-            found += [one.logprob for one in (position or {}).values()]
-        for completion in output.outputs:
-            for ranked in completion.logprobs or []:
-                found += [one.logprob for one in ranked.values()]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "mode"),
-    [
-        ("llama3", {}, PreemptionMode.SWAP),  # grouped queries, tied embeddings
-        ("mistral", {"num_key_value_heads": 1}, PreemptionMode.SWAP),  # its head on both ranks
-        ("qwen2", {}, PreemptionMode.RECOMPUTE),  # biases
-        ("mixtral", {}, PreemptionMode.RECOMPUTE),
-    ],
-)
-def test_two_ranks_give_the_tokens_of_one(
-    family: str, changes: dict[str, int], mode: PreemptionMode, tmp_path: Path
-) -> None:
-    make_model(tmp_path, family, **changes)
-    outputs = []
-    for size in (1, 2):
-        with make_llm(tmp_path, size, mode, num_blocks=16) as llm:
-            outputs.append(generate(llm))
-            assert llm.llm_engine._core.scheduler.preemption.num_preemptions > 0
-            assert_at_rest(llm.llm_engine)
-    one, two = outputs
-    assert tokens_of(two) == tokens_of(one)
-    assert len(logprobs_of(one)) > 2 * 2 * MAX_TOKENS
-    np.testing.assert_allclose(logprobs_of(two), logprobs_of(one), rtol=0, atol=LOGITS)
+def load_one(path: Path, **more: Any) -> Any:
+    return load_threads(make_start(path, ParallelConfig(), cpu_backend="torch", **more))
 
 
 @pytest.fixture(scope="module")
-def ranks(tiny: Path) -> Iterator[TensorParallelRunner]:
-    runner = load_ranks(tiny)
+def ranks(tiny: Path) -> Iterator[RankedRunner]:
+    runner = load(tiny)
     capacity = runner.profile()
     runner.init_cache_engine(
         num_gpu_blocks=capacity.num_gpu_blocks, num_cpu_blocks=capacity.num_cpu_blocks
@@ -164,10 +94,8 @@ def make_some(num_tokens: int = 5) -> Batch:
     return make_batch([(make_sequence(prompt, [3]), num_tokens)], block_size=16)
 
 
-def test_each_rank_holds_its_share_of_weights_and_cache(
-    tiny: Path, ranks: TensorParallelRunner
-) -> None:
-    whole = cast(Any, load(tiny, 1))
+def test_each_rank_holds_its_share_of_weights_and_cache(tiny: Path, ranks: RankedRunner) -> None:
+    whole = load_one(tiny)
     capacity, shared = whole.profile(), ranks.profile()
     assert shared.block_bytes * 2 == capacity.block_bytes
     assert shared.num_gpu_blocks == capacity.num_gpu_blocks
@@ -179,7 +107,7 @@ def test_each_rank_holds_its_share_of_weights_and_cache(
     )
 
 
-def test_a_step_that_fails_on_all_ranks_costs_no_rank(ranks: TensorParallelRunner) -> None:
+def test_a_step_that_fails_on_all_ranks_costs_no_rank(ranks: RankedRunner) -> None:
     expected = ranks.execute(make_some()).token_ids.tolist()
     bad = make_some()
     bad.token_ids = bad.token_ids[:3]
@@ -190,7 +118,7 @@ def test_a_step_that_fails_on_all_ranks_costs_no_rank(ranks: TensorParallelRunne
 
 
 def test_a_draw_that_fails_on_rank_0_costs_no_rank(
-    ranks: TensorParallelRunner, monkeypatch: pytest.MonkeyPatch
+    ranks: RankedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = ranks.execute(make_some()).token_ids.tolist()
 
@@ -198,14 +126,14 @@ def test_a_draw_that_fails_on_rank_0_costs_no_rank(
         raise MemoryError("no memory to draw")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ranks._rank._executor, "sampler", fail)
+        patch.setattr(ranks._own._executor, "sampler", fail)
         with pytest.raises(MemoryError, match="no memory to draw"):
             ranks.execute(make_some())
     assert ranks.execute(make_some()).token_ids.tolist() == expected
 
 
 def test_a_cache_that_rank_0_has_no_memory_for_costs_no_rank(
-    ranks: TensorParallelRunner, monkeypatch: pytest.MonkeyPatch
+    ranks: RankedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = ranks.execute(make_some()).token_ids.tolist()
 
@@ -213,7 +141,7 @@ def test_a_cache_that_rank_0_has_no_memory_for_costs_no_rank(
         raise MemoryError("no memory for 9 GPU blocks")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ranks._rank, "init_cache_engine", fail)
+        patch.setattr(ranks._own, "init_cache_engine", fail)
         with pytest.raises(MemoryError, match="no memory for 9"):
             ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
     assert ranks.profile().tensor_parallel_size == 2  # no answer is taken for another's
@@ -222,10 +150,10 @@ def test_a_cache_that_rank_0_has_no_memory_for_costs_no_rank(
 
 
 def test_ranks_of_which_some_have_graphs_do_not_compute(
-    ranks: TensorParallelRunner, monkeypatch: pytest.MonkeyPatch
+    ranks: RankedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(type(ranks._rank), "num_graphs", 3)
+        patch.setattr(type(ranks._own), "num_graphs", 3)
         with pytest.raises(DeviceLost, match="graphs could be recorded on some ranks only"):
             ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
     ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
@@ -235,7 +163,7 @@ def test_a_rank_that_fails_alone_ends_all(tiny: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(follower_handles, "AGREE_S", 0.2)
     reasons: list[str] = []
     told = threading.Event()
-    runner = load_ranks(tiny, on_lost=lambda reason: (reasons.append(reason), told.set()))
+    runner = load(tiny, on_lost=lambda reason: (reasons.append(reason), told.set()))
     bad = make_some()
     bad.token_ids = bad.token_ids[:3]
     runner._others.send(bad)  # and not to rank 0
@@ -262,23 +190,63 @@ def test_a_rank_that_dies_ends_an_engine_that_is_waiting_for_it(
     assert "rank 1 was killed by SIGKILL; the engine is dead" in caplog.text
 
 
-def test_a_follower_ends_with_rank_0_and_not_before() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gpu_worker.ranks.follower_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-        )
+def test_a_rank_that_stands_still_ends_all(tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    reasons: list[str] = []
+    told = threading.Event()
+    on_lost = lambda reason: (reasons.append(reason), told.set())  # noqa: E731
+    runner = load(tmp_path, 1, 3, on_lost=on_lost)
+    runner.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=0)
+    ranks = [psutil.Process(pid) for pid in runner.follower_pids]
+    launched = runner.launch(make_some())
+    ranks[0].suspend()
+    launched = runner.launch(make_some())  # which waits for the rank
+    assert told.wait(EVENT_S)
+    assert reasons == ["rank 1 no longer answers"]
+    with pytest.raises(DeviceLost):
+        launched.samples()
+    runner.close()
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_no_rank_outlives_rank_0(tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    program = (
+        "import sys, time; from pathlib import Path; from gpu_worker.config import ParallelConfig;"
+        "from tests.gpu_worker.ranks.test_ranked_runner import load;"
+        "print(*load(Path(sys.argv[1]), 1, 3).follower_pids, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        process.kill()
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_a_follower_ends_with_rank_0_and_not_before(is_in_order: bool, tmp_path: Path) -> None:
+    joined: SimpleQueue[JoinedRank] = SimpleQueue()
+    meeting = Meeting()
+    servicer = FirstRankServicer(lambda one: joined.put(one), meeting)
+    server = RankServer(servicer, f"unix:{tmp_path}/0", num_streams=2)
+    module = "gpu_worker.ranks.follower_process"
+    process = subprocess.Popen([sys.executable, "-m", module, "1", server.address])
     try:
+        stream = joined.get(timeout=EVENT_S)
         until_it_ignores(process.pid, signal.SIGTERM)
         for number in (signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
-        ours.close()
-        assert process.wait(EVENT_S) == 0
+        if not is_in_order:
+            meeting.call_off("rank 2 is gone")
+        stream.end()
+        assert process.wait(EVENT_S) == (0 if is_in_order else 1)
     finally:
         process.kill()
+        server.close()
 
 
 def until_it_ignores(pid: int, number: signal.Signals) -> None:
@@ -294,41 +262,35 @@ def test_heads_that_do_not_divide_are_named_and_leave_no_process(tmp_path: Path)
     make_model(tmp_path, num_attention_heads=3, num_key_value_heads=3)
     others = psutil.Process().children()
     with pytest.raises(ModelError, match=r"num_attention_heads \(3\) .*size 2; it can by 1, 3"):
-        load(tmp_path, 2)
+        load(tmp_path)
     assert psutil.Process().children() == others
 
 
-def test_a_rank_that_dies_before_it_joins_is_not_waited_for(
+def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = set(psutil.Process().children())
 
-    def kill_first(*args: Any, **kwargs: Any) -> ModelRunner:
+    def kill_first(*args: Any, **kwargs: Any) -> Any:
         for rank in set(psutil.Process().children()) - others:
             rank.kill()
-        return ModelRunner(*args, **kwargs)
+        return load_share(*args, **kwargs)
 
-    monkeypatch.setattr(ranks_runner, "ModelRunner", kill_first)
+    monkeypatch.setattr(ranked_runner, "load_share", kill_first)
     with pytest.raises(RuntimeError, match=r"rank 1 was killed|[Cc]onnect"):  # or gloo is first
-        load_ranks(tiny)
+        load(tiny)
     assert set(psutil.Process().children()) == others
 
 
 def test_a_rank_that_cannot_load_waits_until_rank_0_has_said_why() -> None:
-    start = Start(
-        model=ModelConfig(model="m"),
-        cache=CacheConfig(),
-        parallel=ParallelConfig(rank=1, tensor_parallel_size=2),
-        device=DeviceConfig(device="cpu"),
-    )
+    others = Followers(2, lambda reason: reasons.append(reason), launch=ThreadRank)
     reasons: list[str] = []
-    others = Followers([start], reasons.append)
-    assert others.answers(Done) == [Done.JOINING]
-    with pytest.raises(RuntimeError, match=r"rank 1: .* the ranks have no address to meet at"):
-        others.answers(Done)
-    (pid,) = others.pids
-    with pytest.raises(psutil.TimeoutExpired):
-        psutil.Process(pid).wait(0.5)
+    others.wait_until_joined()
+    parallel = ParallelConfig(rank=1, tensor_parallel_size=2)
+    others.send(replace(make_start(Path("none"), parallel), parallel=parallel))
+    assert others.answers(Connected) == [Connected()]
+    with pytest.raises(RuntimeError, match=r"rank 1: model not found: none"):
+        others.answers(Loaded)
     others.close()
     assert not reasons
 
@@ -342,7 +304,7 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert choose_device(config, ParallelConfig(rank=1, tensor_parallel_size=2)).index == 1
 
 
-def test_blocks_are_moved_on_every_rank(ranks: TensorParallelRunner) -> None:
+def test_blocks_are_moved_on_every_rank(ranks: RankedRunner) -> None:
     (prompt,) = make_prompts(9)
     (expected,) = Driver(runner=cast(Any, ranks)).generate([prompt], num_tokens=4)
     sequence = make_sequence(prompt, [2])
@@ -356,10 +318,11 @@ def test_blocks_are_moved_on_every_rank(ranks: TensorParallelRunner) -> None:
 
 def test_what_is_sent_between_ranks_arrives_as_it_was() -> None:
     start = Start(
-        model=ModelConfig(model="m", model_plugin="a,b", max_model_len=9),
+        model=ModelConfig(model="m", model_plugin="a,b", max_model_len=9, trust_remote_code=True),
         cache=CacheConfig(kv_cache_memory=1024, gpu_memory_utilization=0.7),
-        parallel=ParallelConfig(rank=1, tensor_parallel_size=2, rendezvous="/f"),
-        device=DeviceConfig(num_threads=3),
+        parallel=ParallelConfig(rank=1, tensor_parallel_size=2, layer_partition=(3, 1)),
+        device=DeviceConfig(num_threads=3, kernel_cache=Path("/k"), max_cudagraph_capture_size=0),
+        next_address="host:9",
     )
     for command in (start, Ask.SYNC, InitCacheEngine(5, 0)):
         assert rank_codec.decode_command(rank_codec.encode_command(command)) == command
@@ -391,27 +354,39 @@ def test_a_batch_arrives_with_the_tokens_whose_logits_are_wanted() -> None:
     assert math.prod(arrived.block_tables.shape) == batch.block_tables.size
 
 
-def test_ranks_whose_blocks_have_other_sizes_are_refused() -> None:
+def test_every_setting_of_a_model_has_a_field() -> None:
+    for config, message in (
+        (ModelConfig, pb.RankModelConfig),
+        (CacheConfig, pb.RankCacheConfig),
+        (DeviceConfig, pb.RankDeviceConfig),
+    ):
+        assert set(config.model_fields) == set(message.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize("failure", [None, Failure("no memory for it", True)])
+def test_hidden_states_arrive_as_they_were(failure: Failure | None) -> None:
+    values = None if failure else np.arange(24, dtype=np.uint8).reshape(3, 8)
+    sent = HiddenStates(7, values, failure, 123)
+    arrived = rank_codec.decode_states(rank_codec.encode_states(sent), num_tokens=3)
+    assert arrived._replace(values=None) == sent._replace(values=None)
+    if values is not None:
+        assert arrived.values is not None and arrived.values.flags.writeable
+        np.testing.assert_array_equal(arrived.values, values)
+
+
+def test_ranks_whose_blocks_have_other_sizes_are_refused(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each rank tries backends on its own device, and may take another one."""
+    runner = load_threads(with_sizes(make_start(tiny, ParallelConfig()), 1, 2))
+    profile = ModelRunner.profile
 
-    class Ranks:
-        def __init__(self, block_size: int) -> None:
-            sizes = {"block_size": block_size, "num_gpu_blocks": 9, "num_cpu_blocks": 0}
-            limits = {"block_bytes": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1}
-            self._capacity = WorkerCapacity(**sizes, **limits)
+    def odd(self: ModelRunner) -> WorkerCapacity:
+        return replace(profile(self), block_size=32 if self is runner._own else 16)
 
-        def profile(self) -> WorkerCapacity:
-            return self._capacity
-
-        def send(self, command: object) -> None:
-            assert command is Ask.PROFILE
-
-        def answers(self, kind: object) -> list[WorkerCapacity]:
-            return [self._capacity]
-
-    runner = object.__new__(TensorParallelRunner)
-    runner._own, runner._others = cast(Any, Ranks(16)), cast(Any, Ranks(16))
-    assert runner.profile().block_size == 16
-    runner._others = cast(Any, Ranks(256))
-    with pytest.raises(ValueError, match="blocks of different sizes; name one of them"):
-        runner.profile()
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "profile", odd)
+        with pytest.raises(ValueError, match="blocks of different sizes; name one of them"):
+            runner.profile()
+    assert runner.profile().pipeline_parallel_size == 2
+    runner.close()

@@ -1,0 +1,66 @@
+"""Starts the ranks of a worker: as processes of this machine, for now.
+
+A launcher starts and ends ranks; what they say to each other never goes through it.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+_END_S = 1.0
+
+
+class StartedRank(Protocol):
+    """A rank that a launcher has started."""
+
+    def wait(self) -> None:
+        """Returns when the rank has ended."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def end(self, *, within_s: float) -> None:
+        """Waits until the rank ends by itself; kills it if that takes long."""
+        ...
+
+    def how_it_ended(self) -> str: ...
+
+
+Launcher = Callable[[int, str], StartedRank]
+"""Starts a rank of a number, which joins rank 0 at an address."""
+
+
+class LocalRank:
+    """A process of this machine."""
+
+    def __init__(self, rank: int, address: str) -> None:
+        module = "gpu_worker.ranks.follower_process"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), address],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def wait(self) -> None:
+        self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self, *, within_s: float) -> None:
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "no longer answers"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with status {code}"

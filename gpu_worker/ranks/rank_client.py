@@ -1,0 +1,107 @@
+"""Calls RankService of other ranks: joins rank 0, meets ranks there, passes hidden states on."""
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from gpu_worker.ranks import rank_codec
+from gpu_worker.ranks.meeting import RankLost
+from gpu_worker.ranks.rank_messages import Command, HiddenStates, Report
+from gpu_worker.ranks.rank_servicer import OPTIONS
+from protos.rank.v1 import rank_pb2 as pb
+from protos.rank.v1 import rank_pb2_grpc
+from rpc.transport.tls import CLEAR, TlsConfig, channel_credentials
+
+REACH_S = 10.0
+"""Seconds in which a rank must be reached."""
+
+
+def _open(address: str, tls: TlsConfig, *, within_s: float) -> grpc.Channel:
+    """Returns a channel that has connected. Raises TimeoutError that names the address."""
+    if tls.dials and not address.startswith("unix:"):
+        channel = grpc.secure_channel(address, channel_credentials(tls), options=OPTIONS)
+    else:
+        channel = grpc.insecure_channel(address, options=OPTIONS)
+    try:
+        grpc.channel_ready_future(channel).result(within_s)
+    except grpc.FutureTimeoutError:
+        channel.close()
+        raise TimeoutError(
+            f"a rank at {address} cannot be reached within {within_s:g} s; let that port through"
+        ) from None
+    return channel
+
+
+class FirstRank:
+    """Rank 0, as another rank sees it. Reports from any thread, reads commands on one.
+
+    Satisfies `Keys` of `device/process_group.py`.
+    """
+
+    lost: str | None = None
+    """None: a rank that has lost rank 0 ends, whatever it waits for."""
+
+    def __init__(self, address: str, *, tls: TlsConfig = CLEAR, within_s: float = REACH_S) -> None:
+        """Connects. Raises TimeoutError."""
+        self._channel = _open(address, tls, within_s=within_s)
+        make_stub: Any = rank_pb2_grpc.RankServiceStub  # generated without types
+        self._stub = make_stub(self._channel)
+        self._reports: SimpleQueue[pb.JoinRequest | None] = SimpleQueue()
+
+    def report(self, report: Report, *, command: int = 0) -> None:
+        self._reports.put(rank_codec.encode_report(report, command=command))
+
+    def commands(self) -> Iterator[Command]:
+        """Yields commands until rank 0 ends the worker; raises RankLost if it ends otherwise."""
+        try:
+            for message in self._stub.Join(iter(self._reports.get, None)):
+                yield rank_codec.decode_command(message)
+        except grpc.RpcError as error:
+            raise RankLost(f"rank 0 is gone: {_details(error)}") from None
+
+    def set(self, key: str, value: bytes) -> None:
+        self._stub.SetKey(pb.SetKeyRequest(key=key, value=value))
+
+    def get(self, key: str, timeout_s: float | None) -> bytes:
+        """Waits for a key. Raises RankLost."""
+        try:
+            value: bytes = self._stub.GetKey(pb.GetKeyRequest(key=key), timeout=timeout_s).value
+        except grpc.RpcError as error:
+            raise RankLost(f"ranks did not meet: {_details(error)}") from None
+        return value
+
+    def end_reports(self) -> None:
+        """Says that nothing more will be reported."""
+        self._reports.put(None)
+
+    def close(self) -> None:
+        self.end_reports()
+        self._channel.close()
+
+
+class NextRank:
+    """The rank that takes this one's hidden states."""
+
+    def __init__(self, address: str, *, tls: TlsConfig = CLEAR, within_s: float = REACH_S) -> None:
+        """Connects, and exchanges a first message. Raises TimeoutError."""
+        self._channel = _open(address, tls, within_s=within_s)
+        self._states: SimpleQueue[pb.PassRequest | None] = SimpleQueue()
+        self._states.put(pb.PassRequest())
+        make_stub: Any = rank_pb2_grpc.RankServiceStub
+        self._call = make_stub(self._channel).Pass.future(iter(self._states.get, None))
+
+    def send(self, states: HiddenStates) -> None:
+        """Enqueues hidden states; raises RankLost if the rank has gone."""
+        if self._call.done():
+            raise RankLost("the rank of the next stage is gone")
+        self._states.put(rank_codec.encode_states(states))
+
+    def close(self) -> None:
+        self._states.put(None)
+        self._channel.close()
+
+
+def _details(error: grpc.RpcError) -> str:
+    return str(error.details()) if isinstance(error, grpc.Call) else str(error)

@@ -1,0 +1,197 @@
+"""Serves RankService of one rank: hidden states for every rank, joining and meeting on rank 0.
+
+The servers are gRPC's blocking ones: a runner works on a thread, not on an event loop. gRPC's
+keepalive ends a stream whose other end has stopped or can no longer be reached.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import cast
+
+import grpc
+
+from gpu_worker.ranks import rank_codec
+from gpu_worker.ranks.meeting import Meeting, RankLost
+from gpu_worker.ranks.rank_messages import Command, Hello, Report
+from protos.rank.v1 import rank_pb2 as pb
+from protos.rank.v1 import rank_pb2_grpc
+from rpc.interceptors.call_handlers import Context
+from rpc.interceptors.peer_roles import WORKER, names_of
+from rpc.transport.tls import CLEAR, TlsConfig, server_credentials
+
+logger = logging.getLogger(__name__)
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_500),
+    # Without it a stopped peer is noticed after a minute, whatever the keepalive says.
+    ("grpc.http2.ping_timeout_ms", 1_500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
+"""Of servers and channels between ranks."""
+_SPARE_THREADS = 4
+"""Threads for calls that end, beside one for each stream."""
+
+
+class JoinedRank:
+    """The open stream of one rank: commands go out, reports come in."""
+
+    def __init__(self, hello: Hello, reports: Iterator[pb.JoinRequest]) -> None:
+        self.hello = hello
+        self._reports = reports
+        self._commands: SimpleQueue[pb.JoinResponse | None] = SimpleQueue()
+
+    def send(self, command: Command) -> None:
+        """Enqueues a command; one to a rank that is gone is dropped."""
+        self._commands.put(rank_codec.encode_command(command))
+
+    def end(self) -> None:
+        """Ends the stream, which tells the rank to end, after the commands before."""
+        self._commands.put(None)
+
+    def commands(self) -> Iterator[pb.JoinResponse]:
+        yield from iter(self._commands.get, None)
+
+    def reports(self) -> Iterator[tuple[int, Report]]:
+        """Yields the reports with the numbers of their commands, until the rank is gone."""
+        with suppress(Exception):  # gRPC's iterator raises an error without a type of its own
+            for message in self._reports:
+                yield rank_codec.decode_report(message)
+
+
+class IncomingStates:
+    """Hidden states that the stage before has passed, in the order of the commands."""
+
+    def __init__(self) -> None:
+        self._passed: SimpleQueue[pb.PassRequest | None] = SimpleQueue()
+
+    def put(self, message: pb.PassRequest | None) -> None:
+        """Args: message: None says that the sender is gone."""
+        self._passed.put(message)
+
+    def take(self) -> pb.PassRequest:
+        """Waits for the states of the next command. Raises RankLost if none will come."""
+        message = self._passed.get()
+        if message is None:
+            self._passed.put(None)
+            raise RankLost("the rank of the stage before is gone")
+        return message
+
+
+class RankServicer(rank_pb2_grpc.RankServiceServicer):
+    """What every rank serves."""
+
+    def __init__(self, tls: TlsConfig = CLEAR) -> None:
+        self.incoming = IncomingStates()
+        self._tls = tls
+
+    def Pass(
+        self, requests: Iterator[pb.PassRequest], context: grpc.ServicerContext
+    ) -> pb.PassResponse:
+        self._check_role(context)
+        try:
+            for message in requests:
+                if message.command:
+                    self.incoming.put(message)
+        finally:
+            self.incoming.put(None)
+        return pb.PassResponse()
+
+    def _check_role(self, context: grpc.ServicerContext) -> None:
+        """Ends a call of what shows no certificate of a worker, where certificates are shown."""
+        tls = self._tls
+        if (
+            tls.identifies_clients
+            and tls.peer_names.find(WORKER, names_of(cast(Context, context))) is None
+        ):
+            context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "ranks show a certificate for the role worker (--allow-peer-names)",
+            )
+
+
+class FirstRankServicer(RankServicer):
+    """What rank 0 serves."""
+
+    def __init__(
+        self,
+        on_join: Callable[[JoinedRank], str | None],
+        meeting: Meeting,
+        tls: TlsConfig = CLEAR,
+    ) -> None:
+        """Args: on_join: takes a rank on any thread; returns why it may not join, if it may not."""
+        super().__init__(tls)
+        self._on_join = on_join
+        self._meeting = meeting
+
+    def Join(
+        self, requests: Iterator[pb.JoinRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.JoinResponse]:
+        self._check_role(context)
+        _, hello = rank_codec.decode_report(next(requests))
+        if not isinstance(hello, Hello):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report is `hello`")
+        joined = JoinedRank(hello, requests)
+        context.add_callback(joined.end)
+        if (refusal := self._on_join(joined)) is not None:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
+        yield from joined.commands()
+        if self._meeting.lost is not None:
+            context.abort(grpc.StatusCode.ABORTED, self._meeting.lost)
+
+    def SetKey(self, request: pb.SetKeyRequest, context: grpc.ServicerContext) -> pb.SetKeyResponse:
+        self._check_role(context)
+        self._meeting.set(request.key, request.value)
+        return pb.SetKeyResponse()
+
+    def GetKey(self, request: pb.GetKeyRequest, context: grpc.ServicerContext) -> pb.GetKeyResponse:
+        self._check_role(context)
+        try:
+            return pb.GetKeyResponse(value=self._meeting.get(request.key, context.time_remaining()))
+        except RankLost as error:
+            context.abort(grpc.StatusCode.ABORTED, str(error))
+        except TimeoutError as error:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        raise AssertionError("abort raises")
+
+
+class RankServer:
+    """A port of a rank."""
+
+    def __init__(
+        self, servicer: RankServicer, address: str, *, num_streams: int, tls: TlsConfig = CLEAR
+    ) -> None:
+        """Listens.
+
+        Args:
+            address: "unix:PATH", or "HOST:PORT" where port 0 picks one.
+            num_streams: calls that last as long as the worker.
+
+        Raises OSError, or TlsError.
+        """
+        threads = ThreadPoolExecutor(num_streams + _SPARE_THREADS, "ranks")
+        self._server = grpc.server(threads, options=OPTIONS)
+        rank_pb2_grpc.add_RankServiceServicer_to_server(servicer, self._server)
+        is_local = address.startswith("unix:")
+        try:
+            if tls.serves and not is_local:
+                port = self._server.add_secure_port(address, server_credentials(tls))
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise OSError(f"ranks cannot listen on {address}; the port may be taken") from None
+        self.address = address if is_local else f"{address.rpartition(':')[0]}:{port}"
+        self._server.start()
+
+    def close(self, *, grace_s: float | None = None) -> None:
+        """Ends it on another thread, cutting off calls after a grace."""
+        self._server.stop(grace_s)

@@ -1,0 +1,280 @@
+"""A runner over several ranks: rank 0's share of a model, and what makes the others follow it.
+
+Satisfies `Runner` and `Launching` of `batch`. Every call that touches weights or KV goes to the
+others first, as data, and then to this process's share. Sequences, grammars and the sampler are
+here alone: the others get the sections of a step that touch KV, and the batch that was made of the
+rest. So nothing has to be decided twice alike, and what fails for one sequence is run again in
+parts as on one rank (see `failure_isolation`).
+
+With pipeline stages, this rank has the last one. Its share then works on a thread of its own,
+behind the stages before it, so that the next batches are sent to the first stage meanwhile.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from contract.model import ModelInfo, WorkerCapacity
+from contract.startup import ReportProgress, ignore_progress
+from contract.step import Step
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.runner_protocol import (
+    BackendInUse,
+    Described,
+    MemoryReport,
+    ProfileOptions,
+    Recording,
+)
+from gpu_worker.config import DeviceConfig, ParallelConfig
+from gpu_worker.device.device_errors import DeviceLost, is_device_lost
+from gpu_worker.native.threads import default_num_threads
+from gpu_worker.ranks.follower_handles import Followers
+from gpu_worker.ranks.launchers import Launcher, LocalRank
+from gpu_worker.ranks.rank_messages import (
+    Ask,
+    CacheReady,
+    Connected,
+    InitCacheEngine,
+    Loaded,
+    Start,
+)
+from gpu_worker.ranks.share import Share, load_share
+from gpu_worker.ranks.stage import Stage
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class LaunchedBatch:
+    """A batch that the stages compute; satisfies `runner_protocol.Launched`."""
+
+    can_feed = False  # the first stage is another process than the one that draws
+
+    def __init__(self, output: "Future[BatchOutput]") -> None:
+        self._output = output
+
+    def wait(self) -> None:
+        self._output.exception()
+
+    def samples(self) -> BatchOutput:
+        return self._output.result()
+
+
+class RankedRunner:
+    """Owns the other ranks. Call from one thread."""
+
+    def __init__(
+        self,
+        start: Start,
+        *,
+        progress: ReportProgress = ignore_progress,
+        on_lost: Callable[[str], None],
+        launch: Launcher = LocalRank,
+    ) -> None:
+        """Loads a share on every rank.
+
+        Args:
+            start: that of rank 0.
+            on_lost: called on any thread when a rank is lost; every call raises DeviceLost then.
+        """
+        self._on_lost = on_lost
+        self._parallel = start.parallel
+        self._share: Share | None = None
+        self._has_failed = False
+        self._thread: ThreadPoolExecutor | None = None
+        if self.launches:
+            self._thread = ThreadPoolExecutor(1, "last stage")
+        self._swap_ns = 0
+        device = _shared(start.device, start.parallel.num_ranks)
+        self._others = Followers(start.parallel.num_ranks, self._lose, launch=launch)
+        try:
+            self._load(replace(start, device=device), progress)
+        except BaseException:
+            self.close()
+            raise
+        logger.info(
+            "%d ranks are one worker: %d stages of %d tensor-parallel ranks",
+            start.parallel.num_ranks,
+            start.parallel.pipeline_parallel_size,
+            start.parallel.tensor_parallel_size,
+        )
+
+    def _load(self, start: Start, progress: ReportProgress) -> None:
+        others = self._others
+        others.wait_until_joined()
+        addresses = [others.address, *(hello.address for hello in others.hellos)]
+        others.send_each(
+            [
+                replace(
+                    start,
+                    parallel=replace(start.parallel, rank=rank),
+                    next_address=_next_address(start.parallel, rank, addresses),
+                )
+                for rank in range(1, start.parallel.num_ranks)
+            ]
+        )
+        others.answers(Connected)
+        self._share = share = load_share(start, others.meeting, progress)
+        incoming = others.servicer.incoming if self.launches else None
+        self._stage = Stage(share, incoming, None)
+        own = Loaded(share.model.fingerprint, str(share.model.arithmetic))
+        for rank, loaded in enumerate(others.answers(Loaded), start=1):
+            _check_alike(rank, loaded, own)
+
+    def _lose(self, reason: str) -> None:
+        self._on_lost(reason)
+        if self._share is not None:
+            with suppress(RuntimeError):  # gloo has no need of it: its connections break
+                self._share.abort_collectives()
+
+    @property
+    def _own(self) -> Share:
+        assert self._share is not None, "loaded"
+        return self._share
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._own.model
+
+    @property
+    def backends(self) -> tuple[BackendInUse, ...]:
+        """Those of rank 0."""
+        return self._own.backends if isinstance(self._own, Described) else ()
+
+    @property
+    def follower_pids(self) -> list[int]:
+        """The processes of ranks 1 and up."""
+        return self._others.pids
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return self._own.tokenizer_files()
+
+    def profile(self) -> WorkerCapacity:
+        """Measures all ranks at once; returns what fits on each of them."""
+        self._others.send(Ask.PROFILE)
+        own = self._here(self._own.profile)
+        everywhere = [own, *self._others.answers(WorkerCapacity)]
+        if len({one.block_size for one in everywhere}) > 1:
+            raise ValueError(
+                "ranks took attention backends with blocks of different sizes; name one of them "
+                "as attention_backend"
+            )
+        num_stages = self._parallel.pipeline_parallel_size
+        return replace(
+            own,
+            num_gpu_blocks=min(one.num_gpu_blocks for one in everywhere),
+            num_cpu_blocks=min(one.num_cpu_blocks for one in everywhere),
+            copy_bytes_per_s=min(one.copy_bytes_per_s for one in everywhere),
+            prefill_tokens_per_s=min(one.prefill_tokens_per_s for one in everywhere),
+            max_steps_in_flight=num_stages + 1 if num_stages > 1 else own.max_steps_in_flight,
+        )
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        if self._has_failed:  # in a batch that nothing waited for when it failed
+            self._here(self._agree)
+        self._others.send(InitCacheEngine(num_gpu_blocks, num_cpu_blocks))
+        with self._agreeing():
+            self._here(
+                lambda: self._own.init_cache_engine(
+                    num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks
+                )
+            )
+        ready = self._others.answers(CacheReady)
+        if {one.num_graphs for one in ready} != {self._own.num_graphs}:
+            # steps would meet in different collectives
+            raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
+
+    def apply(self, sections: Step) -> int:
+        """Returns the time of the sections before these, where stages compute meanwhile."""
+        self._others.send(sections)
+        if self._thread is None:
+            return self._own.apply(sections)
+        self._thread.submit(self._apply, sections)
+        return self._swap_ns
+
+    def _apply(self, sections: Step) -> None:
+        try:
+            self._swap_ns = self._own.apply(sections)
+        except Exception as error:
+            logger.exception("a section failed")
+            self._others.lose(f"a section failed on rank 0: {error}")
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        """Raises MemoryError where a smaller batch may do."""
+        self._others.send(batch)
+        with self._agreeing():
+            return self._here(lambda: self._execute(batch, self._others.num_commands))
+
+    @property
+    def launches(self) -> bool:
+        return self._parallel.pipeline_parallel_size > 1
+
+    def launch(self, batch: Batch) -> LaunchedBatch:
+        assert self._thread is not None, "asked of a runner that launches"
+        self._others.send(batch)
+        return LaunchedBatch(self._thread.submit(self._execute, batch, self._others.num_commands))
+
+    def _execute(self, batch: Batch, command: int) -> BatchOutput:
+        try:
+            return self._stage.execute(batch, command=command)
+        except Exception:
+            self._has_failed = True
+            self._others.expect_failure(command)
+            raise
+
+    def _here(self, call: Callable[[], T]) -> T:
+        """Calls behind what this rank's share still has to do."""
+        return call() if self._thread is None else self._thread.submit(call).result()
+
+    @contextmanager
+    def _agreeing(self) -> Iterator[None]:
+        """Raises an error of this rank if all ranks can go on after it, else DeviceLost."""
+        try:
+            yield
+        except Exception as error:
+            if not is_device_lost(error):
+                self._agree()
+            raise
+
+    def _agree(self) -> None:
+        self._others.agree_on_failure(
+            self._own.num_collectives, ranks_of_stage=self._parallel.tensor_parallel_size
+        )
+        self._has_failed = False
+
+    def memory(self) -> MemoryReport:
+        return self._own.memory()
+
+    def begin_recording(self, options: ProfileOptions) -> Recording:
+        return self._own.begin_recording(options)
+
+    def close(self) -> None:
+        self._others.close()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _next_address(parallel: ParallelConfig, rank: int, addresses: list[str]) -> str:
+    """Returns where a rank passes its hidden states to."""
+    below = rank - parallel.tensor_parallel_size
+    return addresses[below] if below >= 0 else ""
+
+
+def _check_alike(rank: int, other: Loaded, own: Loaded) -> None:
+    """Raises ValueError if a rank has loaded something else."""
+    for name, theirs, ours in zip(Loaded._fields, other, own, strict=True):
+        if theirs != ours:
+            raise ValueError(
+                f"rank {rank} has another {name} than rank 0, {theirs or 'none'} instead of"
+                f" {ours or 'none'}; give all ranks the same files on the same kind of device"
+            )
+
+
+def _shared(config: DeviceConfig, num_ranks: int) -> DeviceConfig:
+    """Returns each rank's share of the worker's threads."""
+    num_threads = config.num_threads or default_num_threads()
+    return config.model_copy(update={"num_threads": max(1, num_threads // num_ranks)})

@@ -1,0 +1,83 @@
+"""Loads a rank's share of a model: natively, or through PyTorch, which is imported for it alone."""
+
+from typing import Protocol
+
+from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
+from gpu_worker.batch.runner_protocol import Inspectable, Runner
+from gpu_worker.device.keys import Keys
+from gpu_worker.loading.layer_partition import stage_layers
+from gpu_worker.loading.missing_packages import needing_pytorch
+from gpu_worker.loading.model_source import naming
+from gpu_worker.loading.opened_model import THROUGH_PYTORCH, OpenedModel, open_with_config
+from gpu_worker.native.eligibility import why_not_natively
+from gpu_worker.native.native_runner import NativeRunner
+from gpu_worker.ranks.rank_messages import Start
+
+
+class Share(Runner, Inspectable, Protocol):
+    """A runner of a rank's share."""
+
+    @property
+    def num_graphs(self) -> int:
+        """Sizes of steps that are recorded."""
+        ...
+
+    @property
+    def num_collectives(self) -> int:
+        """Collectives that this rank has joined."""
+        ...
+
+    def abort_collectives(self) -> None:
+        """Ends the wait for ranks that are lost; safe from any thread."""
+        ...
+
+
+def load_share(
+    start: Start, keys: Keys | None = None, progress: ReportProgress = ignore_progress
+) -> Share:
+    """Loads what a rank holds, which may be all.
+
+    Args:
+        keys: where tensor-parallel ranks meet.
+
+    Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
+    """
+    with naming(start.model.model):
+        opened = open_with_config(start.model, progress)
+        layers = stage_layers(opened, start.parallel)
+        why_not = _why_not_natively(start, opened)
+        if why_not is None:
+            return NativeRunner(
+                opened,
+                start.model,
+                start.cache,
+                start.device,
+                parallel_config=start.parallel,
+                layers=layers,
+                progress=progress,
+            )
+        progress(StartupProgress(StartupPhase.IMPORT))
+        with needing_pytorch(f"{THROUGH_PYTORCH}, not natively ({why_not})"):
+            from gpu_worker.runner.model_runner import ModelRunner
+        return ModelRunner(
+            start.model,
+            start.cache,
+            parallel_config=start.parallel,
+            device_config=start.device,
+            keys=keys,
+            layers=layers,
+            progress=progress,
+            opened=opened,
+            why_not_natively=why_not,
+        )
+
+
+def _why_not_natively(start: Start, opened: OpenedModel) -> str | None:
+    if start.parallel.tensor_parallel_size == 1:
+        return why_not_natively(opened, start.model, start.cache, start.device)
+    if start.device.cpu_backend == "native":
+        raise ValueError(
+            "cpu_backend is 'native', but it does not divide matrices over ranks; use 'auto' or"
+            " 'torch'"
+        )
+    return "it does not divide matrices over ranks"

@@ -1,0 +1,269 @@
+from protos.common.v1 import common_pb2 as _common_pb2
+from protos.worker.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JoinRequest(_message.Message):
+    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "connected", "command")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_READY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOG_LINE_FIELD_NUMBER: _ClassVar[int]
+    IN_STEP_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    hello: RankHello
+    loaded: RankLoaded
+    capacity: _common_pb2.WorkerCapacity
+    cache_ready: RankCacheReady
+    failed: RankFailure
+    log_line: RankLogLine
+    in_step: RankInStep
+    connected: RankConnected
+    command: int
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., connected: _Optional[_Union[RankConnected, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync")
+    START_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    INIT_CACHE_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    EXECUTE_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    start: RankStart
+    profile: RankProfile
+    init_cache_engine: RankCache
+    apply: _worker_pb2.ExecuteModelRequest
+    execute: RankBatch
+    sync: RankSync
+    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ...) -> None: ...
+
+class RankHello(_message.Message):
+    __slots__ = ("rank", "versions", "address", "pid")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    versions: str
+    address: str
+    pid: int
+    def __init__(self, rank: _Optional[int] = ..., versions: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class RankConnected(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RankLoaded(_message.Message):
+    __slots__ = ("fingerprint", "arithmetic")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    arithmetic: str
+    def __init__(self, fingerprint: _Optional[str] = ..., arithmetic: _Optional[str] = ...) -> None: ...
+
+class RankStart(_message.Message):
+    __slots__ = ("model", "cache", "device", "parallel", "next_address")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    model: RankModelConfig
+    cache: RankCacheConfig
+    device: RankDeviceConfig
+    parallel: RankParallelConfig
+    next_address: str
+    def __init__(self, model: _Optional[_Union[RankModelConfig, _Mapping]] = ..., cache: _Optional[_Union[RankCacheConfig, _Mapping]] = ..., device: _Optional[_Union[RankDeviceConfig, _Mapping]] = ..., parallel: _Optional[_Union[RankParallelConfig, _Mapping]] = ..., next_address: _Optional[str] = ...) -> None: ...
+
+class RankModelConfig(_message.Message):
+    __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len")
+    SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PLUGIN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_IMPL_FIELD_NUMBER: _ClassVar[int]
+    TRUST_REMOTE_CODE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDE_GENERATION_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    served_model_name: _containers.RepeatedScalarFieldContainer[str]
+    model: str
+    revision: str
+    dtype: str
+    quantization: str
+    load_format: str
+    model_plugin: str
+    model_impl: str
+    trust_remote_code: bool
+    generation_config: str
+    override_generation_config: str
+    max_model_len: int
+    def __init__(self, served_model_name: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., load_format: _Optional[str] = ..., model_plugin: _Optional[str] = ..., model_impl: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., generation_config: _Optional[str] = ..., override_generation_config: _Optional[str] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+
+class RankCacheConfig(_message.Message):
+    __slots__ = ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype", "swap_space", "gpu_memory_utilization", "kv_cache_memory")
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SWAP_SPACE_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_dtype: str
+    swap_space: float
+    gpu_memory_utilization: float
+    kv_cache_memory: float
+    def __init__(self, max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., swap_space: _Optional[float] = ..., gpu_memory_utilization: _Optional[float] = ..., kv_cache_memory: _Optional[float] = ...) -> None: ...
+
+class RankDeviceConfig(_message.Message):
+    __slots__ = ("device", "num_threads", "cpu_backend", "attention_backend", "sampling_backend", "enforce_eager", "max_cudagraph_capture_size", "kernel_cache")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    CPU_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    ENFORCE_EAGER_FIELD_NUMBER: _ClassVar[int]
+    MAX_CUDAGRAPH_CAPTURE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_CACHE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    num_threads: int
+    cpu_backend: str
+    attention_backend: str
+    sampling_backend: str
+    enforce_eager: bool
+    max_cudagraph_capture_size: int
+    kernel_cache: str
+    def __init__(self, device: _Optional[str] = ..., num_threads: _Optional[int] = ..., cpu_backend: _Optional[str] = ..., attention_backend: _Optional[str] = ..., sampling_backend: _Optional[str] = ..., enforce_eager: _Optional[bool] = ..., max_cudagraph_capture_size: _Optional[int] = ..., kernel_cache: _Optional[str] = ...) -> None: ...
+
+class RankParallelConfig(_message.Message):
+    __slots__ = ("rank", "tensor_parallel_size", "pipeline_parallel_size", "layer_partition")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_PARTITION_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    layer_partition: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., layer_partition: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RankProfile(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RankCache(_message.Message):
+    __slots__ = ("num_gpu_blocks", "num_cpu_blocks")
+    NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+    def __init__(self, num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ...) -> None: ...
+
+class RankBatch(_message.Message):
+    __slots__ = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "drawing_tokens", "prompt_tokens")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_MAPPING_FIELD_NUMBER: _ClassVar[int]
+    QUERY_START_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLES_FIELD_NUMBER: _ClassVar[int]
+    DRAWING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    positions: bytes
+    slot_mapping: bytes
+    query_start: bytes
+    context_lens: bytes
+    block_tables: bytes
+    drawing_tokens: bytes
+    prompt_tokens: bytes
+    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., query_start: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., block_tables: _Optional[bytes] = ..., drawing_tokens: _Optional[bytes] = ..., prompt_tokens: _Optional[bytes] = ...) -> None: ...
+
+class RankSync(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RankCacheReady(_message.Message):
+    __slots__ = ("num_graphs",)
+    NUM_GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    num_graphs: int
+    def __init__(self, num_graphs: _Optional[int] = ...) -> None: ...
+
+class RankInStep(_message.Message):
+    __slots__ = ("num_collectives",)
+    NUM_COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    num_collectives: int
+    def __init__(self, num_collectives: _Optional[int] = ...) -> None: ...
+
+class RankFailure(_message.Message):
+    __slots__ = ("message", "out_of_memory")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    out_of_memory: bool
+    def __init__(self, message: _Optional[str] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
+
+class RankLogLine(_message.Message):
+    __slots__ = ("level", "logger", "message")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LOGGER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    logger: str
+    message: str
+    def __init__(self, level: _Optional[int] = ..., logger: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SetKeyRequest(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class SetKeyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetKeyRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class GetKeyResponse(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    def __init__(self, value: _Optional[bytes] = ...) -> None: ...
+
+class PassRequest(_message.Message):
+    __slots__ = ("command", "hidden_states", "failed", "forward_ns")
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    command: int
+    hidden_states: bytes
+    failed: RankFailure
+    forward_ns: int
+    def __init__(self, command: _Optional[int] = ..., hidden_states: _Optional[bytes] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., forward_ns: _Optional[int] = ...) -> None: ...
+
+class PassResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,73 @@
+"""Workers whose ranks are threads of this process, which start sooner than processes."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.ranks.follower_process import Follower
+from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.runner_factory import make_runner
+
+
+class ThreadRank:
+    """Satisfies `StartedRank`."""
+
+    def __init__(self, rank: int, address: str) -> None:
+        self.status: int | None = None
+        self._ended = threading.Event()
+        self._follower = Follower(rank, address, on_end=self._end)
+        threading.Thread(target=self._follower.serve, name=f"serves {rank}", daemon=True).start()
+
+    def _end(self, status: int) -> None:
+        self.status = status
+        self._ended.set()
+
+    def wait(self) -> None:
+        self._ended.wait()
+
+    def kill(self) -> None:
+        self._follower.close()
+
+    def end(self, *, within_s: float) -> None:
+        assert self._ended.wait(within_s)
+        self._follower.close()
+
+    def how_it_ended(self) -> str:
+        return f"exited with status {self.status}"
+
+
+def make_start(
+    path: Path, parallel: ParallelConfig, *, kv_bytes: int = 1 << 20, **more: Any
+) -> Start:
+    """Args: more: fields of the model's and the device's configuration."""
+    model = {"model": str(path), "dtype": "float32"}
+    device = {"device": "cpu", "num_threads": 1}
+    for name, value in more.items():
+        (model if name in ModelConfig.model_fields else device)[name] = value
+    return Start(
+        model=ModelConfig.model_validate(model),
+        cache=CacheConfig(
+            kv_cache_memory=kv_bytes / GIB,
+            swap_space=kv_bytes / GIB,
+            max_num_seqs=8,
+            max_num_batched_tokens=64,
+        ),
+        parallel=parallel,
+        device=DeviceConfig.model_validate(device),
+    )
+
+
+def load_threads(start: Start) -> Any:
+    """Returns a runner over threads; one of a single rank has none."""
+    if start.parallel.num_ranks == 1:
+        return make_runner(start.model, start.cache, device_config=start.device)
+    return RankedRunner(start, on_lost=lambda _: None, launch=ThreadRank)
+
+
+def with_sizes(start: Start, tp: int, pp: int) -> Start:
+    return replace(
+        start, parallel=ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    )
