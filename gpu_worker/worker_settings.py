@@ -55,6 +55,8 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
             "max_model_len",
             "block_size",
             "grammar_memory",
+            "pipeline_parallel_size",
+            "pipeline_layer_partition",
         )
     )
     """Settings that a simulated worker has, too."""
@@ -74,7 +76,7 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
     pipeline_layer_partition: Annotated[str | None, BeforeValidator(_numbers)] = Field(
         None,
         description="layers of each stage, such as 10,12,8 (default: divided by bytes, embedding"
-        " and head included)",
+        " and head included); with --simulate shares of the stages in a step's time",
     )
     grammar_memory: int = Field(
         1024,

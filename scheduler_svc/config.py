@@ -40,6 +40,8 @@ class StepLimits:
     """Steps that prompts are spread over while others decode."""
     max_in_flight: int = 2
     """Most steps in flight; 2 keep the worker busy while the next step is planned."""
+    num_stages: int = 1
+    """Pipeline stages of the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
             max_num_batched_tokens=min(self.max_num_batched_tokens or most_tokens, most_tokens),
             prefill_spread=self.prefill_spread,
             max_in_flight=min(self.max_steps_in_flight or most_steps, most_steps),
+            num_stages=capacity.pipeline_parallel_size,
         )
 
 

@@ -1,8 +1,7 @@
 """Plans the steps of one worker: how many tokens each sequence computes, in which blocks.
 
-Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes the result. Two
-steps may be planned before the first is answered, so a sequence counts its tokens in flight, and
-while there are any it is not preempted, forked or freed.
+Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes the result. Steps
+are planned before the first is answered, so a sequence counts its tokens in flight, and while there are any it is not preempted, forked or freed.
 
 `Bookkeeping` has the owners of the state. `Planner`, `GroupSelection`, `Preemption` and `Swapping`
 decide one step; `OutputProcessor` processes its result.
@@ -93,6 +92,8 @@ class Scheduler:
             return None
         plan = StepPlan(
             step_id=self.num_steps + 1,
+            num_before=len(self.inflight),
+            num_drawing_before=sum(any(one.num_samples) for one in self.inflight),
             token_budget=self.token_budget,
             planned_at=now,
         )
@@ -136,7 +137,7 @@ class Scheduler:
         if result.max_num_batched_tokens != self._memory_tokens:
             self._memory_tokens = result.max_num_batched_tokens
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
-        self._observe_costs(plan, result.timings)
+        self._observe_costs(plan, result.timings, now)
         self.steps.observe(plan, result, now)
         outcome = self.output_processor.process(plan, result, now)
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
@@ -144,10 +145,14 @@ class Scheduler:
             plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)
         return outcome
 
-    def _observe_costs(self, plan: StepPlan, timings: StepTimings) -> None:
+    def _observe_costs(self, plan: StepPlan, timings: StepTimings, now: float) -> None:
         if plan.has_sections or self.cost.has_seen_swaps:
             self._swapping.observe(plan, swap_ns=timings.swap_ns)
         num_seqs, num_tokens = len(plan.seqs), plan.total_tokens
+        division, forward_ns = self.planner.division, timings.forward_ns
+        division.observe(num_tokens=num_tokens, forward_ns=forward_ns)
+        if not plan.num_before:
+            division.observe_alone(total_ns=1e9 * (now - plan.planned_at), forward_ns=forward_ns)
         if num_tokens > num_seqs:
             self.cost.observe_prefill(
                 num_seqs=num_seqs, num_tokens=num_tokens, forward_ns=timings.forward_ns

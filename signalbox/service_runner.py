@@ -92,6 +92,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
     from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 
     limits = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
+    parallel = settings.parallel
     return partial(
         SimulatedRunner,
         SimulatedConfig(
@@ -100,6 +101,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
             num_cpu_blocks=settings.simulated_cpu_blocks,
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
+            stages=parallel.layer_partition or (1,) * parallel.pipeline_parallel_size,
             sampling_defaults=SamplingDefaults(
                 override=default_params(settings.generation_override)
             ),

@@ -26,6 +26,7 @@ from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
+from gpu_worker.simulated.stage_times import SimulatedStep, StageTimes
 
 UInt64Array = NDArray[np.uint64]
 
@@ -55,6 +56,8 @@ class SimulatedConfig:
     """Least time of a forward pass."""
     token_ns: int = 0
     """Time of each token of a forward pass, on top of step_ns."""
+    stages: tuple[int, ...] = (1,)
+    """Shares of the pipeline stages in the time of a forward pass."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     arithmetic: Arithmetic = SIMULATED
 
@@ -65,6 +68,8 @@ class SimulatedConfig:
         for name in (*sizes, "num_gpu_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if not self.stages or min(self.stages) < 1:
+            raise ValueError("a stage has a share of at least 1")
         for name in ("num_cpu_blocks", "step_ns", "token_ns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
@@ -77,6 +82,7 @@ class SimulatedRunner:
         self.config = config or SimulatedConfig()
         num_slots = self.config.max_model_len + self.config.block_size
         self._weights = _weights(np.arange(num_slots, dtype=np.uint64))
+        self.stages = StageTimes(self.config.stages)
         self.gpu_kv: UInt64Array = self._make_pool(0)
         self.cpu_kv: UInt64Array = self._make_pool(0)
 
@@ -103,6 +109,7 @@ class SimulatedRunner:
         )
 
     def profile(self) -> WorkerCapacity:
+        num_stages = len(self.config.stages)
         return WorkerCapacity(
             block_size=self.config.block_size,
             num_gpu_blocks=self.config.num_gpu_blocks,
@@ -110,6 +117,8 @@ class SimulatedRunner:
             block_bytes=self.config.block_size * np.dtype(np.uint64).itemsize,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
+            pipeline_parallel_size=num_stages,
+            max_steps_in_flight=num_stages + 1 if num_stages > 1 else 1,
         )
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
@@ -128,17 +137,37 @@ class SimulatedRunner:
 
     def execute(self, batch: Batch) -> BatchOutput:
         start = time.perf_counter_ns()
-        self._write(batch)
-        sums = self._attend(batch, batch.rows.token_index)
-        duration = self.config.step_ns + self.config.token_ns * len(batch.token_ids)
+        sums = self._forward(batch)
+        duration = self._duration_ns(batch)
         if duration:
             time.sleep(max(0, duration - (time.perf_counter_ns() - start)) / 1e9)
         forwarded = time.perf_counter_ns()
+        samples = self._draw(batch, sums)
+        samples.forward_ns = forwarded - start
+        samples.sample_ns = time.perf_counter_ns() - forwarded
+        return samples
+
+    @property
+    def launches(self) -> bool:
+        return len(self.config.stages) > 1
+
+    def launch(self, batch: Batch) -> SimulatedStep:
+        """Computes at once, and says so when the last stage would have: only time is simulated."""
+        samples = self._draw(batch, self._forward(batch))
+        samples.forward_ns = self._duration_ns(batch)
+        return SimulatedStep(samples, self.stages.enter(time.monotonic_ns(), samples.forward_ns))
+
+    def _duration_ns(self, batch: Batch) -> int:
+        return self.config.step_ns + self.config.token_ns * len(batch.token_ids)
+
+    def _forward(self, batch: Batch) -> UInt64Array:
+        self._write(batch)
+        return self._attend(batch, batch.rows.token_index)
+
+    def _draw(self, batch: Batch, sums: UInt64Array) -> BatchOutput:
         samples = self._sample(sums, batch.rows)
         if batch.prompt_rows is not None:
             samples.prompt_logprobs = self._prompt_logprobs(batch, batch.prompt_rows)
-        samples.forward_ns = forwarded - start
-        samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
 
     def _make_pool(self, num_blocks: int) -> UInt64Array:

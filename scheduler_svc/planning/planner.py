@@ -15,6 +15,7 @@ from scheduler_svc.planning.branch_recompute import BranchRecompute
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.preemption import Preemption
+from scheduler_svc.planning.step_division import StepDivision
 from scheduler_svc.planning.suspect_turns import Trials
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import prompt_budget
@@ -51,6 +52,7 @@ class Planner:
         self._preemption = preemption
         self._swapping = swapping
         self._trials = trials
+        self.division = StepDivision(limits.num_stages)
         self._branch_recompute = BranchRecompute(books, preemption=preemption)
         self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
         self._worker_name = worker_name
@@ -70,7 +72,7 @@ class Planner:
 
     def _fill_beside_columns(self, plan: StepPlan, now: float) -> None:
         self._add_decodes(plan, now)
-        if plan.seqs and self._limits.prefill_spread > 1:
+        if self.division.is_used or (plan.seqs and self._limits.prefill_spread > 1):
             self._spread_prompts(plan)
         self._add_prefills(plan)
         if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
@@ -104,6 +106,8 @@ class Planner:
         if plan.is_short_of_blocks:
             self._decode_columns.release_all()
             return
+        if self.division.is_used:  # a step of columns has all of them
+            return
         decoding = dict.fromkeys(seq.group for seq in plan.seqs if seq.decode_row < 0)  # in order
         self._decode_columns.join(
             group for group in decoding if self._decode_columns.can_join(group)
@@ -113,18 +117,40 @@ class Planner:
 
     def _add_decodes(self, plan: StepPlan, now: float) -> None:
         """Gives each sequence that has one token left its token; none waits for a prefill."""
-        running, index = self._queues.running, 0
-        while index < len(running) and plan.token_budget:  # it may lose its last groups meanwhile
+        running, index, left = self._queues.running, 0, self._most_decodes(plan)
+        while index < len(running) and left > 0:  # it may lose its last groups meanwhile
             group = running[index]
             for seq in group.sequences if not group.has_decode_rows and plan.takes(group) else ():
-                if _can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
+                if self._can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
                     self._worker_state.add(plan, seq, 1)
-                    if not plan.token_budget:
+                    left = min(left - 1, plan.token_budget)
+                    if left <= 0:
                         break
             index += 1
 
+    def _most_decodes(self, plan: StepPlan) -> int:
+        """Returns how many decodes the step takes beside those of the columns."""
+        if not self.division.is_used:
+            return plan.token_budget
+        decoding = [
+            not seq.num_inflight_samples
+            for group in self._queues.running
+            for seq in group.sequences
+            if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens <= 1
+        ]
+        most = self.division.most_decodes(
+            num_decodes=len(decoding), num_ready=sum(decoding), num_steps=plan.num_drawing_before
+        )
+        return min(plan.token_budget, most)
+
+    def _can_decode(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Says whether a sequence may get a token; pipeline stages know none before its answer."""
+        waits = self.division.is_used and seq.num_inflight_samples
+        return not waits and _can_decode(seq, plan)
+
     def _spread_prompts(self, plan: StepPlan) -> None:
-        """Leaves what a step that others wait for takes along of prompts."""
+        """Leaves what a step that others wait for, or that passes through stages, takes along of
+        prompts."""
         num_tokens = self._queues.admission.num_prompt_tokens
         for group in self._queues.running:
             if not group.has_decode_rows and plan.takes(group):
@@ -133,9 +159,12 @@ class Planner:
                     for seq in group.sequences
                     if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
                 )
-        budget = prompt_budget(
-            self._limits, num_prompt_tokens=num_tokens, num_decodes=len(plan.seqs)
-        )
+        budget = self.division.most_prompt_tokens(num_tokens)
+        if plan.seqs and self._limits.prefill_spread > 1:
+            spread = prompt_budget(
+                self._limits, num_prompt_tokens=num_tokens, num_decodes=len(plan.seqs)
+            )
+            budget = min(budget, spread)
         plan.token_budget = min(plan.token_budget, budget)
 
     def _add_prefills(self, plan: StepPlan) -> None:

@@ -60,6 +60,7 @@ def make_scheduler(
     max_num_batched_tokens: int = 256,
     prefill_spread: int = 1,
     max_in_flight: int = 2,
+    num_stages: int = 1,
     max_model_len: int = 128,
     watermark: float = 0.0,
     admission: AdmissionQueue | None = None,
@@ -77,6 +78,7 @@ def make_scheduler(
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_spread=prefill_spread,
             max_in_flight=max_in_flight,
+            num_stages=num_stages,
         ),
         cache=CacheShape(
             block_size=block_size,

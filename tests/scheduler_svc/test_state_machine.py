@@ -48,7 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_gpu_blocks=st.sampled_from([7, 9, 14]),
         num_cpu_blocks=st.sampled_from([20, 8, 3, 0]),
         num_workers=st.sampled_from([1, 2]),
-        depth=st.sampled_from([1, 2]),
+        depth=st.sampled_from([1, 2, 4]),
         watermark=st.sampled_from([0.0, 0.1]),
         prefix_caching=st.sampled_from([True, True, False]),
         cpu_prefix_cache=st.sampled_from([True, True, False]),
@@ -81,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "prefix_caching": prefix_caching,
             "cpu_prefix_cache": cpu_prefix_cache,
             "grammar_bytes": grammar_bytes,
+            "num_stages": max(1, depth - 1),
         }
         self.costs = COSTS[costs]
         self.content: dict[bytes, Block] = {}

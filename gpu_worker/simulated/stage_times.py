@@ -1,0 +1,44 @@
+"""The time that steps take to pass through simulated pipeline stages, one after another."""
+
+import time
+from itertools import accumulate
+from typing import NamedTuple
+
+from gpu_worker.batch.batch import BatchOutput
+
+
+class StageTimes:
+    """When each stage is free again, in nanoseconds of any clock."""
+
+    def __init__(self, shares: tuple[int, ...]) -> None:
+        """Args: shares: of each stage in the time of a step."""
+        self._ends = [0, *accumulate(shares)]
+        self._free_at = [0] * len(shares)
+
+    def enter(self, now_ns: int, duration_ns: int) -> int:
+        """Takes a step in behind those before it; returns when it leaves the last stage."""
+        at, total = now_ns, self._ends[-1]
+        for index, free_at in enumerate(self._free_at):
+            first, last = self._ends[index], self._ends[index + 1]
+            at = max(at, free_at) + duration_ns * last // total - duration_ns * first // total
+            self._free_at[index] = at
+        return at
+
+
+class SimulatedStep(NamedTuple):
+    """A step in the stages; satisfies `runner_protocol.Launched`."""
+
+    output: BatchOutput
+    ends_at_ns: int
+    """Of the monotonic clock."""
+
+    @property
+    def can_feed(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        time.sleep(max(0, self.ends_at_ns - time.monotonic_ns()) / 1e9)
+
+    def samples(self) -> BatchOutput:
+        self.wait()
+        return self.output

@@ -1,0 +1,42 @@
+"""Simulated pipeline stages: the time that steps take, and the tokens, which are the same."""
+
+import time
+from typing import Any
+
+import pytest
+
+from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.simulated.stage_times import StageTimes
+from signalbox import LLM, SamplingParams
+from signalbox.llm.in_process.wiring import CoreConfig
+from tests.signalbox.llm.make import assert_at_rest
+
+
+def test_a_step_waits_for_the_one_before_it_in_each_stage() -> None:
+    stages = StageTimes((1, 2, 1))
+    assert stages.enter(100, 40) == 140
+    assert stages.enter(100, 40) == 160  # the second stage takes 20 for each
+    assert stages.enter(100, 40) == 180
+    assert stages.enter(500, 40) == 540
+
+
+@pytest.mark.parametrize("stages", [(0,), (1, 0), ()])
+def test_a_stage_without_a_share_is_refused(stages: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a share of at least 1"):
+        SimulatedConfig(stages=stages)
+
+
+def test_stages_change_no_token_and_compute_at_once() -> None:
+    config = SimulatedConfig(stages=(1, 1, 1), step_ns=3_000_000, num_gpu_blocks=40, max_num_seqs=8)
+    prompts: Any = [{"prompt_token_ids": [5, 6, 7 + i] * 9} for i in range(12)]
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    with LLM._from_runner(lambda: SimulatedRunner(config), CoreConfig()) as llm:
+        began_at = time.monotonic()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        elapsed_s = time.monotonic() - began_at
+        num_steps = llm.llm_engine._core.scheduler.num_steps
+        assert_at_rest(llm.llm_engine)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = expected_tokens(prompt["prompt_token_ids"], num_tokens=40)
+        assert output.outputs[0].token_ids == expected
+    assert elapsed_s >= num_steps * config.step_ns / 3e9  # each stage had a third of each step
