@@ -1,7 +1,8 @@
 """Plans the steps of one worker: how many tokens each sequence computes, in which blocks.
 
 Pure planning: no clock, no I/O. `schedule` books what it plans; `update` takes the result. Steps
-are planned before the first is answered, so a sequence counts its tokens in flight, and while there are any it is not preempted, forked or freed.
+are planned before the first is answered, so a sequence counts its tokens in flight, and while
+there are any it is not preempted, forked or freed.
 
 `Bookkeeping` has the owners of the state. `Planner`, `GroupSelection`, `Preemption` and `Swapping`
 decide one step; `OutputProcessor` processes its result.
