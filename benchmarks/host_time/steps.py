@@ -52,6 +52,9 @@ CASES = {
     "decode 256, some with penalties": Case(
         others=dataclasses.replace(_RANDOM, presence_penalty=0.5)
     ),
+    "decode 256, some with log probabilities": Case(
+        others=dataclasses.replace(_RANDOM, num_logprobs=5)
+    ),
 }
 
 
@@ -67,7 +70,7 @@ def make_runner(
 
     Args:
         config: the model's config.json.
-        forms: `quantization` and `kv_cache_dtype`, as of the settings.
+        forms: `quantization`, `kv_cache_dtype` and `attention_backend`, as of the settings.
     """
     from gpu_worker.sampling.triton_sampler import TritonSampler
 
@@ -96,7 +99,7 @@ def make_runner(
             device_config=DeviceConfig(
                 device="cpu",
                 cpu_backend="torch",
-                attention_backend="triton",
+                attention_backend=forms.get("attention_backend", "triton"),
                 enforce_eager=enforce_eager,
             ),
             recorder=recorder,

@@ -4,6 +4,7 @@
 NumPy; a runner moves them to its device.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,6 +37,9 @@ class Batch:
     """None if no request asks for log probabilities of the prompt tokens computed here."""
     fed_from: Int64Array | None = None
     """[T], index of the draw of the batch before that is the token; -1 if token_ids has it."""
+    complete_rows: Callable[[], None] | None = None
+    """Waits for the draws of the batch before, and adds to `rows` what they decide; to be called
+    before rows are drawn. None if the rows are complete."""
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], what the pipeline stage before has computed; None on the first."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.streams import Event, Stream
 
-NUM_BUFFERS = 16
+NUM_BUFFERS = 24
 _ALIGNMENT = 16  # bytes; what kernels load at once
 
 

@@ -3,7 +3,7 @@
 Inputs go in one copy out of pinned memory. Steps are graphs, if there is one that is large enough;
 all others are launched kernel by kernel. What is drawn stays on the device, where the next step may
 take its tokens from it, and is copied to the host behind the step. A step that the sampler must
-draw for, or that reports log probabilities, is waited for.
+draw for, or that reports log probabilities of a prompt, is waited for.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,6 @@ from gpu_worker.executors.step_graphs import DevicePlanning, StepGraphs, fed_tok
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.layers import ForwardContext
 from gpu_worker.models import Model
-from gpu_worker.sampling import async_sampling
 from gpu_worker.sampling.async_sampling import DeviceDrawing, DeviceDraws
 from gpu_worker.sampling.sampler import Sampler
 
@@ -99,6 +98,8 @@ class AsyncExecutor(TorchExecutor):
             hidden, logits, row_of = self._enqueue(batch)
         forwarded = self._compute.record(is_timed=True)
         with span("sample"):
+            if batch.complete_rows is not None:  # the device computes meanwhile
+                batch.complete_rows()
             draws = None
             if logits is not None:
                 draws = self._draw(batch, logits, row_of)
@@ -158,8 +159,7 @@ class AsyncExecutor(TorchExecutor):
         """Keeps the draws for the next step; returns what reads them when they have arrived."""
         kept = self._drawn[: len(draws.token_ids)].copy_(draws.token_ids)
         kept.clamp_(0, self._vocab_size - 1)  # of a row that failed, too: it is looked up
-        host = [self._on_host(each) for each in draws]
-        return partial(async_sampling.read, *host)
+        return draws.read(self._on_host)
 
     def _on_host(self, tensor: Tensor) -> Tensor:
         host = torch.empty(

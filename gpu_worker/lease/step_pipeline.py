@@ -1,14 +1,17 @@
 """Steps that a device, or pipeline stages, compute while the host goes on.
 
 A step is launched before the draws of the one before it are known, if that keeps them on the
-device: its tokens are then fed forward there. Stages draw at their end, so that a step with one of
-these tokens waits, and others do not. Where the host must look at a token first (penalties,
-rules and grammars read what was drawn; a fork copies it), the step waits. Results are taken in the
-order of the steps, so the table of sequences sees what it would have seen without all this.
+device: its tokens are then fed forward there. Penalties, rules and grammars read what was drawn:
+their rows are completed when the device computes the step's forward pass, in which it does not
+wait for the host. Where a token is needed before (a fork copies it), the whole step waits. Stages
+draw at their end, so that a step with one of these tokens waits, and others do not. Results are
+taken in the order of the steps, so the table of sequences sees what it would have seen without all
+this.
 """
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -74,6 +77,8 @@ class StepPipeline:
         self._runner = runner
         self._table = table
         self._steps: deque[StepInFlight] = deque()
+        self._newest: StepInFlight | None = None
+        """Launched last; it may have been collected."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -100,25 +105,39 @@ class StepPipeline:
 
     def launch(self, batch: Batch, finish_result: FinishResult, on_error: OnError) -> StepInFlight:
         """Begins the batch that was applied last; raises the runner's immediate errors."""
+        if batch.complete_rows is not None:
+            batch.complete_rows = partial(self._complete_rows, batch, batch.complete_rows)
         launched = self._runner.launch(batch)
         step = StepInFlight(self, launched, self._table.book(), finish_result, on_error)
         self._steps.append(step)
+        self._newest = step
         return step
 
     def know(self, batch: Batch) -> None:
         """Collects all, and writes the tokens that the batch names as draws into it."""
-        if not self._steps:
+        samples = self._collect_all()
+        if batch.complete_rows is not None:
+            batch.complete_rows()
+        if batch.fed_from is None or samples is None:
             return
-        last = self._steps[-1]
-        self.collect_until(last)
-        if last.error is not None:
-            raise last.error
-        if batch.fed_from is None or last.samples is None:
-            return
-        drawn = last.samples.token_ids.clip(min=0)
+        drawn = samples.token_ids.clip(min=0)
         is_fed = batch.fed_from >= 0
         batch.token_ids[is_fed] = drawn[batch.fed_from[is_fed]]
         batch.fed_from = None
+
+    def _complete_rows(self, batch: Batch, add_rules: Callable[[], None]) -> None:
+        self._collect_all()
+        add_rules()
+        batch.complete_rows = None
+
+    def _collect_all(self) -> BatchOutput | None:
+        """Returns the samples of the newest step, if there is one; raises its error."""
+        if self._newest is None:
+            return None
+        self.collect_until(self._newest)
+        if self._newest.error is not None:
+            raise self._newest.error
+        return self._newest.samples
 
     def collect_until(self, step: StepInFlight) -> None:
         """Takes the samples of all steps up to this one."""

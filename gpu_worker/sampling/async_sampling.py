@@ -5,6 +5,8 @@ anything so, `PlainDraws` what needs no more than a greedy token or a race among
 rest is left to the sampler, which waits.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +17,8 @@ from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import BatchOutput
 from gpu_worker.batch.sampling_rows import GREEDY_BELOW, SampleRows
 from gpu_worker.device.input_transfer import InputPacker
+from gpu_worker.sampling import logprobs
+from gpu_worker.sampling.logprobs import ReportedRows
 from gpu_worker.sampling.sampler import failures
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import DrawStatus
@@ -30,6 +34,14 @@ class DeviceDraws(NamedTuple):
     """[num_rows], whole numbers; undefined for rows that have failed."""
     status: Tensor
     """[num_rows] uint8, `DrawStatus`."""
+    reported: ReportedRows | None = None
+    logprobs: Sequence[Tensor] = ()
+    """Log probabilities of the rows that report them, for `logprobs.read`."""
+
+    def read(self, on_host: Callable[[Tensor], Tensor]) -> Callable[[], BatchOutput]:
+        """Enqueues copies to the host; returns what makes samples of them when they are there."""
+        tensors = (self.token_ids, self.status, *self.logprobs)
+        return partial(_read, self.reported, *map(on_host, tensors))
 
 
 class DeviceDrawing(Protocol):
@@ -103,7 +115,12 @@ def _races(raw: Tensor, rows: SampleRows, greedy: Tensor, packer: InputPacker) -
     return torch.where(is_greedy, greedy, torch.cat(drawn))
 
 
-def read(token_ids: Tensor, status: Tensor) -> BatchOutput:
-    """Makes samples of draws that have been copied to the host."""
+def _read(
+    reported: ReportedRows | None, token_ids: Tensor, status: Tensor, *computed: Tensor
+) -> BatchOutput:
     failed = failures(status.numpy())
-    return BatchOutput(token_ids=token_ids.numpy().astype(np.int32), failed=failed)
+    return BatchOutput(
+        token_ids=token_ids.numpy().astype(np.int32),
+        logprobs=[] if reported is None else logprobs.read(reported, computed, failed),
+        failed=failed,
+    )

@@ -1,4 +1,10 @@
-"""Log probabilities of tokens under the model's own logits, with ranks and the likeliest tokens."""
+"""Log probabilities of tokens under the model's own logits, with ranks and other tokens.
+
+A device computes them behind the draws (`compute`); the host makes results of them (`read`).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -6,68 +12,86 @@ from torch import Tensor
 
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Logprobs
-from gpu_worker.batch.sampling_rows import TokenRuns
+from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
 from signalbox_kernels import ops
 
+Send = Callable[..., Sequence[Tensor]]
+"""Returns arrays on the device."""
 
-def report(
-    logits: Tensor, tokens: Tensor, *, rows: Int64Array, num_logprobs: Int64Array
-) -> list[Logprobs]:
-    """Returns the log probability, rank and alternatives of one token of each row.
+
+class ReportedRows(NamedTuple):
+    """The rows of a batch that report log probabilities; all fields have one length."""
+
+    rows: Int64Array
+    num_logprobs: Int64Array
+    """Number of the likeliest tokens that each reports."""
+    named: TokenRuns | None = None
+    """Tokens that are reported instead, of rows whose run is not empty."""
+
+    @property
+    def with_names(self) -> Int64Array:
+        """Returns the indices of those whose run is not empty."""
+        return np.flatnonzero(() if self.named is None else self.named.lengths)
+
+
+def reported_rows(rows: SampleRows) -> ReportedRows | None:
+    """Returns the rows that report anything, if any does."""
+    index = np.flatnonzero(rows.num_logprobs >= 0)
+    if not len(index):
+        return None
+    named = None if rows.logprob_tokens is None else rows.logprob_tokens.take(index)
+    return ReportedRows(index, rows.num_logprobs[index], named)
+
+
+def compute(
+    logits: Tensor, tokens: Tensor, reported: ReportedRows, send: Send | None = None
+) -> list[Tensor]:
+    """Enqueues what `read` takes.
 
     Args:
-        logits: [num_rows, vocab_size] float32.
-        tokens: [num_rows] int64.
-        rows: [num_rows], what `row` says of each.
-        num_logprobs: [num_rows], how many of the likeliest tokens each names.
+        logits: [num_reported, vocab_size] float32.
+        tokens: [num_reported] int64; any for rows that have failed.
+        send: is needed where rows name tokens.
     """
-    if not len(rows):
-        return []
-    num_top = min(int(num_logprobs.max()), logits.shape[1])
-    found = ops.gather_logprobs(logits, tokens, num_top=num_top)
+    vocab_size = logits.shape[1]
+    num_top = min(int(reported.num_logprobs.max(initial=0)), vocab_size)
+    found = ops.gather_logprobs(logits, tokens.clamp(0, vocab_size - 1), num_top=num_top)
+    index = reported.with_names
+    if reported.named is None or not len(index):
+        return [*found]
+    assert send is not None
+    runs = reported.named.take(index)
+    picked, of_run, token_ids = send(index, runs.rows, runs.token_ids.astype(np.int64))
+    distribution = torch.log_softmax(logits.index_select(0, picked), dim=-1)
+    return [*found, distribution[of_run, token_ids]]
+
+
+def read(
+    reported: ReportedRows, computed: Sequence[Tensor], failed: Collection[int] = ()
+) -> list[Logprobs]:
+    """Returns the log probability, rank and alternatives of each row but those that failed."""
+    of_drawn, of_names = computed[:4], computed[4:]
     columns = zip(
-        rows.tolist(),
-        num_logprobs.tolist(),
-        found.logprobs.tolist(),
-        found.ranks.tolist(),
-        found.top_token_ids.tolist(),
-        found.top_logprobs.tolist(),
+        reported.rows.tolist(),
+        reported.num_logprobs.tolist(),
+        *(column.tolist() for column in of_drawn),
         strict=True,
     )
-    return [
-        Logprobs(row, logprob, rank, ids[:count], values[:count])
-        for row, count, logprob, rank, ids, values in columns
+    found = [
+        Logprobs(row, logprob, rank, top_token_ids[:count], top_logprobs[:count])
+        for row, count, logprob, rank, top_logprobs, top_token_ids in columns
     ]
+    if reported.named is not None and of_names:
+        index = reported.with_names
+        runs = reported.named.take(index)
+        token_ids = np.split(runs.token_ids, runs.ends[:-1])
+        values = np.split(of_names[0].cpu().numpy(), runs.ends[:-1])
+        for i, ids, logprobs in zip(index.tolist(), token_ids, values, strict=True):
+            found[i] = found[i]._replace(top_token_ids=ids.tolist(), top_logprobs=logprobs.tolist())
+    return [one for one in found if one.row not in failed]
 
 
-def with_tokens(
-    found: list[Logprobs],
-    logits: Tensor,
-    logprob_tokens: TokenRuns | None,
-    logits_row: Int64Array | None = None,
-) -> list[Logprobs]:
-    """Returns `found`, with a row's run of tokens as its alternatives where the run is not empty.
-
-    Args:
-        logits: [*, vocab_size]; row i of a batch has logits[logits_row[i]], or logits[i].
-        logprob_tokens: the runs of all rows of the batch; None if all are empty.
-    """
-    if logprob_tokens is None or not found:
-        return found
-    rows = np.array([one.row for one in found])
-    runs = logprob_tokens.take(rows)
-    asked = np.flatnonzero(runs.lengths)
-    if not len(asked):
-        return found
-    runs = runs.take(asked)
-    index = rows[asked] if logits_row is None else logits_row[rows[asked]]
-    there = [torch.from_numpy(column).to(logits.device) for column in (index, runs.rows)]
-    token_ids = torch.from_numpy(runs.token_ids).to(logits.device).long()
-    distribution = torch.log_softmax(logits[there[0]].float(), dim=-1)
-    values = np.split(distribution[there[1], token_ids].cpu().numpy(), runs.ends[:-1])
-    named = np.split(runs.token_ids, runs.ends[:-1])
-    reported = list(found)
-    for i, ids, logprobs in zip(asked.tolist(), named, values, strict=True):
-        one = found[i]
-        reported[i] = one._replace(top_token_ids=ids.tolist(), top_logprobs=logprobs.tolist())
-    return reported
+def of_tokens(logits: Tensor, targets: Tensor, num_logprobs: Int64Array) -> list[Logprobs]:
+    """Returns the log probability of a given token, [num_rows] int64, for each row of logits."""
+    reported = ReportedRows(np.arange(len(targets)), num_logprobs)
+    return read(reported, compute(logits.float(), targets, reported))

@@ -75,24 +75,19 @@ class TorchSampler:
         for start in range(0, len(picked), _ROWS_AT_ONCE):
             part = picked[start : start + _ROWS_AT_ONCE]
             tokens[self._tensor(part)] = self._draw(raw, rows, part, failed)
-        reported = np.flatnonzero(rows.num_logprobs >= 0)
-        reported = reported[~np.isin(reported, list(failed))]
-        index = self._tensor(reported)
-        found = logprobs.report(
-            raw[index], tokens[index], rows=reported, num_logprobs=rows.num_logprobs[reported]
-        )
+        found: list[Logprobs] = []
+        if (reported := logprobs.reported_rows(rows)) is not None:
+            index = self._tensor(reported.rows)
+            computed = logprobs.compute(raw[index], tokens[index], reported, self._send)
+            found = logprobs.read(reported, computed, failed)
         return BatchOutput(
-            token_ids=tokens.to(torch.int32).cpu().numpy(),
-            logprobs=logprobs.with_tokens(found, raw, rows.logprob_tokens),
-            failed=failed,
+            token_ids=tokens.to(torch.int32).cpu().numpy(), logprobs=found, failed=failed
         )
 
     def logprobs(
         self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
     ) -> list[Logprobs]:
-        tokens = self._tensor(targets.astype(np.int64))
-        index = np.arange(len(targets))
-        return logprobs.report(logits.float(), tokens, rows=index, num_logprobs=num_logprobs)
+        return logprobs.of_tokens(logits, self._tensor(targets.astype(np.int64)), num_logprobs)
 
     def _draw(
         self, raw: Tensor, rows: SampleRows, part: Int64Array, failed: dict[int, str]
@@ -129,6 +124,9 @@ class TorchSampler:
                 weights[bound], filters.take(bound), keys[bound.cpu().numpy()]
             )
         return tokens
+
+    def _send(self, *arrays: NDArray[np.generic]) -> list[Tensor]:
+        return [self._tensor(array) for array in arrays]
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -16,7 +16,6 @@ from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.sampling import logprobs
 from gpu_worker.sampling.async_sampling import DeviceDraws
-from gpu_worker.sampling.sampler import failures
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.triton.sampling.draws import DrawColumns, draw_tokens
 from signalbox_kernels.triton.sampling.logit_edits import (
@@ -41,32 +40,30 @@ class TritonSampler:
     def __call__(
         self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None = None
     ) -> BatchOutput:
-        if logits_row is None:
-            logits_row = np.arange(len(rows))
-        tokens, status = self._draw(logits, rows, logits_row)
-        found = torch.stack((tokens, status.to(torch.int32))).cpu().numpy()  # the one wait
-        reported = np.flatnonzero((rows.num_logprobs >= 0) & (found[1] == 0))
-        return BatchOutput(
-            token_ids=found[0],
-            logprobs=self._report(logits, rows, logits_row, tokens, reported),
-            failed=failures(found[1]),
-        )
+        return self.draw(logits, rows, logits_row).read(lambda tensor: tensor.cpu())()
 
     def can_draw(self, rows: SampleRows) -> bool:
-        """Satisfies `DeviceDrawing`: what is reported must be waited for."""
-        return not (rows.num_logprobs >= 0).any()
+        """Satisfies `DeviceDrawing`."""
+        return True
 
     def draw(self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None) -> DeviceDraws:
         if logits_row is None:
             logits_row = np.arange(len(rows))
-        return DeviceDraws(*self._draw(logits, rows, logits_row))
+        tokens, status = self._draw(logits, rows, logits_row)
+        reported = logprobs.reported_rows(rows)
+        if reported is None:
+            return DeviceDraws(tokens, status)
+        index, logits_index = self._send(reported.rows, logits_row[reported.rows])
+        own = logits.index_select(0, logits_index).float()
+        drawn = tokens.index_select(0, index).long()
+        return DeviceDraws(
+            tokens, status, reported, logprobs.compute(own, drawn, reported, self._send)
+        )
 
     def logprobs(
         self, logits: Tensor, targets: Int32Array, num_logprobs: Int64Array
     ) -> list[Logprobs]:
-        tokens = self._tensor(targets.astype(np.int64))
-        index = np.arange(len(targets))
-        return logprobs.report(logits.float(), tokens, rows=index, num_logprobs=num_logprobs)
+        return logprobs.of_tokens(logits, self._tensor(targets.astype(np.int64)), num_logprobs)
 
     def _draw(
         self, logits: Tensor, rows: SampleRows, logits_row: Int64Array
@@ -155,24 +152,6 @@ class TritonSampler:
             *there[2:6, :num_rows].view(torch.float32),
             *there[6:, :num_rows],
         )
-
-    def _report(
-        self,
-        logits: Tensor,
-        rows: SampleRows,
-        logits_row: Int64Array,
-        tokens: Tensor,
-        reported: Int64Array,
-    ) -> list[Logprobs]:
-        if not len(reported):
-            return []
-        found = logprobs.report(
-            logits[self._tensor(logits_row[reported])].float(),
-            tokens[self._tensor(reported)].long(),
-            rows=reported,
-            num_logprobs=rows.num_logprobs[reported],
-        )
-        return logprobs.with_tokens(found, logits, rows.logprob_tokens, logits_row)
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return self._send(array)[0]

@@ -1,7 +1,8 @@
 """Plans and builds the batch of a step from the rows of its sequences, with no loop over them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -176,6 +177,7 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
             planned.state, planned.rows, num_new, rows=rows, query_start=query_start
         )
     width = -(-int(context_lens.max(initial=0)) // size)
+    draws, add_rules = _sample_rows(planned, rows, query_start)
     return Batch(
         token_ids=token_ids,
         positions=positions,
@@ -183,9 +185,10 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         query_start=query_start,
         context_lens=context_lens,
         block_tables=rows.block_tables[planned.rows, :width],
-        rows=_sample_rows(planned, rows, query_start),
+        rows=draws,
         prompt_rows=prompt_rows,
         fed_from=fed_from,
+        complete_rows=add_rules,
     )
 
 
@@ -202,7 +205,13 @@ def _tokens(found: Int64Array) -> tuple[Int64Array, Int64Array | None]:
     return np.where(is_unknown, 0, found), np.where(is_unknown, unknown_tokens(found), -1)
 
 
-def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array) -> SampleRows:
+def _sample_rows(
+    planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array
+) -> tuple[SampleRows, Callable[[], None] | None]:
+    """Returns the draws, and what restricts them further when the unknown tokens are known.
+
+    That is None if no sequence whose last token is unknown has penalties or rules, which read it.
+    """
     drawers = planned.drawers
     owners, state = planned.rows[drawers], planned.state[drawers]
     branches = planned.branches
@@ -224,6 +233,10 @@ def _sample_rows(planned: PlannedBatch, rows: SequenceRows, query_start: Int64Ar
     if state["has_logprob_tokens"].any():
         draws.logprob_tokens = draw_options.logprob_tokens(owners, rows)
     is_starved = state["min_tokens"] > state["num_tokens"] - state["num_prompt"]
+    add_rules = partial(draw_options.add_rules, draws, is_starved, owners, rows, planned.refused)
+    is_unknown = rows.tokens[owners, state["num_tokens"] - 1] < 0
+    if (is_unknown & (state["has_penalties"] | state["has_rules"])).any():
+        return draws, add_rules
     if is_starved.any() or state["has_rules"].any():
-        draw_options.add_rules(draws, is_starved, owners, rows, planned.refused)
-    return draws
+        add_rules()
+    return draws, None

@@ -134,14 +134,12 @@ class SequenceTable:
             self._rows.block_tables[rows, columns] = blocks
 
     def must_know(self, step: Step) -> bool:
-        """Returns whether `apply` needs unfinished tokens: for histories, or sequences that end."""
+        """Returns whether `apply` needs unfinished tokens: of sequences that end, or are forked."""
         if step.forks:  # a fork copies its parent's tokens; one that is drawn later is not copied
             return True
-        rows, num_finished = self.rows_of(step), len(step.finished)
-        state = self._rows.state[rows]
-        is_unknown = (rows >= 0) & (self._rows.tokens[rows, state["num_tokens"] - 1] < 0)
-        is_read = state["has_penalties"] | state["has_rules"]
-        return bool(is_unknown[:num_finished].any() or (is_unknown & is_read).any())
+        rows = self.rows_of(step)[: len(step.finished)]
+        last = self._rows.tokens[rows, self._rows.state["num_tokens"][rows] - 1]
+        return bool(((rows >= 0) & (last < 0)).any())
 
     def rows_of(self, step: Step) -> Int64Array:
         """Returns the rows of a step's finished and of its running sequences; -1 for unknown

@@ -54,6 +54,15 @@ def test_penalties_of_some_rows_take_a_copy_of_their_logits(tmp_path: Path) -> N
     assert counts.tensors_made <= 15
 
 
+def test_log_probabilities_of_some_rows_are_copied_back_behind_the_draws(tmp_path: Path) -> None:
+    counts = count_step(tmp_path, "decode 256, some with log probabilities", enforce_eager=False)
+    assert counts.graphs == 1
+    assert counts.launches <= 15, counts.operators
+    assert counts.copies_in <= 3
+    assert counts.copies_out <= 6
+    assert counts.tensors_made <= 15
+
+
 @pytest.mark.parametrize("case", ["decode 256", "mixed"])
 def test_an_eager_step_launches_the_kernels_of_each_layer_once(tmp_path: Path, case: str) -> None:
     counts = count_step(tmp_path, case, enforce_eager=True)

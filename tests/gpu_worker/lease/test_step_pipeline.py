@@ -3,107 +3,41 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from contract.errors import Aborted, Internal, InvalidArgument
 from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import BlockMapping
 from contract.sections.forks import Fork
-from contract.step import NewSequence, TablePatch
-from contract.step_result import StepResult
+from contract.step import TablePatch
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Launched
-from gpu_worker.execution_thread import Unfinished
-from gpu_worker.lease.lease import Lease
 from gpu_worker.runner.model_runner import ModelRunner
-from gpu_worker.sampling.grammars import Grammars
 from tests.gpu_worker.attention.device_attention import make_device_runner
-from tests.gpu_worker.builders import make_new, make_step
+from tests.gpu_worker.builders import make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
-from tests.gpu_worker.tiny_models import VOCAB
+from tests.gpu_worker.lease.steps_in_flight import (
+    FILTERED,
+    GREEDY,
+    PENALISED,
+    RANDOM,
+    STARVED,
+    Steps,
+    decode,
+    finish,
+    make_lease,
+    make_sequences,
+    raise_out_of_memory,
+)
 
 pytestmark = pytest.mark.slow
-
-GREEDY = SamplingParams()
-RANDOM = SamplingParams(temperature=1.0, seed=4)
-PENALISED = SamplingParams(temperature=0.9, seed=2, frequency_penalty=0.8, repetition_penalty=1.3)
-FILTERED = SamplingParams(temperature=1.2, seed=3, top_k=11, top_p=0.9)
-STARVED = SamplingParams(min_tokens=6, stop_token_ids=tuple(range(40)))
 
 
 @pytest.fixture(scope="module")
 def runner(tiny: Path) -> ModelRunner:
     return make_device_runner(tiny, GraphsOnCpu(), max_num_seqs=4)
-
-
-def make_lease(runner: ModelRunner) -> Lease:
-    capacity = runner.profile()
-    runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
-    return Lease(
-        epoch=7,
-        runner=runner,
-        capacity=capacity,
-        num_gpu_blocks=40,
-        num_cpu_blocks=0,
-        grammars=Grammars(runner.model, tokenizer_json=b""),
-    )
-
-
-def make_sequences(*params: SamplingParams) -> list[NewSequence]:
-    rng = np.random.default_rng(9)
-    return [
-        make_new(
-            i,
-            rng.integers(3, VOCAB, 5 + 6 * i).tolist(),
-            list(range(5 * i, 5 * i + 5)),
-            params=each,
-        )
-        for i, each in enumerate(params)
-    ]
-
-
-def finish(outcome: StepResult | Unfinished[StepResult]) -> StepResult:
-    return outcome.finish() if isinstance(outcome, Unfinished) else outcome
-
-
-class Steps:
-    """Sends steps to a lease as a scheduler does, `depth` of them before it hears of the first."""
-
-    def __init__(self, lease: Lease, depth: int) -> None:
-        self.lease = lease
-        self.depth = depth
-        self.results: list[StepResult] = []
-        self._under_way: list[StepResult | Unfinished[StepResult]] = []
-        self._num_sent = 0
-
-    def send(self, **fields: Any) -> None:
-        self._num_sent += 1
-        step = make_step(self._num_sent, **fields)
-        self._under_way.append(self.lease.execute(step, arrived_ns=0))
-        self.hear(until=self.depth - 1)
-
-    def hear(self, until: int = 0) -> None:
-        while len(self._under_way) > until:
-            self.results.append(finish(self._under_way.pop(0)))
-
-    def tokens(self) -> dict[int, list[int]]:
-        self.hear()
-        found: dict[int, list[int]] = {}
-        for result in self.results:
-            for seq_id, token in zip(
-                result.seq_ids.tolist(), result.token_ids.tolist(), strict=True
-            ):
-                found.setdefault(seq_id, []).append(token)
-        return found
-
-
-def decode(steps: Steps, seq_ids: list[int], num_steps: int) -> None:
-    for _ in range(num_steps):
-        steps.send(running=dict.fromkeys(seq_ids, 1))
 
 
 def same_at_both_depths(runner: ModelRunner, drive: Callable[[Steps], None]) -> Steps:
@@ -236,10 +170,6 @@ def test_a_sequence_that_fails_under_way_fails_alone_and_stays_failed(runner: Mo
     healthy.send(new=make_sequences(GREEDY, RANDOM))
     decode(healthy, [0, 1], 3)
     assert steps.tokens()[1] == healthy.tokens()[1]
-
-
-def raise_out_of_memory(batch: Batch) -> Launched:
-    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_a_step_that_cannot_be_launched_is_computed_in_parts(
