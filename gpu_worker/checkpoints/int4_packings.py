@@ -32,7 +32,7 @@ _ONE_IN_EACH = 0x11111111
 
 @dataclass(frozen=True, slots=True)
 class ArrayLibrary:
-    """What NumPy and PyTorch call by different names."""
+    """The operations that NumPy and PyTorch call by different names."""
 
     as_bytes: Callable[[Any], Any]
     """Returns the bytes of an array's values in order, in any shape."""
@@ -58,7 +58,11 @@ class Int4Codes:
 
 
 def _codes_of(words: Any, library: ArrayLibrary) -> Any:
-    """Returns [..., 8] uint8, from the lowest bits of each word."""
+    """Returns [..., 8] uint8, from the lowest bits of each word. Raises ModelError."""
+    if words.dtype.itemsize != 4:
+        raise ModelError(
+            f"codes of 4 bits are packed in {words.dtype}; use a checkpoint with words of 32 bits"
+        )
     parts = library.as_bytes(words).reshape(*words.shape, 4)
     return library.stack([parts & 15, parts >> 4], -1).reshape(*words.shape, _IN_WORD)
 

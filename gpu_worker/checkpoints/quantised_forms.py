@@ -174,10 +174,9 @@ def _gptq(described: Mapping[str, Any]) -> QuantisedForm:
     if version not in ("gptq", "gptq_v2"):
         raise _not_served("gptq", f"checkpoint_format {version[:40]!r}", "'gptq' or 'gptq_v2'")
     group_size = _group_size(described, "group_size")
-    for pattern, rule in dict(described.get("dynamic") or {}).items():
-        if not pattern.startswith("-:"):  # which leaves matrices as they are
-            _expect(rule, "gptq", 4, "bits")
-            _expect(rule, "gptq", group_size or -1, "group_size")
+    for rule in _dynamic_rules(described):
+        _expect(rule, "gptq", 4, "bits")
+        _expect(rule, "gptq", group_size or -1, "group_size")
     unpack = partial(int4_packings.unpack_gptq, stores_zeros_less_one=version == "gptq")
     return QuantisedForm(
         name="gptq",
@@ -188,6 +187,16 @@ def _gptq(described: Mapping[str, Any]) -> QuantisedForm:
         group_size=group_size,
         unpack=unpack,
     )
+
+
+def _dynamic_rules(described: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns what GPTQModel says of single matrices, but those that it leaves as they are."""
+    rules = described.get("dynamic") or {}
+    found = [*rules.items()] if isinstance(rules, Mapping) else [("", rules)]
+    kept = [rule for pattern, rule in found if not pattern.startswith("-:")]
+    if not all(isinstance(rule, Mapping) for rule in kept):
+        raise _not_served("gptq", f"dynamic {str(rules)[:40]!r}", "rules by pattern")
+    return kept
 
 
 def _decode_int4(

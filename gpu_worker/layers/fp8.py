@@ -37,6 +37,11 @@ class HeldFp8:
 
     def _load_codes(self, codes: Tensor, part: Part) -> None:
         checked_shape(codes, part.whole)
+        if codes.dtype is not torch.float8_e4m3fn:
+            raise ModelError(
+                f"a matrix with scales of FP8 has values in {codes.dtype}, not in E4M3; use "
+                "--quantization none"
+            )
         rows = self.codes.narrow(0, part.start, part.num_rows)
         rows.copy_(codes[part.rows, part.columns])
 
@@ -55,7 +60,7 @@ class Fp8Matrix(HeldFp8):
 
     def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
         codes = tensors[WEIGHT]
-        if codes.dtype is torch.float8_e4m3fn:
+        if SCALE in tensors:
             scale = tensors[SCALE].float().reshape(-1, 1)
         else:  # of the whole matrix, so that all ranks hold shares of the same one
             codes, scale = ops.quantize_fp8(codes.to(self.codes.device).float())

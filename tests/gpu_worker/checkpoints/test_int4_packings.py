@@ -13,6 +13,7 @@ import torch
 
 from gpu_worker.checkpoints import int4_packings
 from gpu_worker.checkpoints.int4_packings import NUMPY, ArrayLibrary, Int4Codes
+from gpu_worker.config import ModelError
 from gpu_worker.layers.int4 import TORCH
 from signalbox_kernels.floats import AnyArray
 
@@ -71,3 +72,11 @@ def test_zero_points_less_one_borrow_from_their_neighbours(library: ArrayLibrary
     plain = words.astype(np.uint32).view(np.int32)[:, None]
     second = unpack("gptq v2", {"qweight": codes, "qzeros": plain}, library)
     assert np.asarray(second.zeros).tolist() == zeros.tolist()
+
+
+@pytest.mark.parametrize("library", [NUMPY, TORCH])
+def test_words_of_another_size_are_refused(library: ArrayLibrary) -> None:
+    words = np.zeros((16, 1), dtype=np.int64)
+    for packing in ("awq", "gptq"):
+        with pytest.raises(ModelError, match="int64; use a checkpoint with words of 32 bits"):
+            unpack(packing, {"qweight": words, "qzeros": words}, library)

@@ -1,6 +1,7 @@
 """Checkpoints in FP8: decoded where there is no hardware for it, and held as they are where there
 is."""
 
+import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,6 +238,36 @@ def test_other_forms_are_refused_by_name(
     save_quantised(tmp_path, "llama2", by_matrix, described)
     with pytest.raises(ModelError, match=reason):
         make_runner(tmp_path)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("form", ["by row", "by block"])
+def test_values_beside_scales_of_fp8_are_its_codes(form: str, tmp_path: Path) -> None:
+    """Others would be taken without their scales, or cut to E4M3."""
+    save_quantised(tmp_path, "llama2", *FORMS[form])
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    for dtype in (torch.int8, torch.bfloat16):
+        changed = tensors | {name: tensors[name].to(torch.bfloat16).to(dtype)}
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(ModelError, match=f"FP8 has values in {dtype}, not in E4M3"):
+            make_runner(tmp_path, cpu_backend="torch")
+
+
+ODD_VALUES = (None, [], {}, "x", 3, -5, 1.5, [1, 2], {"a": 1}, {"a": None}, {"-:x": None}, 10**30)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors"])
+def test_odd_fields_of_a_configuration_are_refused_by_name_or_read(method: str) -> None:
+    fields = "bits w_bit group_size q_group_size version format zero_point checkpoint_format"
+    fields += " dynamic pack_dtype weight_block_size config_groups quant_method unknown"
+    plain = compressed("channel", BY_TOKEN) if method.startswith("c") else {"quant_method": method}
+    assert quantised_forms.quantised_form({"quantization_config": plain}) is not None
+    for field, value in itertools.product(fields.split(), ODD_VALUES):
+        try:
+            quantised_forms.quantised_form({"quantization_config": {**plain, field: value}})
+        except ModelError as error:
+            assert len(str(error)) < 300
 
 
 @pytest.mark.usefixtures("hopper")
