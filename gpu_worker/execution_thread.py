@@ -8,6 +8,7 @@ return cannot keep the process from leaving.
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +17,10 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+_SWITCH_INTERVAL_S = 5e-4
+"""Wait of a thread for Python's lock beside one that computes. A call that launches work gives the
+lock up at each wait and copy; within Python's 5 ms the device would run out of work."""
 
 
 class Unfinished(Generic[T]):
@@ -113,6 +118,7 @@ class ExecutionThread:
             receiver.set_result(outcome)
             return
         if self._waiting is None:
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
             self._waiting = threading.Thread(target=self._wait, name="waiting", daemon=True)
             self._waiting.start()
         self._under_way.put((outcome.wait, partial(self._perform, outcome.finish, receiver)))

@@ -1,6 +1,7 @@
 """Calls that leave work under way let others run, and are finished in order."""
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -22,6 +23,22 @@ class Later(Unfinished[str]):
 
     def finish(self) -> str:
         return self._name
+
+
+async def test_threads_change_often_once_a_call_leaves_work_under_way() -> None:
+    thread, loop, done = ExecutionThread(), asyncio.get_running_loop(), asyncio.Event()
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(5e-3)
+        await asyncio.wait_for(thread.submit(lambda: "at once"), 60)
+        assert sys.getswitchinterval() == pytest.approx(5e-3)
+        under_way = thread.submit(lambda: Later("later", done, loop))
+        done.set()
+        await asyncio.wait_for(under_way, 60)
+        assert sys.getswitchinterval() == pytest.approx(5e-4)
+    finally:
+        sys.setswitchinterval(before)
+        thread.close()
 
 
 async def test_calls_run_while_others_are_under_way_and_end_in_order() -> None:
