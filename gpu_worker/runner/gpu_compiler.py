@@ -7,18 +7,21 @@ driver's library. Imports no Triton.
 import ctypes
 import os
 import shutil
+import subprocess
 import sysconfig
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from signalbox_kernels.triton.kernel_cache import UnusableFolder, usable_folder
 
 _COMPILERS = ("gcc", "clang")
+_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCompiler:
-    """What was found, None where it is missing, and the problems with their remedies."""
+    """Findings of `examine`: each part, None where it is missing; and problems, with remedies."""
 
     found: dict[str, str | None]
     problems: tuple[str, ...]
@@ -33,6 +36,13 @@ def examine(cuda_of_pytorch: str | None) -> GpuCompiler:
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
         problems.append(f"Triton needs {header}; install python3-dev, or what has Python's headers")
+    if compiler is not None and header.is_file():
+        error = _error_of_compiling(compiler, header)
+        if error is not None:
+            problems.append(
+                f"{compiler} does not compile a file that includes Python.h ({error}); install "
+                "libc6-dev, or name another compiler in CC"
+            )
     driver = _cuda_of_driver()
     if driver is None:
         problems.append(
@@ -61,6 +71,30 @@ def examine(cuda_of_pytorch: str | None) -> GpuCompiler:
 def _c_compiler() -> str | None:
     names = (os.environ.get("CC"), *_COMPILERS)
     return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def _error_of_compiling(compiler: str, header: Path) -> str | None:
+    """Returns what a compiler says of a shared library like Triton's; None if it makes one."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "probe.c"), Path(folder, "probe.so")
+        source.write_text(f"#include <{header.name}>\n")
+        command = [
+            compiler,
+            "-shared",
+            "-fPIC",
+            f"-I{header.parent}",
+            "-o",
+            str(library),
+            str(source),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if done.returncode or not library.exists():
+            said = [line for line in done.stderr.splitlines() if "error" in line]
+            return said[0] if said else f"it ended with status {done.returncode}"
+    return None
 
 
 def _cuda_of_driver() -> tuple[int, int] | None:

@@ -8,11 +8,15 @@ import pytest
 from gpu_worker.runner import gpu_compiler
 
 
+def make_program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
 @pytest.fixture(autouse=True)
 def _complete_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "Python.h").touch()
-    compiler = tmp_path / "gcc"
-    compiler.touch(mode=0o755)
+    make_program(tmp_path / "gcc", 'while [ "$1" != -o ]; do shift; done; : > "$2"')
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
@@ -42,6 +46,23 @@ def test_each_missing_thing_is_a_problem_with_a_remedy(
     assert set(examined.found.values()) == {None}
     for remedy in ("install gcc", "python3-dev", "NVIDIA driver", "--kernel-cache"):
         assert any(remedy in problem for problem in examined.problems), remedy
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("echo 'probe.c:1:10: fatal error: limits.h: No such file' >&2; exit 1", "limits.h: No"),
+        ("exit 3", "status 3"),
+        ("exit 0", "status 0"),
+    ],
+)
+def test_a_compiler_that_makes_no_library_is_a_problem(
+    program: str, reason: str, tmp_path: Path
+) -> None:
+    make_program(tmp_path / "gcc", program)
+    (problem,) = gpu_compiler.examine("13.0").problems
+    assert reason in problem
+    assert "install libc6-dev, or name another compiler in CC" in problem
 
 
 @pytest.mark.parametrize(
