@@ -198,7 +198,7 @@ class DeviceConfig(SettingsGroup):
     )
     attention_backend: Annotated[str, BeforeValidator(renamed(_VLLM_ATTENTION))] = Field(
         "auto",
-        description="flash_attn, triton, triton_plain, torch, an installed package's or"
+        description="flash_attn, triton, triton_pdl, triton_plain, torch, an installed package's or"
         " module:factory; auto is the fastest that works here; on a CPU any other name turns"
         " --cpu-backend native off",
     )

@@ -61,7 +61,7 @@ class ChosenBackend:
     """True if it leaves a GPU to PyTorch because no other takes the model."""
 
 
-def _triton_attention(name: str, *, joins_inside: bool) -> BackendFactory:
+def _triton_attention(name: str, *, joins_inside: bool, dependent: bool) -> BackendFactory:
     """Makes Triton's backend; on CUDA all other ops of a step become Triton's, too."""
 
     def make(shape: AttentionShape) -> AttentionBackend:
@@ -73,7 +73,7 @@ def _triton_attention(name: str, *, joins_inside: bool) -> BackendFactory:
         from gpu_worker.attention.triton_backend import TritonAttention
 
         _register_ops(shape.device)
-        return TritonAttention(shape, joins_inside=joins_inside)
+        return TritonAttention(shape, joins_inside=joins_inside, dependent=dependent)
 
     return make
 
@@ -92,19 +92,24 @@ def _register_ops(device: torch.device) -> None:
         triton.register_ops("cuda")
 
 
+TRITON_PDL = "triton_pdl"
+"""Triton's with kernels that are launched while the one before ends."""
 TRITON_PLAIN = "triton_plain"
 """Triton's without programs that join what others have left in memory."""
+_TRITON = {
+    "triton": {"joins_inside": True, "dependent": False},
+    TRITON_PDL: {"joins_inside": True, "dependent": True},
+    TRITON_PLAIN: {"joins_inside": False, "dependent": False},
+}
 _backends: dict[str, Registered] = (
     {
         "torch": Registered(factory=TorchAttention, caps_scores=True, takes_fp8=True),
     }
     | {
         name: Registered(
-            factory=_triton_attention(name, joins_inside=joins_inside),
-            caps_scores=True,
-            takes_fp8=True,
+            factory=_triton_attention(name, **switches), caps_scores=True, takes_fp8=True
         )
-        for name, joins_inside in (("triton", True), (TRITON_PLAIN, False))
+        for name, switches in _TRITON.items()
     }
     | {
         kernel.name: Registered(
@@ -148,7 +153,7 @@ def installed_backends() -> tuple[str, ...]:
 def missing_backends() -> set[str]:
     """Returns the names of backends in the tree whose packages are not installed."""
     missing = {kernel.name for kernel in FLASH_KERNELS if not kernel.is_installed()}
-    return missing if triton.is_installed() else missing | {"triton", TRITON_PLAIN}
+    return missing if triton.is_installed() else missing | _TRITON.keys()
 
 
 def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:

@@ -23,6 +23,7 @@ from gpu_worker.attention.flash_kernels import FLASH_KERNELS, generation_of
 from gpu_worker.attention.registry import (
     AUTO,
     FLASH,
+    TRITON_PDL,
     TRITON_PLAIN,
     ChosenBackend,
     make_attention_backend,
@@ -47,8 +48,10 @@ def candidates(device: torch.device) -> tuple[str, ...]:
     """
     if device.type != "cuda":
         return (_LAST_RESORT,)
-    newest = "flash_attn_3" if generation_of(device) == 9 else "flash_attn_4"
-    return (newest, "triton", TRITON_PLAIN, "flash_attn_2", _LAST_RESORT)
+    generation = generation_of(device) or 0
+    newest = "flash_attn_3" if generation == 9 else "flash_attn_4"
+    early = (TRITON_PDL,) if generation >= 9 else ()
+    return (newest, "triton", *early, TRITON_PLAIN, "flash_attn_2", _LAST_RESORT)
 
 
 def automatic_backend(device: torch.device) -> str:

@@ -17,7 +17,7 @@ class Span(NamedTuple):
     start: int
     end: int
     blocks: Int64Array
-    """Those of its whole context."""
+    """Blocks of its whole context."""
 
 
 def consecutive_blocks(lengths: Sequence[int], block_size: int) -> list[Int64Array]:

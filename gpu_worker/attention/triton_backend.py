@@ -16,16 +16,20 @@ from torch import Tensor
 
 from gpu_worker.attention.backend import AttentionShape
 from gpu_worker.batch.batch import Batch
+from gpu_worker.device.device_choice import compute_capability
 from gpu_worker.device.input_transfer import StepInputs
 from gpu_worker.layers import HeadNorms
 from gpu_worker.layers.rotary import Angles
-from signalbox_kernels.triton import MAX_HEAD_SIZE
+from signalbox_kernels.triton import MAX_GROUP, MAX_HEAD_SIZE
 from signalbox_kernels.triton.attention.paged_attention import plan_attention
 from signalbox_kernels.triton.attention.paged_kernel import attend
 from signalbox_kernels.triton.attention.work import Work
 from signalbox_kernels.triton.launch import is_interpreted
 from signalbox_kernels.triton.reshape_and_cache import reshape_and_cache
 from signalbox_kernels.triton.rotary import rotary_and_cache
+
+_DEPENDENT = (9, 0)
+"""First compute capability with programmatic dependent launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +42,21 @@ class _Plan:
     slot_mapping: Tensor
     block_tables: Tensor
     work: dict[int | None, Work]
-    """How each sliding window's layers divide the step among programs."""
+    """Division of the step among programs, for the layers of each sliding window."""
     joins_inside: bool
+    dependent: bool
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
         key, value = key_value.unbind(dim=1)
         scales = self.shape.kv_scales(layer)
-        reshape_and_cache(key, value, self.caches[layer], self.slot_mapping, **scales)
+        reshape_and_cache(
+            key,
+            value,
+            self.caches[layer],
+            self.slot_mapping,
+            **scales,
+            dependent=self.dependent,
+        )
         return self._attend(query, layer)
 
     def attend_rotated(
@@ -66,6 +78,7 @@ class _Plan:
             norms=None if norms is None else norms.weights,
             eps=0.0 if norms is None else norms.query.eps,
             **self.shape.kv_scales(layer),
+            dependent=self.dependent,
         )
         return self._attend(query, layer)
 
@@ -79,6 +92,7 @@ class _Plan:
             soft_cap=self.shape.soft_cap,
             **self.shape.kv_scales(layer),
             joins_inside=self.joins_inside,
+            dependent=self.dependent,
         )
         return out.flatten(1)
 
@@ -86,8 +100,10 @@ class _Plan:
 class TritonAttention:
     """Satisfies `AttentionBackend`."""
 
-    def __init__(self, shape: AttentionShape, *, joins_inside: bool = True) -> None:
-        """Args: joins_inside: see `paged_kernel.attend`."""
+    def __init__(
+        self, shape: AttentionShape, *, joins_inside: bool = True, dependent: bool = False
+    ) -> None:
+        """Args: joins_inside, dependent: see `paged_kernel.attend`."""
         if shape.device.type == "cpu" and not is_interpreted():
             raise ValueError(
                 "attention_backend 'triton' cannot run on a CPU; use 'torch', "
@@ -99,7 +115,17 @@ class TritonAttention:
                 f"{shape.head_size}; use 'torch'"
             )
         self._shape = shape
-        self._joins_inside = joins_inside
+        if shape.num_heads > MAX_GROUP * shape.num_kv_heads:
+            raise ValueError(
+                f"attention_backend 'triton' takes up to {MAX_GROUP} heads on one of K and V, not "
+                f"{shape.num_heads} on {shape.num_kv_heads}; use 'torch'"
+            )
+        if dependent and (compute_capability(shape.device) or _DEPENDENT) < _DEPENDENT:
+            raise ValueError(
+                "attention_backend 'triton_pdl' takes a GPU of compute capability 9.0 or later; "
+                "use 'triton'"
+            )
+        self._joins_inside, self._dependent = joins_inside, dependent
         self._caches: list[Tensor] = []
 
     @property
@@ -155,6 +181,7 @@ class TritonAttention:
             block_tables=block_tables,
             work=work,
             joins_inside=self._joins_inside,
+            dependent=self._dependent,
         )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:

@@ -14,6 +14,8 @@ from signalbox_kernels.torch import registry
 
 MAX_HEAD_SIZE = 256
 """Largest head size that attention supports."""
+MAX_GROUP = 128
+"""Most heads on one K and V head that attention supports."""
 
 _MODULES = {
     "reshape_and_cache": "reshape_and_cache",

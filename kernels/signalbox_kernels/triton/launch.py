@@ -1,11 +1,13 @@
 """Checks of launchers' arguments, and whether kernels are compiled or interpreted."""
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TRITON_TYPES = {
@@ -19,6 +21,29 @@ _TRITON_TYPES = {
 def is_interpreted() -> bool:
     """Returns whether kernels run in Triton's interpreter, which its import has decided."""
     return bool(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def await_kernels_before(DEPENDENT: tl.constexpr):
+    """Waits for all kernels before, if this one was launched early, and lets the next one be.
+
+    Every program begins with it, also one that has nothing to do: a kernel has ended when its
+    programs have, and the next one then relies on what was before this one, too.
+    """
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+def launch_options(dependent: bool) -> dict[str, Any]:
+    """Returns the arguments of a kernel that calls `await_kernels_before`.
+
+    Args:
+        dependent: True if it is launched while the kernel before ends (programmatic dependent
+            launch, of compute capability 9.0 and later); interpreted programs run in turn.
+    """
+    is_early = dependent and not is_interpreted()
+    return {"DEPENDENT": True, "launch_pdl": True} if is_early else {"DEPENDENT": False}
 
 
 def next_power_of_2(number: int) -> int:

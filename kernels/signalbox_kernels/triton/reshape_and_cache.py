@@ -7,7 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.triton.launch import check, check_cache, check_tensors, next_power_of_2
+from signalbox_kernels.triton.launch import (
+    await_kernels_before,
+    check,
+    check_cache,
+    check_tensors,
+    launch_options,
+    next_power_of_2,
+)
 
 
 @triton.jit
@@ -40,7 +47,9 @@ def _reshape_and_cache_kernel(
     inverse_v_scale,
     PADDED_HEADS: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    await_kernels_before(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token).to(tl.int64)  # offsets in a cache exceed 2^31
     if slot >= 0:
@@ -65,8 +74,13 @@ def reshape_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    dependent: bool = False,
 ) -> None:
-    """Writes each token's K and V to its slot; `ops.reshape_and_cache` is the contract."""
+    """Writes each token's K and V to its slot; `ops.reshape_and_cache` is the contract.
+
+    Args:
+        dependent: see `launch_options`.
+    """
     op = "reshape_and_cache"
     check_tensors(op, key, value, kv_cache, slot_mapping)
     check_cache(op, kv_cache, key, value)
@@ -97,4 +111,5 @@ def reshape_and_cache(
         1.0 / v_scale,
         PADDED_HEADS=next_power_of_2(num_heads),
         PADDED_SIZE=next_power_of_2(head_size),
+        **launch_options(dependent),
     )

@@ -10,10 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from signalbox_kernels.triton.launch import (
+    await_kernels_before,
     check,
     check_cache,
     check_floats,
     check_tensors,
+    launch_options,
     next_power_of_2,
 )
 from signalbox_kernels.triton.reshape_and_cache import to_cache
@@ -114,7 +116,9 @@ def _rotary_and_cache_kernel(
     HEADS: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     NORMS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    await_kernels_before(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     element = tl.arange(0, PADDED_HALF)[None, :]
@@ -179,8 +183,13 @@ def rotary_and_cache(
     v_scale: float = 1.0,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    dependent: bool = False,
 ) -> None:
-    """Rotates queries in place, and keys into the cache; `ops.rotary_and_cache` is the contract."""
+    """Rotates queries in place, and keys into the cache; `ops.rotary_and_cache` is the contract.
+
+    Args:
+        dependent: see `launch_options`.
+    """
     op = "rotary_and_cache"
     num_tokens, num_heads, half = _check(op, query, cos, signed_sin)
     check_tensors(op, query, key_value, kv_cache, slot_mapping)
@@ -234,6 +243,7 @@ def rotary_and_cache(
         HEADS=_HEADS_PER_PROGRAM,
         PADDED_HALF=next_power_of_2(half),
         NORMS=norms is not None,
+        **launch_options(dependent),
     )
 
 

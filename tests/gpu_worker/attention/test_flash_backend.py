@@ -157,8 +157,8 @@ def test_a_version_that_is_broken_is_tried(tmp_path: Path, monkeypatch: pytest.M
     ("generation", "order"),
     [
         (8, ("flash_attn_4", "triton", "triton_plain", "flash_attn_2", "torch")),
-        (9, ("flash_attn_3", "triton", "triton_plain", "flash_attn_2", "torch")),
-        (10, ("flash_attn_4", "triton", "triton_plain", "flash_attn_2", "torch")),
+        (9, ("flash_attn_3", "triton", "triton_pdl", "triton_plain", "flash_attn_2", "torch")),
+        (10, ("flash_attn_4", "triton", "triton_pdl", "triton_plain", "flash_attn_2", "torch")),
     ],
 )
 def test_auto_tries_what_is_fast_on_the_gpu(

@@ -46,7 +46,8 @@ def test_a_block_takes_a_byte_for_each_element() -> None:
 
 @pytest.mark.parametrize("name", [kernel.name for kernel in FLASH_KERNELS])
 def test_flash_attention_is_refused_by_name(name: str) -> None:
-    problem = f"'{name}' holds no K and V in FP8; use torch, triton, triton_plain, or kv_cache"
+    able = "torch, triton, triton_pdl, triton_plain"
+    problem = f"'{name}' holds no K and V in FP8; use {able}, or kv_cache"
     with pytest.raises(ValueError, match=problem):
         choose_attention_backend(name, make_fp8_shape())
 

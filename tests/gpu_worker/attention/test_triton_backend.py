@@ -66,7 +66,7 @@ def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert automatic_backend(cuda) == "torch"
 
 
-@pytest.mark.parametrize("name", ["triton", "triton_plain"])
+@pytest.mark.parametrize("name", ["triton", "triton_pdl", "triton_plain"])
 def test_plain_triton_joins_shares_by_a_launch_of_its_own(
     triton_device: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +87,17 @@ def test_plain_triton_joins_shares_by_a_launch_of_its_own(
     assert bool(launched) is (name == "triton_plain")
 
 
+def test_dependent_launches_are_refused_where_a_gpu_has_none(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_worker.attention import triton_backend
+
+    monkeypatch.setattr(triton_backend, "compute_capability", lambda device: (8, 9))
+    with pytest.raises(ValueError, match=r"'triton_pdl' takes a GPU of compute capability 9.0"):
+        attention_backend("triton_pdl", make_shape(device=triton_device))
+    attention_backend("triton", make_shape(device=triton_device))
+
+
 def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "is_installed", lambda: False)
     with pytest.raises(ValueError, match=r"not installed; install signalbox-serving\[gpu\]"):
@@ -100,6 +111,8 @@ def test_triton_refuses_a_cpu_and_large_heads(
 
     with pytest.raises(ValueError, match="heads of up to 256 elements, not 512; use 'torch'"):
         attention_backend("triton", make_shape(device=triton_device, head_size=512))
+    with pytest.raises(ValueError, match="128 heads on one of K and V, not 384 on 2; use 'torch'"):
+        attention_backend("triton", make_shape(device=triton_device, num_heads=384, num_kv_heads=2))
     monkeypatch.setattr(triton_backend, "is_interpreted", lambda: False)
     with pytest.raises(
         ValueError, match="cannot run on a CPU; use 'torch', or set TRITON_INTERPRET"

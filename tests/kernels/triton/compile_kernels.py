@@ -38,6 +38,7 @@ from signalbox_kernels.triton.sampling import draws, logit_edits, logprobs
 
 CAPABILITIES = (80, 89, 90, 100, 120)
 LEAST_FP8 = 89
+LEAST_DEPENDENT = 90
 HEAD_SIZES = {
     torch.bfloat16: ((64, 128, 256), (8, 16, 32, 96)),
     torch.float16: ((128,), (64, 256)),
@@ -89,6 +90,8 @@ class _Printer:
                     "stack_bytes": stack,
                     "copies_of_16_bytes": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10", ptx)),
                     "loads": ptx.count("ld.global"),
+                    "waits": ptx.count("griddepcontrol.wait"),
+                    "begins_with_a_wait": _begins_with_a_wait(ptx),
                     "joins": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", ptx)),
                     "e4m3_products": len(continued),
                     "sums_from_zero": continued.count("0"),
@@ -96,6 +99,14 @@ class _Printer:
             ),
             flush=True,
         )
+
+
+def _begins_with_a_wait(ptx: str) -> bool:
+    """Returns whether a kernel waits for those before it ahead of each access to global memory,
+    of each way out, and of the launch of the next kernel."""
+    before, is_there, _ = ptx.partition("griddepcontrol.wait")
+    others = r"ld\.global|st\.global|cp\.async|atom\.global|\bret;|launch_dependents"
+    return bool(is_there) and re.search(others, before.partition(".entry")[2]) is None
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -140,17 +151,27 @@ def compile_int4(dtype: torch.dtype) -> None:
             return  # one tile for any number of rows
 
 
-def compile_heads(dtype: torch.dtype, head_size: int) -> None:
+def compile_heads(
+    dtype: torch.dtype, head_size: int, kv_dtype: torch.dtype, *, dependent: bool = False
+) -> None:
     """Rotation, the cache and attention: prefill and decode, with both joins of shares."""
-    cache = _empty(9, 2, _KV_HEADS, _BLOCK_SIZE, head_size, dtype=dtype).transpose(2, 3)
+    cache = _empty(9, 2, _KV_HEADS, _BLOCK_SIZE, head_size, dtype=kv_dtype).transpose(2, 3)
     query = _empty(64, _HEADS, head_size, dtype=dtype)
     key_value = _empty(64, 2, _KV_HEADS, head_size, dtype=dtype)
     angles = _empty(64, 1, head_size, dtype=dtype)
-    caching.reshape_and_cache(*key_value.unbind(dim=1), cache, _empty(64))
+    caching.reshape_and_cache(*key_value.unbind(dim=1), cache, _empty(64), dependent=dependent)
     rotary.rotary_embedding(query, angles, angles)
-    rotary.rotary_and_cache(query, key_value, angles, angles, cache, _empty(64))
-    norms = (_empty(head_size, dtype=dtype), _empty(head_size, dtype=dtype))
-    rotary.rotary_and_cache(query, key_value, angles, angles, cache, _empty(64), norms=norms)
+    for norms in (None, (_empty(head_size, dtype=dtype), _empty(head_size, dtype=dtype))):
+        rotary.rotary_and_cache(
+            query,
+            key_value,
+            angles,
+            angles,
+            cache,
+            _empty(64),
+            norms=norms,
+            dependent=dependent,
+        )
     rules: dict[str, Any] = {"sliding_window": 512, "soft_cap": 30.0}
     for num_seqs, rule, joins_inside in (
         (1, {}, False),
@@ -167,6 +188,7 @@ def compile_heads(dtype: torch.dtype, head_size: int) -> None:
             scale=0.1,
             sharing=Sharing(spare=16),
             joins_inside=joins_inside,
+            dependent=dependent,
             **rule,
         )
 
@@ -245,7 +267,14 @@ def compile_all(printer: _Printer, capability: int) -> None:
         turn = CAPABILITIES.index(capability) % len(in_turns)
         for head_size in (*always, in_turns[turn]):
             printer.case = f"{name}, heads of {head_size}"
-            compile_heads(dtype, head_size)
+            compile_heads(dtype, head_size, dtype)
+        if capability >= LEAST_DEPENDENT and dtype is torch.bfloat16:
+            printer.case = f"{name}, launched early, heads of 128"
+            compile_heads(dtype, 128, dtype, dependent=True)
+        if capability >= LEAST_FP8 and dtype is torch.bfloat16:
+            for head_size in always:
+                printer.case = f"{name}, K and V in E4M3, heads of {head_size}"
+                compile_heads(dtype, head_size, torch.float8_e4m3fn)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ KERNELS = {
 }
 FP8_KERNELS = {"_fp8_linear_kernel", "_quantize_fp8_kernel"}
 LEAST_FP8 = 89
+LEAST_DEPENDENT = 90
 
 pytestmark = [
     pytest.mark.system,
@@ -48,14 +49,18 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def kernel_cache(pytestconfig: pytest.Config, tmp_path: Path) -> Path:
+    """Where Triton keeps what it compiles, by all that it depends on, for the next run of tests."""
+    kept = getattr(pytestconfig, "cache", None)  # None where pytest keeps nothing
+    return tmp_path if kept is None else Path(kept.mkdir("triton"))
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_kernels_compile_fit_and_load_whole_lines(
-    capability: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    cache = str(tmp_path_factory.mktemp("triton"))
+def test_kernels_compile_fit_and_load_whole_lines(capability: int, kernel_cache: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(capability)],
-        env=os.environ | {"TRITON_CACHE_DIR": cache, "TRITON_INTERPRET": "0"},
+        env=os.environ | {"TRITON_CACHE_DIR": str(kernel_cache), "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
         check=False,
@@ -85,6 +90,12 @@ def test_kernels_compile_fit_and_load_whole_lines(
     assert [each for each in attention if each["loads"] > 64] == []
     products = [each for each in kernels if each["kernel"] == "_w4a16_kernel"]
     assert [each for each in products if not each["copies_of_16_bytes"]] == []
+    early = [each for each in kernels if "launched early" in each["case"]]
+    named = {"_paged_attention_kernel", "_reshape_and_cache_kernel", "_rotary_and_cache_kernel"}
+    has_waits = {each["kernel"] for each in early if each["begins_with_a_wait"]}
+    assert has_waits == (named if capability >= LEAST_DEPENDENT else set())
+    assert all(each["begins_with_a_wait"] for each in early if each["kernel"] in named)
+    assert {each["waits"] for each in kernels if each not in early} == {0}
     for sharing in (attention, products):  # one atomic of acquire and release at device scope
         assert {each["joins"] for each in sharing} == {0, 1}
 

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from signalbox_kernels.triton import MAX_HEAD_SIZE
+from signalbox_kernels.triton import MAX_GROUP, MAX_HEAD_SIZE
 from signalbox_kernels.triton.attention.paged_kernel import OP, attend
 from signalbox_kernels.triton.attention.tiles import LEAST_DOT, Tile, choose_tile
 from signalbox_kernels.triton.attention.work import Sharing, Work, plan_work
@@ -27,6 +27,7 @@ def paged_attention(
     tile: Tile | None = None,
     sharing: Sharing | None = None,
     joins_inside: bool = True,
+    dependent: bool = False,
 ) -> Tensor:
     """Computes attention; `ops.paged_attention` is the contract.
 
@@ -54,6 +55,7 @@ def paged_attention(
         k_scale=k_scale,
         v_scale=v_scale,
         joins_inside=joins_inside,
+        dependent=dependent,
     )
 
 
@@ -94,7 +96,7 @@ def plan_attention(
     )
     group = num_heads // num_kv_heads
     check(
-        num_heads % num_kv_heads == 0 and group <= 128,
+        num_heads % num_kv_heads == 0 and group <= MAX_GROUP,
         "{}: {} heads on {}; groups must be whole, of at most 128",
         OP,
         num_heads,

@@ -23,9 +23,11 @@ from signalbox_kernels.triton.attention.shares import (
 from signalbox_kernels.triton.attention.tiles import LEAST_DOT
 from signalbox_kernels.triton.attention.work import FIELDS, Work
 from signalbox_kernels.triton.launch import (
+    await_kernels_before,
     check,
     check_cache,
     check_tensors,
+    launch_options,
     next_power_of_2,
     product_type,
 )
@@ -96,7 +98,9 @@ def _paged_attention_kernel(
     HAS_CAP: tl.constexpr,
     JOINS: tl.constexpr,
     PRODUCT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    await_kernels_before(DEPENDENT)
     item, kv_head = tl.program_id(0) // num_kv_heads, tl.program_id(0) % num_kv_heads
     work = items + item * FIELDS
     seq, first_token, num_queries = tl.load(work), tl.load(work + 1), tl.load(work + 2)
@@ -187,12 +191,14 @@ def attend(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     joins_inside: bool = True,
+    dependent: bool = False,
 ) -> Tensor:
     """Computes the attention of one layer of a step that `work` divides among programs.
 
     Args:
         joins_inside: True if the last program of a tile joins the shares of its keys, False if a
             launch of its own does.
+        dependent: see `launch_options`.
     """
     _check(query, kv_cache, block_tables)
     num_heads, head_size = query.shape[1:]
@@ -229,6 +235,7 @@ def attend(
         PRODUCT=product_type(query.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **launch_options(dependent),
     )
     if len(work.arrived) and not joins_inside:
         join_shares(out, work.items, work.shares, num_kv_heads=num_kv_heads)

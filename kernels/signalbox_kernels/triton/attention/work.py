@@ -35,7 +35,7 @@ _SEQS, _ITEMS = 256, 32
 
 
 class Sharing(NamedTuple):
-    """When programs share the keys of a tile."""
+    """Rule by which programs share the keys of a tile."""
 
     spare: int
     """Programs of a K and V head beside one a tile; 0 shares nothing."""

@@ -42,7 +42,7 @@ _TILES = {
     (1, True): Tile(128, 128, 32, num_warps=8, num_stages=4),
     (4, True): Tile(64, 64, 16, num_warps=8, num_stages=3),
 }
-"""By the bytes of a weight, and whether experts have many rows."""
+"""Tiles by the bytes of a weight, and by whether experts have many rows."""
 
 
 def choose_tile(weight: Tensor, *, num_entries: int) -> Tile:
@@ -89,7 +89,7 @@ def _grouped_product_kernel(
     GROUP: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    """With IS_GATED: rows of tokens to silu(gate) * up, else rows in order to those of entries."""
+    """Computes silu(gate) * up of tokens with IS_GATED, else the rows of entries in order."""
     tile = tiles + tl.program_id(0) * 3
     expert = tl.load(tile)
     if expert < 0:  # the launcher does not know how many tiles there are

@@ -6,8 +6,8 @@ layout that makes each nibble of the loaded words a tile of its own. Decoded wei
 the reference, rounded once to the rows' type; sums are in float32.
 
 Few rows give few programs, and these share the columns. Each leaves its sums in float32, and the
-last one to arrive adds them in their order, so that the result does not depend on who was last. No
-program waits for another.
+last one to arrive adds them in their order, so that the result does not depend on which was last.
+No program waits for another.
 """
 
 from functools import cache
