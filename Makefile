@@ -17,12 +17,13 @@ JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos rpc scheduler_svc) \
 	$(addprefix tests/router/,output_parsers prompt requests schedulers) \
 	$(addprefix tests/signalbox/,bench client flags settings trace)
+TRITON ?= 3.6.0
 NATIVE := tests/kernels/native tests/gpu_worker/native
 KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-chaos test-clients check lint types protos protos-fresh docs wheel wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-triton test-chaos test-clients check lint types protos protos-fresh docs wheel wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -67,6 +68,11 @@ test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and th
 		f"make test-gpu needs a CUDA device, and PyTorch {torch.__version__} finds none; " \
 		"on a machine that has one, install a PyTorch built for CUDA into $(VENV)")'
 	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu $(KERNEL_TESTS)
+
+test-triton: $(INSTALLED) ## compiles and interprets the GPU kernels with another Triton and its own ptxas; TRITON=3.6.0
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/triton-$(TRITON) triton==$(TRITON)
+	@PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -c 'import sys, triton; sys.exit(triton.__version__ != "$(TRITON)")'
+	@PYTHONPATH=build/triton-$(TRITON) $(TEST) tests/kernels/triton tests/gpu_worker/runner/test_warm_up.py
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos

@@ -1,6 +1,6 @@
 """Prints what Triton compiles during a start and afterwards, on no device; a program of its own.
 
-    python -m tests.gpu_worker.runner.compiled_kernels dense|mixture|fp8
+    python -m tests.gpu_worker.runner.compiled_kernels dense|mixture|fp8|gptq|gemma
 
 A line of JSON: the names of the kernels that the start compiled, and of those that steps of many
 kinds compiled then. A process of its own, because Triton decides when it is imported whether it
@@ -30,10 +30,22 @@ _MIXTURE: dict[str, object] = {
     "moe_intermediate_size": 768,
     "num_hidden_layers": 2,
 }
+_GEMMA: dict[str, object] = {
+    **LLAMA_3_8B,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 6,
+    "sliding_window": 1024,
+    "query_pre_attn_scalar": 128,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+"""Layers with windows and without; heads of Q and K are normed."""
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "mixture": {"config": _MIXTURE},
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    "gptq": {"quantization": "gptq"},
+    "gemma": {"config": _GEMMA, "attention_backend": "triton_pdl"},
 }
 
 PROMPTS = [Case(prompt_tokens=number) for number in (2, 3, 40, 100, 300, 900, 2000)]

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("model", ["dense", "mixture", "fp8"])
+@pytest.mark.parametrize("model", ["dense", "mixture", "fp8", "gptq", "gemma"])
 def test_steps_of_all_kinds_compile_nothing_after_the_start(model: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu_worker.runner.compiled_kernels", model],
@@ -30,4 +30,5 @@ def test_steps_of_all_kinds_compile_nothing_after_the_start(model: str) -> None:
     compiled = json.loads(done.stdout.splitlines()[-1])
     assert "_paged_attention_kernel" in compiled["start"]
     assert ("_fp8_linear_kernel" in compiled["start"]) is (model == "fp8")
+    assert ("_w4a16_kernel" in compiled["start"]) is (model == "gptq")
     assert compiled["later"] == []
