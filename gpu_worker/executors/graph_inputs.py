@@ -24,12 +24,12 @@ _INT64 = 8  # bytes
 
 
 class GraphSize(NamedTuple):
-    """What a graph has room for, padding included."""
+    """The tokens and sequences that a graph has room for, padding included."""
 
     num_tokens: int
     num_seqs: int
     is_decode: bool
-    """Whether each sequence computes one token, whose logits are wanted."""
+    """True if each sequence computes one token, whose logits are wanted."""
 
 
 class Columns(NamedTuple):
@@ -48,7 +48,7 @@ class Columns(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the columns of a graph lie, in values."""
+    """Place of the columns of a graph in its buffer, in values."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""How a linear layer holds its matrix: the contract of a format, and the plain one.
+"""Formats of a linear layer's matrix: their contract, and the plain one.
 
 A format takes what a checkpoint has of each part of a layer, packs the parts of this rank one below
 the other, and multiplies. What a checkpoint calls its tensors, and what they stand for, is in
@@ -26,7 +26,7 @@ class Part:
     """Row of the layer's matrix that its first row becomes."""
     rows: slice
     columns: slice
-    """This rank's, of the whole matrix."""
+    """Columns of the whole matrix that this rank holds."""
     whole: tuple[int, int]
     """Rows and columns of the checkpoint's matrix."""
 

@@ -16,7 +16,7 @@ class Trial:
     """A call of `function(device, **arguments)`, which returns a Verdict."""
 
     name: str
-    """What is tried, for the log."""
+    """Name of the candidate, for the log."""
     function: str
     """Its import path, "package.module:function"."""
     arguments: Mapping[str, Any]
@@ -27,12 +27,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a trial went: well, unless there is a refusal or a fault."""
+    """Result of a trial, which went well unless there is a refusal or a fault."""
 
     refusal: str | None = None
-    """Why what is tried takes no such model, with the remedy."""
+    """Reason why the candidate takes no such model, with the remedy."""
     fault: str | None = None
-    """What is wrong; all that a compiler or a driver said, which may be many lines."""
+    """Description of the error; all that a compiler or a driver said, which may be many lines."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of each piece of work, where the device has a clock."""
 
