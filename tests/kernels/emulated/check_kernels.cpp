@@ -87,10 +87,11 @@ std::vector<uint8_t> random_blocks(const Blocks& kind, int64_t count) {
   return made;
 }
 
-// A row is coded in 8 bits before; sums within a group of 32 are exact, and of the groups' `scale`,
-// `minimum` and sum some ten operations are rounded. In float32 each term of the sum is.
+// Few rows, and as many as matrix registers take. A row is coded in 8 bits before; sums within a
+// group of 32 are exact, and of the groups' `scale`, `minimum` and sum some ten operations are
+// rounded. In float32 each term of the sum is.
 void check_block_products(const Blocks& kind, bool reads_codes) {
-  constexpr int n = 70, groups = 3, k = groups * sb::kGroup, rows = 5;
+  constexpr int n = 70, groups = 3, k = groups * sb::kGroup;
   const std::vector<uint8_t> blocks = random_blocks(kind, n * groups);
   char* packed = aligned(CALL(sb_packed_bytes)(kind.type, n, k, 0));
   CALL(sb_pack)(kind.type, blocks.data(), groups * kind.bytes, n, k, 0, packed);
@@ -104,27 +105,30 @@ void check_block_products(const Blocks& kind, bool reads_codes) {
   product.weight = packed;
   product.storage = kind.type;
   Run run(make_shape(SB_F32), {code, product}, {{k, SB_ELEMENTS}, {k, SB_CODES}, {n, SB_FLOATS}});
-  const std::vector<float> x = random_numbers(rows * k);
-  std::memcpy(run.buffer(0, 16), x.data(), 4 * x.size());
-  run.step(0, rows);
-  const auto* coded = reinterpret_cast<sb::CodedGroup*>(run.buffer(1, 16));
-  const auto* out = reinterpret_cast<float*>(run.buffer(2, 16));
-  for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < n; ++c) {
-      double sum = 0, terms = 0;
-      for (int i = 0; i < k; ++i) {
-        const sb::CodedGroup& group = coded[r * groups + i / sb::kGroup];
-        const double code = static_cast<double>(group.scale) * group.codes[i % sb::kGroup];
-        check_near("code", code, x[r * k + i], 0.51 * group.scale);
-        const double left = reads_codes ? code : x[r * k + i];
-        const uint8_t* block = blocks.data() + (c * groups + i / sb::kGroup) * kind.bytes;
-        const double term = left * kind.value(block, i % sb::kGroup);
-        sum += term;
-        terms += std::fabs(left) * 32 * std::fabs(half(block)) + std::fabs(term);
+  for (const int rows : {5, 19}) {
+    const std::vector<float> x = random_numbers(rows * k);
+    std::memcpy(run.buffer(0, 32), x.data(), 4 * x.size());
+    run.step(0, rows);
+    const auto* coded = reinterpret_cast<sb::CodedGroup*>(run.buffer(1, 32));
+    const auto* out = reinterpret_cast<float*>(run.buffer(2, 32));
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < n; ++c) {
+        double sum = 0, terms = 0;
+        for (int i = 0; i < k; ++i) {
+          const sb::CodedGroup& group = coded[r * groups + i / sb::kGroup];
+          const double code = static_cast<double>(group.scale) * group.codes[i % sb::kGroup];
+          check_near("code", code, x[r * k + i], 0.51 * group.scale);
+          const double left = reads_codes ? code : x[r * k + i];
+          const uint8_t* block = blocks.data() + (c * groups + i / sb::kGroup) * kind.bytes;
+          const double term = left * kind.value(block, i % sb::kGroup);
+          sum += term;
+          terms += std::fabs(left) * 32 * std::fabs(half(block)) + std::fabs(term);
+        }
+        const int roundings = reads_codes ? 16 : k + 2;
+        const float result = out[r * sb::round_up(n, sb::kPanel) + c];
+        check_near(kind.name, result, sum, roundings * kUnit * terms);
       }
-      const int roundings = reads_codes ? 16 : k + 2;
-      check_near(kind.name, out[r * sb::round_up(n, sb::kPanel) + c], sum, roundings * kUnit * terms);
-    }
+  }
   std::free(packed);
 }
 
@@ -265,6 +269,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   isa = std::atoi(argv[3]);
+  // Where a set needs the kernel's permission (AMX), this asks for it.
+  if (!CALL(sb_machine_has)(isa)) stop("the machine lacks the set");
   const auto table = reinterpret_cast<const void* (*)()>(dlsym(open_library(argv[2]), "sb_kernel_table"));
   CALL(sb_use_kernels)(isa, table());
   check_products(SB_F32, SB_F32);

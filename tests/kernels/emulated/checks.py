@@ -25,7 +25,11 @@ def emulate(command: list[str], emulator: str, cpu: str) -> str:
     if not shutil.which(emulator):
         pytest.skip(f"there is no {emulator}")
     root = ["-L", "/usr/aarch64-linux-gnu"] if emulator == "qemu-aarch64" else []
-    done = subprocess.run([emulator, *root, "-cpu", cpu, *command], capture_output=True, text=True)
+    return output_of([emulator, *root, "-cpu", cpu, *command])
+
+
+def output_of(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
 

@@ -6,7 +6,6 @@ qemu or the cross compiler is missing, the tests skip. On Debian both come with
 """
 
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,13 @@ from signalbox_kernels.compilation import (
     machine,
 )
 from signalbox_kernels.native import Isa
-from tests.kernels.emulated.checks import ARM_COMPILER, assert_all_passed, compile_check, emulate
+from tests.kernels.emulated.checks import (
+    ARM_COMPILER,
+    assert_all_passed,
+    compile_check,
+    emulate,
+    output_of,
+)
 from tests.kernels.emulated.opcodes import assert_has_its_opcodes_alone
 
 pytestmark = [
@@ -113,10 +118,8 @@ def test_kernels_on_older_x86(x86: Compiled, cpu: str, sets: list[Isa]) -> None:
 
 def test_kernels_on_this_machine(x86: Compiled) -> None:
     """Without an emulator; so the program itself is checked where there is none."""
-    found = subprocess.run(x86.of_machine(), capture_output=True, text=True, check=True).stdout
-    for number in found.split():
-        done = subprocess.run(x86.of_set(Isa(int(number))), capture_output=True, text=True)
-        assert_all_passed(done.stdout)
+    for number in output_of(x86.of_machine()).split():
+        assert_all_passed(output_of(x86.of_set(Isa(int(number)))))
 
 
 @pytest.mark.parametrize("part", [COMMON, *flags_of_sets(X86)])

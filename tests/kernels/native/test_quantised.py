@@ -21,7 +21,7 @@ from tests.kernels.native.programs import (
     make_program,
 )
 
-ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 33)
+ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 33, 200)  # more than matrix registers pass at once, too
 MOST_ROWS = max(ROWS)
 
 
@@ -118,7 +118,7 @@ def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
     program = make_program(builder, isa)
     x = make_floats(MOST_ROWS, k)
     together = run(program, x, x_buffer=raw, out=out, n=n)
-    for first, rows in ((0, 1), (5, 4), (13, 20)):
+    for first, rows in ((0, 1), (5, 4), (13, 20), (199, 1), (140, 60)):
         alone = run(program, x[first : first + rows], x_buffer=raw, out=out, n=n)
         assert_same_bits(alone, together[first : first + rows])
     x[3, 17] = np.nan
