@@ -18,6 +18,7 @@ FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kerne
 	$(addprefix tests/router/,output_parsers prompt requests schedulers) \
 	$(addprefix tests/signalbox/,bench client flags settings trace)
 TRITON ?= 3.6.0
+COMPILE_TESTS := tests/kernels/triton/test_compile.py tests/kernels/triton/test_keys.py tests/gpu_worker/runner/test_warm_up.py
 NATIVE := tests/kernels/native tests/gpu_worker/native
 KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
@@ -69,10 +70,10 @@ test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and th
 		"on a machine that has one, install a PyTorch built for CUDA into $(VENV)")'
 	@TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/gpu $(KERNEL_TESTS)
 
-test-triton: $(INSTALLED) ## compiles and interprets the GPU kernels with another Triton and its own ptxas; TRITON=3.6.0
+test-triton: $(INSTALLED) ## compiles the GPU kernels with another Triton and its own ptxas; TRITON=3.6.0
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/triton-$(TRITON) triton==$(TRITON)
 	@PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -c 'import sys, triton; sys.exit(triton.__version__ != "$(TRITON)")'
-	@PYTHONPATH=build/triton-$(TRITON) $(TEST) tests/kernels/triton tests/gpu_worker/runner/test_warm_up.py
+	@PYTHONPATH=build/triton-$(TRITON) $(TEST) $(COMPILE_TESTS)
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos
