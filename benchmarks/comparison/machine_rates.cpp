@@ -104,7 +104,8 @@ constexpr int kTileFloatOperations = 2 * 16 * 16 * 32, kTileByteOperations = 2 *
 
 void tile_part(int64_t steps, bool bytes) {
   alignas(64) static const uint8_t zeros[1024] = {};
-  const TileConfig config;
+  // Static, because g++ 12 drops the stores to one that only the intrinsic reads.
+  static const TileConfig config;
   _tile_loadconfig(&config);
   _tile_loadd(4, zeros, 64);
   _tile_loadd(5, zeros, 64);

@@ -1,6 +1,7 @@
 """The comparison: its participants, their order, and what its tables say."""
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -155,6 +156,17 @@ def test_the_probe_multiplies_as_often_as_it_counts(
     # Twelve chains that do not wait for each other; the compiler has not merged any.
     assert assembly.stdout.count(b"\t" + of_floats.encode()) == 12
     assert assembly.stdout.count(b"\t" + of_bytes.encode()) == 12
+
+
+def test_each_thread_of_the_probe_configures_its_tiles() -> None:
+    """g++ dropped the stores to a configuration on the stack, and the probe died on AMX."""
+    if machine() != "x86_64" or not shutil.which("g++"):
+        pytest.skip("needs g++ for x86-64")
+    flags = flags_of_sets(machine())["amx"]
+    assembly = subprocess.run([*PROBE, *flags, "-S", "-o", "-"], check=True, capture_output=True)
+    read = re.findall(rb"\tldtilecfg\t(\S+)", assembly.stdout)
+    assert read
+    assert all(address.endswith(b"(%rip)") for address in read)
 
 
 def test_a_share_of_the_bound_is_in_the_report() -> None:
