@@ -24,6 +24,18 @@ class Arithmetic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter that is loaded; see common.proto."""
+
+    name: str
+    sha256: str
+    path: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.sha256[:12]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """The served model; see worker.proto."""
 
@@ -40,6 +52,12 @@ class ModelInfo:
     """Identity of configuration and weights; empty if there are none, as in a simulation."""
     arithmetic: Arithmetic | None = field(default=None, compare=False)
     """Workers of one model may differ in it; None if the worker does not say."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that are loaded, by name."""
+
+    def adapter(self, sha256: str) -> Adapter | None:
+        """Returns the adapter of a content; None if it is not loaded."""
+        return next((one for one in self.adapters if one.sha256 == sha256), None)
 
     def difference(self, other: "ModelInfo") -> str | None:
         """Names the first field in which another model differs, with both values."""
@@ -47,9 +65,16 @@ class ModelInfo:
             if not entry.compare:
                 continue
             mine, theirs = getattr(self, entry.name), getattr(other, entry.name)
-            if mine != theirs:
-                return f"{entry.name} is {theirs!r}, but the scheduler serves {mine!r}"
+            if mine == theirs:
+                continue
+            if entry.name == "adapters":
+                return f"it has {_listed(theirs)}, but the scheduler serves {_listed(mine)}"
+            return f"{entry.name} is {theirs!r}, but the scheduler serves {mine!r}"
         return None
+
+
+def _listed(adapters: tuple[Adapter, ...]) -> str:
+    return f"the adapters {', '.join(map(str, adapters))}" if adapters else "no adapters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +128,9 @@ def encode_model(model: ModelInfo) -> pb.ModelInfo:
         sampling_defaults=sampling_defaults.encode(model.sampling_defaults),
         fingerprint=model.fingerprint,
         arithmetic=_encode_arithmetic(model.arithmetic),
+        adapters=[
+            pb.Adapter(name=one.name, sha256=one.sha256, path=one.path) for one in model.adapters
+        ],
     )
 
 
@@ -120,6 +148,9 @@ def decode_model(message: pb.ModelInfo) -> ModelInfo:
         arithmetic=_decode_arithmetic(message.arithmetic)
         if message.HasField("arithmetic")
         else None,
+        adapters=tuple(
+            Adapter(name=one.name, sha256=one.sha256, path=one.path) for one in message.adapters
+        ),
     )
 
 

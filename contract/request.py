@@ -55,6 +55,8 @@ class Request:
     """Name that the request's work is charged to; empty if that is the tenant."""
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
+    """SHA-256 of the adapter that computes the request; empty is the base model."""
     traceparent: str = ""
     tracestate: str = ""
     nonce: int = 0
@@ -81,6 +83,7 @@ def encode(request: Request) -> pb.Request:
         payer=request.payer,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        adapter=request.adapter,
         trace_context=common_pb2.TraceContext(
             traceparent=request.traceparent, tracestate=request.tracestate
         ),
@@ -123,6 +126,7 @@ def decode(message: pb.Request) -> Request:
         payer=message.payer,
         priority=message.priority,
         cache_salt=message.cache_salt,
+        adapter=message.adapter,
         traceparent=message.trace_context.traceparent,
         tracestate=message.trace_context.tracestate,
         nonce=message.nonce,

@@ -51,6 +51,8 @@ class NewSequence:
     num_samples: int
     params: SamplingParams
     request_id: str = ""
+    adapter: str = ""
+    """SHA-256 of the adapter that computes the sequence; empty is the base model."""
 
 
 class TablePatch(NamedTuple):
@@ -145,15 +147,16 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
 
 def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGroupMetadata]:
     """Yields a message for each request: its sequences share one object of parameters."""
-    groups: dict[tuple[str, int, int], list[NewSequence]] = {}
+    groups: dict[tuple[str, str, int, int], list[NewSequence]] = {}
     for new in sequences:
-        key = (new.request_id, new.num_prompt_tokens, id(new.params))
+        key = (new.request_id, new.adapter, new.num_prompt_tokens, id(new.params))
         groups.setdefault(key, []).append(new)
     for members in groups.values():
         yield pb.SequenceGroupMetadata(
             request_id=members[0].request_id,
             sampling_params=sampling_params.encode(members[0].params),
             num_prompt_tokens=members[0].num_prompt_tokens,
+            adapter=members[0].adapter,
             sequences=[
                 pb.SequenceMetadata(
                     seq_id=new.seq_id,
@@ -186,6 +189,7 @@ def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
             num_samples=sequence.num_samples,
             params=params,
             request_id=group.request_id,
+            adapter=group.adapter,
         )
 
 

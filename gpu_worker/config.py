@@ -15,6 +15,7 @@ from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsG
 GIB = 1 << 30
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
+_MAX_NAME_CHARS = 100
 _VLLM_ATTENTION = {"FLASH_ATTN": "flash_attn", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch"}
 
 
@@ -44,6 +45,47 @@ def _power_of_two(size: int | None) -> int | None:
 
 _GenerationConfig = Annotated[str, BeforeValidator(_json), AfterValidator(_checked_override)]
 """A generation_config.json as text."""
+
+
+def _adapters_as_texts(value: Any) -> Any:
+    """Returns NAME=PATH for an adapter that is written as vLLM's JSON: {"name": ..., "path": ...}.
+
+    Raises ValueError.
+    """
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        found = json.loads(value)
+        value = found if isinstance(found, list) else [found]
+    if not isinstance(value, list | tuple):
+        return texts(value)
+    return texts([_adapter_as_text(one) for one in value])
+
+
+def _adapter_as_text(one: Any) -> Any:
+    if isinstance(one, str) and one.lstrip().startswith("{"):
+        one = json.loads(one)
+    if not isinstance(one, Mapping):
+        return one
+    if not {"name", "path"} <= one.keys() or one.keys() - {"name", "path", "base_model_name"}:
+        raise ValueError('an adapter is NAME=PATH, or {"name": NAME, "path": PATH}')
+    return f"{one['name']}={one['path']}"
+
+
+def _name_and_path(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    return name.strip(), path.strip()
+
+
+def _checked_adapters(given: tuple[str, ...]) -> tuple[str, ...]:
+    names = set[str]()
+    for name, path in map(_name_and_path, given):
+        if not name or not path:
+            raise ValueError("an adapter is NAME=PATH")
+        if not name.isprintable() or len(name) > _MAX_NAME_CHARS:
+            raise ValueError(f"{name[:40]!r} is no name of an adapter; use printable characters")
+        if name in names:
+            raise ValueError(f"two adapters are named {name}")
+        names.add(name)
+    return given
 
 
 class ModelConfig(NameSettings):
@@ -102,6 +144,24 @@ class ModelConfig(NameSettings):
         description="longest sequence in tokens, such as 8192, 8k (8,000) or 8K (8,192) (default:"
         " the model's window)",
     )
+
+    lora: Annotated[
+        tuple[str, ...], BeforeValidator(_adapters_as_texts), AfterValidator(_checked_adapters)
+    ] = Field(
+        (),
+        description="LoRA adapters, NAME=PATH[,NAME=PATH...], in folders as PEFT saves them;"
+        " requests name one as their model",
+    )
+    max_lora_rank: int | None = Field(
+        None,
+        gt=0,
+        description="largest rank that an adapter may have; a larger one is refused (default: any)",
+    )
+
+    @property
+    def adapters(self) -> tuple[tuple[str, str], ...]:
+        """Name and folder of each adapter."""
+        return tuple(_name_and_path(one) for one in self.lora)
 
     @property
     def served_name(self) -> str | None:

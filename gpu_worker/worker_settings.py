@@ -57,6 +57,7 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
             "grammar_memory",
             "pipeline_parallel_size",
             "pipeline_layer_partition",
+            "lora",
         )
     )
     """Settings that a simulated worker has, too."""

@@ -152,7 +152,9 @@ class Generator:
                 arrived_ns=arrived_ns,
                 time_remaining=call_context.time_remaining,
             ) as observed,
-            self._key_limits.request(call_context.key, *model.names) as account,
+            self._key_limits.request(
+                call_context.key, *model.names_of(api_request.model)
+            ) as account,
             self.live.reserve(api_request.request_id, tenant=call_context.tenant) as live,
         ):
             observed.begun(live.request_id, api_request)

@@ -125,6 +125,7 @@ class Admission:
         """
         if model != self._schedulers.model:
             raise Unavailable("the served model has just changed", RETRY_AFTER_S)
+        adapter = model.adapter(api_request.model)
         request = ActiveRequest(
             handle=self._schedulers.new_handle(),
             request_id=request_id,
@@ -140,6 +141,7 @@ class Admission:
             payer=call_context.payer,
             priority=api_request.priority,
             cache_salt=api_request.cache_salt,
+            adapter=adapter.sha256 if adapter is not None else "",
             trace_context=trace_context,
             kept_token_ids=kept_token_ids,
             echo=prompt.echo,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Self
 
-from contract.model import ModelInfo
+from contract.model import Adapter, ModelInfo
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from router.tokenization.tokenizer import Tokenizer
 
@@ -23,6 +23,8 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     aliases: tuple[str, ...] = ()
     """Other names that requests may use."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters, each of which is a model that requests may name."""
     effective_max_model_len: int = field(default=0, compare=False)
     """Tokens of the longest sequence that some worker's KV cache holds, when last queried; 0 is
     unknown. Not compared, because it is not part of the model's identity."""
@@ -47,6 +49,7 @@ class ServedModel:
             tokenizer=tokenizer,
             sampling_defaults=model.sampling_defaults,
             aliases=aliases,
+            adapters=model.adapters,
             effective_max_model_len=effective_max_model_len,
         )
 
@@ -54,6 +57,14 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         """All names that requests may use, the model's own first."""
         return (self.name, *self.aliases)
+
+    def adapter(self, name: str) -> Adapter | None:
+        """Returns the adapter that requests name so; None for the base model, and unknown names."""
+        return next((one for one in self.adapters if one.name == name), None)
+
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Returns all names of the model or the adapter that a request names."""
+        return self.names if self.adapter(name) is None else (name,)
 
     @property
     def window(self) -> int:

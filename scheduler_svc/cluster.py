@@ -6,8 +6,9 @@ Everything here runs on the event loop and returns at once.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from contract.model import ModelInfo
+from contract.model import Adapter, ModelInfo
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.effective_window import WindowLog
@@ -74,6 +75,11 @@ class Cluster:
             for group in list(self.admission):
                 self.requests.fail(group, model_changed())
         self.requests.model = model
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Says that all workers have loaded an adapter; what waits goes on waiting."""
+        assert self.model is not None
+        self.requests.model = replace(self.model, adapters=(*self.model.adapters, adapter))
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.startup import ReportProgress, StartupProgress
@@ -88,6 +89,7 @@ def _announce_progress(progress: StartupProgress) -> None:
 
 def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
     from contract.sampling_defaults import SamplingDefaults
+    from gpu_worker.adapters.peft_adapter import describe_adapter
     from gpu_worker.generation_fields import default_params
     from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 
@@ -102,6 +104,9 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
             stages=parallel.layer_partition or (1,) * parallel.pipeline_parallel_size,
+            adapters=tuple(
+                describe_adapter(name, Path(path)) for name, path in sorted(settings.adapters)
+            ),
             sampling_defaults=SamplingDefaults(
                 override=default_params(settings.generation_override)
             ),

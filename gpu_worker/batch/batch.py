@@ -15,6 +15,8 @@ from contract.logprobs import TokenLogprobs
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 
+NO_ADAPTER = -1
+
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
@@ -42,6 +44,9 @@ class Batch:
     before rows are drawn. None if the rows are complete."""
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], what the pipeline stage before has computed; None on the first."""
+    adapters: Int32Array | None = None
+    """[T], place of each token's adapter among the model's, or NO_ADAPTER; None if no token has
+    one."""
 
 
 class Logprobs(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 
@@ -85,6 +85,15 @@ class BackendInUse(NamedTuple):
     backend: str
     is_last_resort: bool = False
     """True if it is PyTorch on a GPU because nothing faster can be used there."""
+
+
+@runtime_checkable
+class AdapterLoading(Protocol):
+    """A runner that takes adapters after its start."""
+
+    def load_adapter(self, name: str, folder: str) -> Adapter:
+        """Adds an adapter behind those of the model, between two steps. Raises ModelError."""
+        ...
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from gpu_worker.device.streams import Event, Stream
 from gpu_worker.executors.step_graphs import DevicePlanning, StepGraphs, fed_tokens
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.layers import ForwardContext
+from gpu_worker.layers.adapters import batch_adapters
 from gpu_worker.models import Model
 from gpu_worker.sampling.async_sampling import DeviceDrawing, DeviceDraws
 from gpu_worker.sampling.sampler import Sampler
@@ -127,7 +128,10 @@ class AsyncExecutor(TorchExecutor):
             (fed_from,) = self._packer.send([batch.fed_from])
             token_ids = fed_tokens(token_ids, fed_from, self._drawn)
         plan = self._planning.plan_on_device(inputs)
-        return self._model.forward(token_ids, inputs.positions, ForwardContext(plan))
+        adapters = batch_adapters(batch.adapters, self._device)
+        return self._model.forward(
+            token_ids, inputs.positions, ForwardContext(plan, adapters=adapters)
+        )
 
     def _tensor(self, array: Int64Array) -> Tensor:
         (tensor,) = self._packer.send([array])

@@ -13,6 +13,7 @@ from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.device.spans import span
 from gpu_worker.executors.torch_executor import TorchExecutor
 from gpu_worker.layers import ForwardContext
+from gpu_worker.layers.adapters import batch_adapters
 from gpu_worker.models import Model
 from gpu_worker.sampling.sampler import Sampler
 
@@ -65,5 +66,9 @@ class StageExecutor(TorchExecutor):
         return self._model.forward(
             self._tensor(batch.token_ids),
             self._tensor(batch.positions),
-            ForwardContext(self._attention.plan(batch), hidden),
+            ForwardContext(
+                self._attention.plan(batch),
+                hidden,
+                adapters=batch_adapters(batch.adapters, self._device),
+            ),
         )

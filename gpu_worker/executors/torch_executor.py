@@ -17,6 +17,7 @@ from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.device.spans import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
 from gpu_worker.layers import ForwardContext
+from gpu_worker.layers.adapters import batch_adapters
 from gpu_worker.models import Model
 from gpu_worker.sampling.sampler import Sampler
 
@@ -64,7 +65,10 @@ class TorchExecutor:
         return self._model.forward(
             self._tensor(batch.token_ids),
             self._tensor(batch.positions),
-            ForwardContext(self._attention.plan(batch)),
+            ForwardContext(
+                self._attention.plan(batch),
+                adapters=batch_adapters(batch.adapters, self._device),
+            ),
         )
 
     def _tensor(self, array: Int64Array) -> Tensor:

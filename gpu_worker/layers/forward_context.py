@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from gpu_worker.layers.adapters import BatchAdapters
 from gpu_worker.layers.norm import RMSNorm
 from gpu_worker.layers.rotary import Angles
 
@@ -67,6 +68,9 @@ class ForwardContext:
     hidden: Tensor | None = None
     """[num_tokens, hidden_size], what the pipeline stage before has computed, which may be
     overwritten; None on the first stage."""
+
+    adapters: BatchAdapters = ()
+    """Adapters of the batch; empty if no token has one."""
 
     @property
     def hidden_before(self) -> Tensor:

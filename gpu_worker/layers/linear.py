@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
+from gpu_worker.layers.adapters import BatchAdapters, LayerAdapter
 from gpu_worker.layers.matrices import WEIGHT, Matrix, MatrixFormat, Part, PlainMatrix, shape_of
 from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
 
@@ -42,6 +43,7 @@ class Linear:
         self._format = self._plain_format = plain_format
         self._matrix: Matrix | None = None  # made when the format is known
         self._is_plain = is_plain
+        self._adapters: dict[int, list[LayerAdapter]] = {}
 
     @property
     def is_quantised(self) -> bool:
@@ -77,9 +79,31 @@ class Linear:
         copy_checked(rows, tensor[taken.rows])
         return rows
 
-    def _apply(self, x: Tensor) -> Tensor:
+    def whole_shape(self, part: str) -> tuple[int, int]:
+        """Returns the rows and columns of the checkpoint's matrix of a part."""
+        return self._parts[part].whole
+
+    def add_adapter(self, number: int, part: str, a: Tensor, b: Tensor) -> None:
+        """Takes what an adapter adds to a part: whole matrices, of which it keeps this rank's.
+
+        Args:
+            a, b: [rank, in_features] and [out_features, rank], with the scale in `b`.
+        """
+        taken, kind = self._parts[part], self._placement
+        mine = LayerAdapter(
+            a[:, taken.columns].to(kind.device, kind.dtype),
+            b[taken.rows].to(kind.device, kind.dtype),
+            taken.start,
+        )
+        self._adapters.setdefault(number, []).append(mine)
+
+    def _apply(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         assert self._matrix is not None, "finish() comes before the first call"
-        return self._matrix.apply(x, self._bias)
+        out = self._matrix.apply(x, self._bias)
+        for number, rows in adapters:
+            for adapter in self._adapters.get(number, ()):
+                adapter.add(x, out, rows)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +139,9 @@ class _ColumnParallelLinear(Linear):
                 targets[f"{name}.bias"] = partial(self.load_bias, part=part)
         return targets
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         """Returns this rank's [num_tokens, out_features] for [num_tokens, in_features]."""
-        return self._apply(x)
+        return self._apply(x, adapters)
 
 
 def _rows_in_order(
@@ -226,9 +250,9 @@ class RowParallelLinear(Linear):
             targets[f"{name}.bias"] = self.load_bias
         return targets
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         """Returns [num_tokens, out_features] of this rank's [num_tokens, in_features]."""
-        return self._group.all_reduce(self._apply(x))
+        return self._group.all_reduce(self._apply(x, adapters))
 
     def partial(self, x: Tensor) -> Tensor:
         """Returns the same before the ranks' results are summed."""

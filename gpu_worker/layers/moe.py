@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gpu_worker.device.parallel_group import ParallelGroup
+from gpu_worker.layers.adapters import BatchAdapters
 from gpu_worker.layers.fp8 import Fp8BlockMatrix, Fp8Matrix, HeldFp8
 from gpu_worker.layers.linear import Linear, MatrixTarget, MergedColumnParallelLinear
 from gpu_worker.layers.matrices import WEIGHT, MatrixFormat, Part, shape_of
@@ -140,7 +141,8 @@ class MixtureOfExperts:
         self.gate_up = ExpertLinear(into, num_experts, placement)
         self.down = ExpertLinear(out_of, num_experts, placement)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
+        assert not adapters, "adapters of experts are refused when they are loaded"
         logits = self.router(x)
         gate_up, down = self.gate_up.stacked(), self.down.stacked()
         if gate_up is not None and down is not None:

@@ -152,6 +152,7 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
         block_tables=batch.block_tables[first:last],
         rows=rows,
         prompt_rows=_prompt_part(batch, start, stop, first_seq=first),
+        adapters=None if batch.adapters is None else batch.adapters[start:stop],
     )
 
 

@@ -33,6 +33,7 @@ from gpu_worker.device.memory import bytes_in_use, tensor_bytes
 from gpu_worker.device.process_group import join
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.layers.linear import kv_heads_per_rank
+from gpu_worker.loading.adapter_loader import AdapterLoader
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.dummy_weights import dummy_placement
 from gpu_worker.loading.model_source import ModelSource
@@ -60,6 +61,7 @@ class LoadedModel:
     source: ModelSource
     device: torch.device
     model: Model
+    adapters: AdapterLoader
     attention: AttentionBackend
     block_size: int
     """Tokens in a block; the attention backend chooses it unless it is configured."""
@@ -124,6 +126,8 @@ def load_model(
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
         load_weights(model, source, progress, quantization, is_whole=stage.is_whole)
+        adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
+    info = replace(info, adapters=adapters.given)
     sampler = make_sampler(
         device_config, vocab_size=config.vocab_size, placement=placement, group=group
     )
@@ -132,6 +136,7 @@ def load_model(
         source=source,
         device=device,
         model=model,
+        adapters=adapters,
         attention=attention.backend,
         block_size=attention.block_size,
         sampler=sampler,

@@ -22,6 +22,7 @@ from gpu_worker.layers import (
     WeightTarget,
     gelu_tanh_and_mul,
 )
+from gpu_worker.layers.adapters import BatchAdapters
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.models.decoder_config import (
     DecoderConfig,
@@ -138,8 +139,8 @@ def _windows(config: Mapping[str, Any], *, every: int) -> tuple[int | None, ...]
 class GemmaFeedForward(FeedForward):
     """GeGLU (Shazeer, 2020)."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(gelu_tanh_and_mul(self.gate_up(x)))
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
+        return self.down(gelu_tanh_and_mul(self.gate_up(x, adapters)), adapters)
 
 
 class GemmaLayer:
@@ -162,7 +163,8 @@ class GemmaLayer:
     def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
         attended = self.attention(self.attention_norm(x), angles, context)
         x = self._inner(attended, 0).add_(x)
-        return self._inner(self.feed_forward(self.feed_forward_norm(x)), 1).add_(x)
+        fed = self.feed_forward(self.feed_forward_norm(x), context.adapters)
+        return self._inner(fed, 1).add_(x)
 
     def _inner(self, x: Tensor, which: int) -> Tensor:
         return x if self.inner_norms is None else self.inner_norms[which](x)
@@ -188,6 +190,8 @@ class GemmaLayer:
 
 class GemmaDecoder(DecoderStack[GemmaLayer]):
     """Satisfies `Model`."""
+
+    takes_adapters = True
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from gpu_worker.layers import (
     VocabularyEnds,
     WeightTarget,
 )
+from gpu_worker.layers.adapters import BatchAdapters
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.models.decoder_config import DecoderConfig
 from signalbox_kernels import ops
@@ -60,20 +61,24 @@ class Attention:
 
     def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
         num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
-        heads = self.qkv(x).view(-1, num_heads + 2 * num_kv_heads, self._head_size)
+        heads = self.qkv(x, context.adapters).view(
+            -1, num_heads + 2 * num_kv_heads, self._head_size
+        )
         query, key_value = heads[:, :num_heads], heads[:, num_heads:]
         key_value = key_value.view(-1, 2, num_kv_heads, self._head_size)
         # No isinstance: of a protocol it takes microseconds, in each layer.
         rotary_attend = getattr(context.attention, "attend_rotated", None)
         if rotary_attend is not None:
             norms, layer = self.qk_norms, self._layer
-            return self.out(rotary_attend(query, key_value, angles, layer=layer, norms=norms))
+            attended = rotary_attend(query, key_value, angles, layer=layer, norms=norms)
+            return self.out(attended, context.adapters)
         if self.qk_norms is not None:
             query.copy_(self.qk_norms.query(query))
             key = key_value[:, 0]
             key.copy_(self.qk_norms.key(key))
         angles.rotate(heads[:, : num_heads + num_kv_heads])
-        return self.out(context.attention(query, key_value, layer=self._layer))
+        attended = context.attention(query, key_value, layer=self._layer)
+        return self.out(attended, context.adapters)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.qkv.weight_targets(q="q_proj", k="k_proj", v="v_proj")
@@ -107,8 +112,8 @@ class FeedForward:
             group=group,
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ops.silu_and_mul(self.gate_up(x)))
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
+        return self.down(ops.silu_and_mul(self.gate_up(x, adapters)), adapters)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.gate_up.weight_targets(gate="gate_proj", up="up_proj")
@@ -129,7 +134,7 @@ class ModelPart(Protocol):
 class FeedForwardLike(ModelPart, Protocol):
     """The part of a layer that treats each token by itself."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor: ...
 
 
 class DecoderLayer:
@@ -219,6 +224,7 @@ class Decoder(DecoderStack[DecoderLayer]):
     """The whole model; satisfies `Model`."""
 
     layer_type: type[DecoderLayer] = DecoderLayer
+    takes_adapters = True
 
     def __init__(
         self,
@@ -245,5 +251,5 @@ class Decoder(DecoderStack[DecoderLayer]):
                 x = layer.input_norm.add(x, residual)
             x = layer.attention(x, angles, context)
             x = layer.post_norm.add(x, residual)
-            x = layer.feed_forward(x)
+            x = layer.feed_forward(x, context.adapters)
         return residual.add_(x)

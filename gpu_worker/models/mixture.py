@@ -104,6 +104,7 @@ class MoeDecoder(Decoder):
     """Satisfies `Model`."""
 
     layer_type = MoeLayer
+    takes_adapters = False
 
     def __init__(
         self,

@@ -58,6 +58,16 @@ class ServedConfig(Protocol):
 
 
 @runtime_checkable
+class TakesAdapters(Protocol):
+    """Optional property of a model."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True if its layers read `ForwardContext.adapters`."""
+        ...
+
+
+@runtime_checkable
 class SoftCapped(Protocol):
     """Optional property of a configuration whose attention scores are capped."""
 

@@ -13,10 +13,11 @@ from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.matrices import joined
 from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, layer_prefix
 from gpu_worker.native.weights import Weights
+from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
-from signalbox_kernels.program import PANEL, Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.storage import Matrix, stored
 from signalbox_kernels.structs import Element, Epilogue, Row
 
@@ -34,6 +35,7 @@ def compile_decoder(
     stage: StageLayers | None = None,
     in_float32: bool = False,
     kv_dtype: str = "auto",
+    max_lora_rank: int = 0,
     isa: Isa | None = None,
 ) -> Program:
     """Makes a program of a decoder's weights, which are read and packed one by one.
@@ -45,6 +47,7 @@ def compile_decoder(
         stage: layers of a pipeline stage; None has all.
         in_float32: multiplies blocks in float32, not in 8 bits.
         kv_dtype: "float32", "bfloat16", or "auto" for the type of activations.
+        max_lora_rank: largest rank of an adapter that will be set; 0 takes none.
     """
     isa = best_isa() if isa is None else isa
     stage = stage or all_layers(config.num_layers)
@@ -63,7 +66,10 @@ def compile_decoder(
         scale=config.scale,
     )
     builder = ProgramBuilder(shape, Arena())
-    _Compiler(builder, config, weights, stage, in_float32=in_float32).add()
+    compiler = _Compiler(
+        builder, config, weights, stage, in_float32=in_float32, max_lora_rank=max_lora_rank
+    )
+    compiler.add()
     # [positions, 2, head_size / 2] float32
     rotary = np.stack(config.rope.cos_sin(config.head_size, max_model_len), axis=1)
     return builder.build(rotary, num_threads=num_threads, isa=isa)
@@ -88,6 +94,7 @@ class _Compiler:
         stage: StageLayers,
         *,
         in_float32: bool,
+        max_lora_rank: int,
     ) -> None:
         heads = config.num_heads * config.head_size
         keys = config.num_kv_heads * config.head_size
@@ -102,6 +109,8 @@ class _Compiler:
         self._query = builder.buffer(heads)
         self._attended = _Rows(builder, heads)
         self._activated = _Rows(builder, config.intermediate_size)
+        # Of Q, K and V together, each padded to an even rank.
+        self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
 
     def add(self) -> None:
         head = self._add_ends()
@@ -139,12 +148,22 @@ class _Compiler:
         parts = [weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
         self._add_norm(f"{layer_prefix(index)}input_layernorm.weight", matrices)
+        rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         column = 0
         for matrix in matrices:
             end = column + matrix.shape[0]
             part_of_bias = None if bias is None else bias[column:end]
             source = self._source(self._normed, matrix)
-            build.linear(source, self._qkv, matrix, part_of_bias, Epilogue.STORE, column=column)
+            adapted = self._adapted(self._normed, _taken(rows, matrix.shape[0]))
+            build.linear(
+                source,
+                self._qkv,
+                matrix,
+                part_of_bias,
+                Epilogue.STORE,
+                column=column,
+                adapted=adapted,
+            )
             column = end
         norms = None
         if self._config.qk_norm:
@@ -165,25 +184,37 @@ class _Compiler:
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
         self._add_norm(f"{layer_prefix(index)}post_attention_layernorm.weight", matrices)
+        rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         if len(matrices) == 1:
-            self._add_gated(matrices[0], bias, Epilogue.SWIGLU)
+            adapted = self._adapted(self._normed, rows, is_interleaved=True)
+            self._add_gated(matrices[0], bias, Epilogue.SWIGLU, adapted)
         else:
-            self._add_gate_and_up(matrices[0], matrices[1], bias)
+            self._add_gate_and_up(matrices[0], matrices[1], bias, rows)
         self._add_down(self._activated, f"{prefix}down_proj")
 
-    def _add_gate_and_up(self, gate: Matrix, up: Matrix, bias: AnyArray | None) -> None:
+    def _add_gate_and_up(
+        self, gate: Matrix, up: Matrix, bias: AnyArray | None, rows: dict[str, int]
+    ) -> None:
         """Adds two products for matrices that are stored apart."""
-        rows = gate.shape[0]
-        of_gate, of_up = (None, None) if bias is None else (bias[:rows], bias[rows:])
+        num = gate.shape[0]
+        of_gate, of_up = (None, None) if bias is None else (bias[:num], bias[num:])
         source = self._source(self._normed, gate)
-        self._builder.linear(source, self._gate, gate, of_gate, Epilogue.STORE)
-        self._add_gated(up, of_up, Epilogue.GATE, gate=self._gate)
+        adapted = self._adapted(self._normed, _taken(rows, num))
+        self._builder.linear(source, self._gate, gate, of_gate, Epilogue.STORE, adapted=adapted)
+        adapted = self._adapted(self._normed, rows)
+        self._add_gated(up, of_up, Epilogue.GATE, adapted, gate=self._gate)
 
     def _add_gated(
-        self, matrix: Matrix, bias: AnyArray | None, epilogue: Epilogue, *, gate: int = 0
+        self,
+        matrix: Matrix,
+        bias: AnyArray | None,
+        epilogue: Epilogue,
+        adapted: Adapted | None,
+        *,
+        gate: int = 0,
     ) -> None:
         source, out = self._source(self._normed, matrix), self._activated.elements
-        self._builder.linear(source, out, matrix, bias, epilogue, gate=gate)
+        self._builder.linear(source, out, matrix, bias, epilogue, gate=gate, adapted=adapted)
 
     @cached_property
     def _gate(self) -> int:
@@ -202,8 +233,12 @@ class _Compiler:
 
     def _add_norm(self, name: str, readers: list[Matrix]) -> None:
         weight, eps = self._weights.vector(name), self._config.rms_norm_eps
-        for out in sorted({self._source(self._normed, reader) for reader in readers}):
+        outs = {self._source(self._normed, reader) for reader in readers}
+        for out in sorted(outs):
             self._builder.norm(self._residual, out, weight, eps=eps)
+        if self._shrunk is not None and self._normed.elements not in outs:
+            elements = self._normed.elements
+            self._builder.norm(self._residual, elements, weight, eps=eps, for_adapters=True)
 
     def _add_down(self, rows: _Rows, name: str) -> None:
         """Adds a product whose result is added to the residual."""
@@ -212,4 +247,27 @@ class _Compiler:
         if source == rows.codes:
             self._builder.code(rows.elements, rows.codes)
         bias = self._weights.vector_if_any(f"{name}.bias")
-        self._builder.linear(source, self._residual, matrix, bias, Epilogue.ADD)
+        adapted = self._adapted(rows, {name: matrix.shape[0]})
+        self._builder.linear(source, self._residual, matrix, bias, Epilogue.ADD, adapted=adapted)
+
+    def _adapted(
+        self, rows: _Rows, num_rows: dict[str, int], *, is_interleaved: bool = False
+    ) -> Adapted | None:
+        """Returns what adapters may add to a product; None if none will be set.
+
+        Args:
+            num_rows: rows of each matrix that is multiplied, by the name of its module.
+        """
+        if self._shrunk is None:
+            return None
+        site = AdapterSite(tuple(num_rows), tuple(num_rows.values()), is_interleaved)
+        return Adapted(site, rows.elements, self._shrunk)
+
+
+def _taken(rows: dict[str, int], num_rows: int) -> dict[str, int]:
+    """Takes the first matrices, which have `num_rows` rows together, out of `rows`."""
+    taken = dict[str, int]()
+    while sum(taken.values()) < num_rows:
+        name = next(iter(rows))
+        taken[name] = rows.pop(name)
+    return taken

@@ -121,6 +121,7 @@ class NativeExecutor:
             argmax=np.empty(len(tokens), dtype=np.int32),
             is_finite=np.empty(len(tokens), dtype=np.uint8),
             logits=self._logits,
+            adapters=batch.adapters,
         )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.adapters.given_adapters import AdapterOpener, described
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
@@ -16,8 +17,10 @@ from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.compiler import compile_decoder
+from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.random_weights import random_tensors
 from gpu_worker.native.threads import default_num_threads
+from gpu_worker.native.weight_shapes import linear_shapes
 from gpu_worker.native.weights import Weights
 from gpu_worker.sampling.native_sampler import CpuSampler
 from signalbox_kernels.floats import DTYPES
@@ -34,6 +37,7 @@ class NativeModel:
     info: ModelInfo
     program: Program
     sampler: CpuSampler
+    adapters: NativeAdapters
 
 
 def load_natively(
@@ -67,6 +71,8 @@ def load_natively(
         stage=layers,
         on_taken=partial(_report, progress),
     )
+    opener = AdapterOpener(model_config, info.name, linear_shapes(config))
+    given = opener.open_given()
     program = compile_decoder(
         config,
         weights,
@@ -76,6 +82,7 @@ def load_natively(
         stage=layers,
         in_float32=model_config.dtype == "float32" or quantization is None,
         kv_dtype=cache_config.kv_cache_dtype,
+        max_lora_rank=opener.max_rank(given),
     )
     arithmetic = _arithmetic(program)
     sampler = CpuSampler(program=program, num_threads=num_threads)
@@ -87,8 +94,9 @@ def load_natively(
         program.weights,
     )
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
-    info = replace(info, arithmetic=arithmetic)
-    return NativeModel(info=info, program=program, sampler=sampler)
+    info = replace(info, arithmetic=arithmetic, adapters=described(given))
+    adapters = NativeAdapters(opener, program, given)
+    return NativeModel(info=info, program=program, sampler=sampler, adapters=adapters)
 
 
 def _arithmetic(program: Program) -> Arithmetic:

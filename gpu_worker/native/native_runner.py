@@ -3,9 +3,11 @@
 The twin of `ModelRunner`, which runs models through PyTorch.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
@@ -53,7 +55,7 @@ class NativeRunner:
             opened, model_config, cache_config, device_config, layers=layers, progress=progress
         )
         self._share = RankShare.of(parallel_config, layers)
-        self._info, self._program = loaded.info, loaded.program
+        self._info, self._program, self._adapters = loaded.info, loaded.program, loaded.adapters
         self._executor = NativeExecutor(loaded.program, loaded.sampler, layers)
         self._device = HostDevice()
         self._cache: BlockPools | None = None
@@ -87,6 +89,11 @@ class NativeRunner:
     def tokenizer_files(self) -> dict[str, bytes]:
         with naming(self._name):
             return self._source.tokenizer_files()
+
+    def load_adapter(self, name: str, folder: str) -> Adapter:
+        adapter = self._adapters.load(name, folder).info
+        self._info = replace(self._info, adapters=(*self._info.adapters, adapter))
+        return adapter
 
     def profile(self) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))

@@ -37,6 +37,15 @@ def names_of_stage(config: DecoderConfig, stage: StageLayers) -> set[str]:
     return names
 
 
+def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of the matrices of all layers, by the names of their modules."""
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
+        for name, shape in weight_shapes(config).items()
+        if name.endswith("_proj.weight")
+    }
+
+
 def layer_prefix(index: int) -> str:
     """Returns what the names of a layer's tensors begin with."""
     return f"model.layers.{index}."

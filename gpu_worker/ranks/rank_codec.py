@@ -204,6 +204,7 @@ def _batch_message(batch: Batch) -> pb.RankBatch:
         block_tables=pack_int32(batch.block_tables),
         drawing_tokens=pack_int64(batch.rows.token_index),
         prompt_tokens=pack_int64(prompt),
+        adapters=b"" if batch.adapters is None else pack_int32(batch.adapters),
     )
 
 
@@ -219,4 +220,5 @@ def _batch(message: pb.RankBatch) -> Batch:
         block_tables=unpack_int32(message.block_tables).reshape(len(context_lens), -1).copy(),
         rows=rows_of(unpack_int64(message.drawing_tokens).copy()),
         prompt_rows=prompt_rows_of(unpack_int64(message.prompt_tokens).copy()),
+        adapters=unpack_int32(message.adapters).copy() if message.adapters else None,
     )

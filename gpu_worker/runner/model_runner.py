@@ -5,12 +5,13 @@ Loads it, measures what fits, owns its caches, computes batches.
 Satisfies `Runner` of `batch`. A `TorchExecutor` or `AsyncExecutor` computes each batch.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
@@ -78,6 +79,7 @@ class ModelRunner:
                 opened=opened,
                 why_not_natively=why_not_natively,
             )
+        self._model_info = self._loaded.info
         self._cache_config = cache_config
         self._parallel = parallel_config or ParallelConfig()
         if device_config.enforce_eager:
@@ -95,7 +97,7 @@ class ModelRunner:
 
     @property
     def model(self) -> ModelInfo:
-        return self._loaded.info
+        return self._model_info
 
     @property
     def backends(self) -> tuple[BackendInUse, ...]:
@@ -121,6 +123,11 @@ class ModelRunner:
     def tokenizer_files(self) -> dict[str, bytes]:
         with naming(self._model):
             return self._loaded.source.tokenizer_files()
+
+    def load_adapter(self, name: str, folder: str) -> Adapter:
+        adapter = self._loaded.adapters.load(name, folder).info
+        self._model_info = replace(self.model, adapters=(*self.model.adapters, adapter))
+        return adapter
 
     def profile(self) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from contract.errors import InvalidArgument
 from contract.step import Step
 from contract.updates import RequestFailure
-from gpu_worker.batch.arrays import Int64Array, offsets
-from gpu_worker.batch.batch import Batch
+from gpu_worker.batch.arrays import Int32Array, Int64Array, offsets
+from gpu_worker.batch.batch import NO_ADAPTER, Batch
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sequences import draw_options, prompt_logprobs
@@ -189,7 +189,15 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         prompt_rows=prompt_rows,
         fed_from=fed_from,
         complete_rows=add_rules,
+        adapters=_adapters(planned, query_start),
     )
+
+
+def _adapters(planned: PlannedBatch, query_start: Int64Array) -> Int32Array | None:
+    of_seqs = planned.state["adapter"]
+    if (of_seqs == NO_ADAPTER).all():
+        return None
+    return np.repeat(of_seqs, np.diff(query_start))
 
 
 def unknown_tokens(draws: Int64Array) -> Int64Array:

@@ -5,7 +5,7 @@ Pages of the wide arrays that no sequence has reached are never touched, so that
 longest sequence costs address space and no memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
 from contract.step import NewSequence
 from gpu_worker.batch.arrays import Int32Array
+from gpu_worker.batch.batch import NO_ADAPTER
 from gpu_worker.batch.sampling_rows import NO_LOGPROBS
 from gpu_worker.sampling.compiled_grammar import Grammar
 from gpu_worker.sampling.grammars import Grammars
@@ -29,6 +30,7 @@ _STATE = np.dtype(
         ("num_blocks", np.int64),
         ("num_samples", np.int64),
         ("branch", np.int64),
+        ("adapter", np.int32),
         ("top_k", np.int64),
         ("min_tokens", np.int64),
         ("num_logprobs", np.int64),
@@ -61,6 +63,7 @@ class SequenceRows:
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
         grammars: Grammars | None = None,
+        adapter_slots: Mapping[str, int] | None = None,
     ) -> None:
         """Allocates the rows; without `grammars` structured outputs are refused."""
         self.tokens: Int32Array = np.zeros((num_rows, max_tokens), dtype=np.int32)
@@ -75,6 +78,7 @@ class SequenceRows:
         self.vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._compiler = grammars
+        self._adapter_slots = {} if adapter_slots is None else adapter_slots
 
     def __len__(self) -> int:
         return len(self.state)
@@ -105,6 +109,7 @@ class SequenceRows:
             num_blocks,
             new.num_samples,
             new.branch,
+            self._adapter_slots[new.adapter] if new.adapter else NO_ADAPTER,
             params.top_k,
             params.min_tokens,
             NO_LOGPROBS if params.num_logprobs is None else params.num_logprobs,

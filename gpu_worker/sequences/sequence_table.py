@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from contract.columns import int32s, int64s
 from contract.logprobs import TokenLogprobs
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.step import Step
 from contract.step_result import StepResult
 from gpu_worker.batch.arrays import Int32Array, Int64Array
@@ -49,7 +49,14 @@ class SequenceTable:
         num_gpu_blocks: int,
         grammars: Grammars | None = None,
     ) -> None:
-        self._limits = Limits(model=model, capacity=capacity, num_gpu_blocks=num_gpu_blocks)
+        self._adapter_slots = {one.sha256: slot for slot, one in enumerate(model.adapters)}
+        self._num_adapters = len(model.adapters)
+        self._limits = Limits(
+            model=model,
+            capacity=capacity,
+            num_gpu_blocks=num_gpu_blocks,
+            adapter_slots=self._adapter_slots,
+        )
         # More sequences than one step holds may be known: those that wait for their turn.
         num_rows = 2 * capacity.max_num_seqs
         self._rows = SequenceRows(
@@ -59,6 +66,7 @@ class SequenceTable:
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             grammars=grammars,
+            adapter_slots=self._adapter_slots,
         )
         self._row_of: dict[int, int] = {}
         self._free = list(range(num_rows))
@@ -70,6 +78,11 @@ class SequenceTable:
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._row_of
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Lets later sequences name an adapter that was loaded behind the others."""
+        self._adapter_slots.setdefault(adapter.sha256, self._num_adapters)
+        self._num_adapters += 1
 
     def token_ids(self, seq_id: int) -> list[int]:
         """Returns the known tokens of a sequence."""

@@ -5,7 +5,7 @@ allowed; nothing has been changed by then.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,8 @@ class Limits:
     model: ModelInfo
     capacity: WorkerCapacity
     num_gpu_blocks: int
+    adapter_slots: Mapping[str, int]
+    """Place of each adapter among the model's, by its SHA-256; the base model is not in it."""
 
     @property
     def max_blocks(self) -> int:
@@ -66,6 +68,8 @@ def check_new(new: NewSequence, limits: Limits) -> None:
     _check_between("new_groups.num_prompt_tokens", new.num_prompt_tokens, 1, num_tokens)
     check_range(f"{where}.token_ids", new.token_ids, model.vocab_size)
     check_range(f"{where}.block_table", new.block_table, limits.num_gpu_blocks)
+    if new.adapter and new.adapter not in limits.adapter_slots:
+        raise InvalidArgument("new_groups.adapter", new.adapter, "an adapter that is loaded")
     _check_params(new.params, vocab_size=model.vocab_size)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.model import Arithmetic, ModelInfo, WorkerCapacity
+from contract.model import Adapter, Arithmetic, ModelInfo, WorkerCapacity
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
@@ -60,6 +60,8 @@ class SimulatedConfig:
     """Shares of the pipeline stages in the time of a forward pass."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     arithmetic: Arithmetic = SIMULATED
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters, each of which changes what its requests write to their slots."""
 
     def __post_init__(self) -> None:
         if self.vocab_size < MIN_VOCAB_SIZE:
@@ -83,6 +85,8 @@ class SimulatedRunner:
         num_slots = self.config.max_model_len + self.config.block_size
         self._weights = _weights(np.arange(num_slots, dtype=np.uint64))
         self.stages = StageTimes(self.config.stages)
+        keys = [*(_adapter_key(one.sha256) for one in self.config.adapters), 0]
+        self._adapter_keys = np.array(keys, dtype=np.uint64)  # NO_ADAPTER is the last
         self.gpu_kv: UInt64Array = self._make_pool(0)
         self.cpu_kv: UInt64Array = self._make_pool(0)
 
@@ -101,6 +105,7 @@ class SimulatedRunner:
             eos_token_ids=(END_OF_SEQUENCE_ID,),
             sampling_defaults=self.config.sampling_defaults,
             arithmetic=self.config.arithmetic,
+            adapters=self.config.adapters,
         )
 
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -179,6 +184,7 @@ class SimulatedRunner:
         own = _mix(
             batch.token_ids.astype(np.uint64) * np.uint64(_TOKEN)
             + batch.positions.astype(np.uint64) * np.uint64(_POSITION)
+            + (self._adapter_keys[batch.adapters] if batch.adapters is not None else np.uint64(0))
         )
         sums = np.cumsum(own, dtype=np.uint64)
         offset = self._before(batch, batch.positions[first]) - (sums[first] - own[first])
@@ -252,15 +258,17 @@ def expected_tokens(
     branch: int = 0,
     min_tokens: int = 0,
     stop_token_ids: Collection[int] = (),
+    adapter: str = "",
 ) -> list[int]:
     """Returns the tokens that the simulated model draws after `prompt`, with no blocks involved.
 
-    It draws past stop tokens; before min_tokens it draws none.
+    It draws past stop tokens; before min_tokens it draws none. `adapter` is an adapter's SHA-256.
     """
+    of_adapter = _adapter_key(adapter)
     key = _mix_int(seed * _SALT + branch) if temperature > 0 else 0
     tokens, slot, total = list(prompt), 0, 0
     for position in range(len(prompt) + num_tokens - 1):
-        slot += _mix_int(tokens[position] * _TOKEN + position * _POSITION)
+        slot += _mix_int(tokens[position] * _TOKEN + position * _POSITION + of_adapter)
         total += slot * (_mix_int(position) | 1)
         if position + 1 == len(tokens):
             best = _mix_int((total & _MASK) ^ key) % vocab_size
@@ -332,6 +340,11 @@ def _with_tokens(
         one._replace(top_token_ids=runs[one.row].tolist(), top_logprobs=values) if values else one
         for one, values in zip(found, named, strict=True)
     ]
+
+
+def _adapter_key(sha256: str) -> int:
+    """Returns what an adapter adds before a token is hashed; the base model's is 0."""
+    return int(sha256[:16], 16) if sha256 else 0
 
 
 def _weights(positions: UInt64Array) -> UInt64Array:

@@ -16,7 +16,7 @@ from signalbox_kernels.compilation import (
     flags_of_sets,
     machine,
 )
-from signalbox_kernels.structs import SbBatch, SbBuffer, SbDraws, SbOp, SbShape
+from signalbox_kernels.structs import SbAdapter, SbBatch, SbBuffer, SbDraws, SbOp, SbShape
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "sb_program_free": (None, (c_void_p,)),
     "sb_program_bind": (None, (c_void_p, c_void_p, c_int64)),
+    "sb_program_adapters": (None, (c_void_p, POINTER(SbAdapter), c_int32, c_int32)),
     "sb_program_run": (c_int32, (c_void_p, POINTER(SbBatch))),
     "sb_program_profile": (None, (c_void_p, c_void_p)),
     "sb_sampler_new": (c_void_p, (c_void_p, c_int32, c_int32)),

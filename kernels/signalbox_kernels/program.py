@@ -5,12 +5,14 @@ describes the ops; each must equal its op in `torch/reference.py`, with sums in 
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from signalbox_kernels.adapters import AdapterSite, PackedPairs
 from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
@@ -20,6 +22,7 @@ from signalbox_kernels.structs import (
     Epilogue,
     OpKind,
     Row,
+    SbAdapter,
     SbBuffer,
     SbOp,
     SbShape,
@@ -54,6 +57,16 @@ class ProgramShape:
         return token * self.block_size * itemsize
 
 
+class Adapted(NamedTuple):
+    """What adapters may add to a product."""
+
+    site: AdapterSite
+    src: int
+    """Buffer of the elements that the product reads, whatever it reads itself."""
+    shrunk: int
+    """Buffer for the products with A, as wide as all parts of the largest rank."""
+
+
 @dataclass(slots=True)
 class ProgramBuilder:
     """Collects ops; weights are packed into `arena` as they come."""
@@ -62,6 +75,7 @@ class ProgramBuilder:
     arena: Arena
     ops: list[SbOp] = field(default_factory=list)
     buffers: list[SbBuffer] = field(default_factory=list)
+    sites: list[AdapterSite] = field(default_factory=list)
 
     def buffer(self, width: int, *, row: Row = Row.ELEMENTS) -> int:
         """Declares a buffer of `width` columns."""
@@ -74,11 +88,29 @@ class ProgramBuilder:
         self._add(OpKind.EMBED, dst=dst, weight=table.address, storage=table.type)
 
     def norm(
-        self, src: int, dst: int, weight: AnyArray, *, eps: float, of_rows: bool = False
+        self,
+        src: int,
+        dst: int,
+        weight: AnyArray,
+        *,
+        eps: float,
+        of_rows: bool = False,
+        for_adapters: bool = False,
     ) -> None:
-        """Adds RMSNorm of every token, or only of the tokens with logits."""
-        address = self._floats(weight)
-        self._add(OpKind.NORM, mode=int(of_rows), src=src, dst=dst, weight=address, eps=eps)
+        """Adds RMSNorm of every token, or only of the tokens with logits.
+
+        Args:
+            for_adapters: leaves it out for batches without adapters.
+        """
+        self._add(
+            OpKind.NORM,
+            mode=int(of_rows),
+            src=src,
+            dst=dst,
+            weight=self._floats(weight),
+            eps=eps,
+            adapter=int(for_adapters),
+        )
 
     def code(self, src: int, dst: int) -> None:
         """Adds an op that turns elements to the codes that products with quantised weights read."""
@@ -94,6 +126,7 @@ class ProgramBuilder:
         *,
         column: int = 0,
         gate: int = 0,
+        adapted: Adapted | None = None,
     ) -> None:
         """Adds a product; for SWIGLU the weight is [gate; up].
 
@@ -102,7 +135,10 @@ class ProgramBuilder:
             column: first column of dst for STORE, which writes whole panels: what comes behind this
                 matrix is stored later, and dst is wide enough for the last one's padding.
             gate: buffer of floats that GATE multiplies the product with.
+            adapted: what adapters may add to it.
         """
+        if adapted is not None:
+            self._shrink(adapted)
         interleaved = epilogue is Epilogue.SWIGLU
         packed = self.arena.pack(weight, interleaved=interleaved)
         self._add(
@@ -116,7 +152,18 @@ class ProgramBuilder:
             storage=packed.type,
             column=column,
             gate=gate,
+            **({} if adapted is None else self._adapter_fields(adapted)),
         )
+
+    def _shrink(self, adapted: Adapted) -> None:
+        """Adds the product with A of each row's adapter, which batches without adapters skip."""
+        self.sites.append(adapted.site)
+        number = len(self.sites)
+        self._add(OpKind.SHRINK, src=adapted.src, dst=adapted.shrunk, adapter=number)
+
+    def _adapter_fields(self, adapted: Adapted) -> dict[str, int]:
+        parts = self.arena.keep(adapted.site.parts)
+        return {"adapter": len(self.sites), "shrunk": adapted.shrunk, "parts": parts}
 
     def rotate(
         self,
@@ -185,6 +232,9 @@ class Program:
         self._arena = builder.arena
         self._pool: NDArray[np.uint8] | None = None
         self.shape = builder.shape
+        self.sites = tuple(builder.sites)
+        self._adapters: tuple[Sequence[PackedPairs | None], ...] = ()
+        self._adapter_table = (SbAdapter * 0)()
         self.weights = builder.arena.description
         self.weights_bytes = builder.arena.num_bytes
         self.arithmetic = arithmetic_of(builder.ops, builder.buffers, self.shape.element)
@@ -214,6 +264,16 @@ class Program:
         """Sets the pool of KV blocks, [num_blocks, block_bytes]."""
         self._pool = pool
         self._library.sb_program_bind(self._handle, pool.ctypes.data, pool.strides[0])
+
+    def set_adapters(self, adapters: Sequence[Sequence[PackedPairs | None]]) -> None:
+        """Sets the adapters of later steps, each with what it has at each of the `sites`."""
+        found = [pairs for adapter in adapters for pairs in adapter]
+        table = (SbAdapter * len(found))()
+        for place, pairs in enumerate(found):
+            if pairs is not None:
+                table[place] = pairs.as_struct()
+        self._adapters, self._adapter_table = tuple(adapters), table
+        self._library.sb_program_adapters(self._handle, table, len(adapters), len(self.sites))
 
     def run(self, arrays: StepArrays) -> None:
         """Computes one step; other Python threads run meanwhile."""

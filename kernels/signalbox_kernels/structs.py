@@ -37,6 +37,7 @@ class OpKind(IntEnum):
     ATTEND = 4
     HEAD = 5
     CODE = 6
+    SHRINK = 7
 
 
 class Epilogue(IntEnum):
@@ -65,6 +66,18 @@ class SbOp(ctypes.Structure):
         ("storage", c_int32),
         ("column", c_int32),
         ("gate", c_int32),
+        ("adapter", c_int32),
+        ("shrunk", c_int32),
+        ("parts", c_void_p),
+    )
+
+
+class SbAdapter(ctypes.Structure):
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("columns", c_int32),
+        ("rank", c_int32),
     )
 
 
@@ -155,6 +168,7 @@ class SbBatch(ctypes.Structure):
         ("argmax", c_void_p),
         ("is_finite", c_void_p),
         ("logits", c_void_p),
+        ("adapters", c_void_p),
     )
 
 
@@ -199,13 +213,17 @@ class StepArrays:
     argmax: NDArray[np.int32]
     is_finite: NDArray[np.uint8]
     logits: NDArray[np.float32]
+    adapters: NDArray[np.int32] | None = None
 
     def as_struct(self) -> SbBatch:
+        adapters = self.adapters
+        names = (name for name in self.__slots__ if name not in ("attention", "adapters"))
         return SbBatch(
             num_tokens=len(self.token_ids),
             num_rows=len(self.row_tokens),
             attention=self.attention.as_struct(),
-            **_addresses(self, (name for name in self.__slots__ if name != "attention")),
+            adapters=None if adapters is None else adapters.ctypes.data,
+            **_addresses(self, names),
         )
 
 

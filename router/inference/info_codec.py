@@ -33,6 +33,7 @@ def model(served: ServedModel) -> pb.GetModelResponse:
         default_sampling_params=_defaults(served.sampling_defaults),
         effective_max_model_len=served.window,
         aliases=served.aliases,
+        adapters=[adapter.name for adapter in served.adapters],
     )
 
 

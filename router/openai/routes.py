@@ -85,12 +85,14 @@ class Api:
         return json_response({"version": self._version})
 
     async def models(self, request: Request) -> Response:
-        """Lists the served model under each of its names."""
-        cards = [self._model_card(name) for name in self._generator.model.names]
+        """Lists the served model under each of its names, and its adapters."""
+        model = self._generator.model
+        names = (*model.names, *(adapter.name for adapter in model.adapters))
+        cards = [self._model_card(name) for name in names]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        """Returns the served model by one of its names."""
+        """Returns the served model by one of its names, or an adapter."""
         name = request.path_params["name"]
         params_validation.check_model(name, self._generator.model)
         return json_response(self._model_card(name))
@@ -102,7 +104,7 @@ class Api:
             body, (ids, many) = await self._bodies.read(
                 request, CompletionBody, into=lambda body: self._completions(request, body)
             )
-        answer = CompletionAnswer(body, self._head(ids))
+        answer = CompletionAnswer(body, self._head(ids, body.model))
         updates = self._generate(many, _streamed(call_context, request, body))
         return _response(body, updates, answer, ids)
 
@@ -113,7 +115,7 @@ class Api:
             body, (ids, asked) = await self._bodies.read(
                 request, ChatBody, into=lambda body: self._chat(request, body)
             )
-        answer = ChatAnswer(body, self._head(ids))
+        answer = ChatAnswer(body, self._head(ids, body.model))
         updates = self._generate([asked], _streamed(call_context, request, body))
         return _response(body, updates, answer, ids)
 
@@ -155,11 +157,12 @@ class Api:
     ) -> AsyncGenerator[Update]:
         return merged([self._generator.generate(asked, call_context) for asked in many])
 
-    def _head(self, ids: Ids) -> Head:
+    def _head(self, ids: Ids, asked: str | None) -> Head:
         model = self._generator.model
+        adapter = model.adapter(asked or "")
         return Head(
             id=ids.response_id,
-            model=model.name,
+            model=model.name if adapter is None else adapter.name,
             tokenizer=model.tokenizer,
             system_fingerprint=fingerprint(self._version, model),
         )
@@ -184,13 +187,14 @@ class Api:
 
     def _model_card(self, name: str) -> dict[str, object]:
         model = self._generator.model
+        adapter = model.adapter(name)
         return {
             "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": OWNER,
-            "root": model.name,
-            "parent": None,
+            "root": model.name if adapter is None else adapter.path,
+            "parent": None if adapter is None else model.name,
             "max_model_len": model.window,
         }
 

@@ -68,6 +68,8 @@ class ActiveRequest:
     payer: Payer = ANYONE
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
+    """SHA-256 of the adapter that computes the request; empty is the base model."""
     trace_context: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate."""
     echo: Echo | None = None

@@ -44,10 +44,11 @@ class ModelClient:
                 self._key = key
                 if replaced is not None:
                     replaced.close()
+            taken = {info.name, *(adapter.name for adapter in info.adapters)}
             return ServedModel.of(
                 decode_model(info),
                 self._tokenizer,
-                aliases=tuple(name for name in dict.fromkeys(self._names) if name != info.name),
+                aliases=tuple(name for name in dict.fromkeys(self._names) if name not in taken),
                 effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
             )
 

@@ -27,6 +27,7 @@ def request_of(active: ActiveRequest) -> Request:
         payer=active.payer.address,  # empty if the tenant pays
         priority=active.priority,
         cache_salt=active.cache_salt,
+        adapter=active.adapter,
         traceparent=traceparent,
         tracestate=tracestate,
         nonce=active.nonce,

@@ -2,7 +2,7 @@
 
 A block's K and V depend on every token before them, so its hash covers its own tokens and the hash
 of the block before it (as in vLLM's automatic prefix caching). The chain begins with the request's
-tenant and cache salt: requests that differ in either find nothing of each other.
+tenant, cache salt and adapter: requests that differ in one of them find nothing of each other.
 """
 
 import bisect
@@ -19,10 +19,11 @@ from scheduler_svc.requests.sequence_group import SequenceGroup
 DIGEST_BYTES = 16
 
 
-def root_hash(*, tenant: str, cache_salt: str) -> BlockHash:
-    """Returns what the chain of a tenant's salt begins with."""
-    name = tenant.encode()
-    salted = len(name).to_bytes(8, "little") + name + cache_salt.encode()
+def root_hash(*, tenant: str, cache_salt: str, adapter: str = "") -> BlockHash:
+    """Returns what the chain of a tenant's salt, computed by an adapter, begins with."""
+    parts = (tenant.encode(), adapter.encode())
+    salted = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    salted += cache_salt.encode()
     return hashlib.blake2b(salted, digest_size=DIGEST_BYTES, person=b"root").digest()
 
 
@@ -119,4 +120,5 @@ class PrefixCache:
 
 
 def _root_hash(group: SequenceGroup) -> BlockHash:
-    return root_hash(tenant=group.request.tenant, cache_salt=group.request.cache_salt)
+    request = group.request
+    return root_hash(tenant=request.tenant, cache_salt=request.cache_salt, adapter=request.adapter)

@@ -138,6 +138,7 @@ class StepPlan:
                     num_samples=group.num_draws,
                     params=params[group],
                     request_id=group.request_id,
+                    adapter=group.request.adapter,
                 )
             )
         return tuple(found)

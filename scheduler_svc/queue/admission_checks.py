@@ -10,7 +10,13 @@ from rpc.telemetry import logs
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.effective_window import JoinedWorkers, cut_to_fit, find_overflow
-from scheduler_svc.requests.failures import never_fits, no_worker_serves, policy_fails, too_many
+from scheduler_svc.requests.failures import (
+    never_fits,
+    no_such_adapter,
+    no_worker_serves,
+    policy_fails,
+    too_many,
+)
 from scheduler_svc.requests.live_requests import LiveRequests
 from scheduler_svc.requests.request_validation import find_fault
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -40,6 +46,8 @@ class Entry:
         is_resumed = request.attempt > 0  # it was accepted before, and is treated so
         if model is None or not (self.workers.is_serving or is_resumed):
             return no_worker_serves()
+        if request.adapter and model.adapter(request.adapter) is None:
+            return no_such_adapter(request.adapter)
         if fault := find_fault(request, model):
             return RequestFailure(Code.INVALID_ARGUMENT, fault)
         cut_to_fit(group, self.workers)

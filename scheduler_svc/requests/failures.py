@@ -12,6 +12,12 @@ def no_worker_serves() -> RequestFailure:
     return RequestFailure(Code.UNAVAILABLE, "no worker serves", RETRY_AFTER_S)
 
 
+def no_such_adapter(sha256: str) -> RequestFailure:
+    return RequestFailure(
+        Code.NOT_FOUND, f"the workers have no adapter with the SHA-256 {sha256[:64]!r}"
+    )
+
+
 def drains() -> RequestFailure:
     return RequestFailure(Code.UNAVAILABLE, "the scheduler is draining", RETRY_AFTER_S)
 

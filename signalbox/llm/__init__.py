@@ -15,6 +15,7 @@ from signalbox.llm.requests.beam_search import (
     BeamSearchSequence,
 )
 from signalbox.llm.requests.errors import EngineDeadError
+from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox.llm.requests.outputs import (
     CompletionOutput,
     Logprob,
@@ -39,6 +40,7 @@ __all__ = [
     "EngineArgs",
     "EngineDeadError",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "ModelRegistry",
     "PoolingParams",

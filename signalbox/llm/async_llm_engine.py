@@ -24,6 +24,7 @@ from signalbox.llm.metrics import Metric
 from signalbox.llm.requests import prompts
 from signalbox.llm.requests.beam_search import BeamSearchParams
 from signalbox.llm.requests.errors import EngineDeadError
+from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.pooling_params import refuse_pooling
 from signalbox.llm.requests.prompts import PromptInput
@@ -64,6 +65,7 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         prompt_token_ids: list[int] | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **unserved: object,
     ) -> AsyncGenerator[RequestOutput]:
@@ -74,7 +76,9 @@ class AsyncLLMEngine:
         EngineDeadError if the device has failed.
         """
         check_arguments("generate", unserved)
-        request = await self._add(prompt, sampling_params, request_id, prompt_token_ids, priority)
+        request = await self._add(
+            prompt, sampling_params, request_id, prompt_token_ids, priority, lora_request
+        )
         try:
             while True:
                 await request.wait()
@@ -106,6 +110,14 @@ class AsyncLLMEngine:
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
             if (request := self._requests.get(one)) is not None:
                 self._core.abort(request)
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Loads an adapter before a request names it. Raises ValueError."""
+        return bool(await asyncio.to_thread(self._core.adapters.sha256, lora_request))
+
+    async def list_loras(self) -> set[int]:
+        """Returns the numbers of the adapters that requests have named."""
+        return self._core.adapters.known_ids
 
     async def get_tokenizer(self) -> Any:
         """Returns the model's tokenizer as transformers has it, made at the first call."""
@@ -186,6 +198,7 @@ class AsyncLLMEngine:
         request_id: str | None,
         prompt_token_ids: list[int] | None,
         priority: int,
+        lora_request: LoRARequest | None,
     ) -> InProcessRequest:
         given = prompts.given_prompts(
             None if prompt is None else [prompt],
@@ -195,6 +208,9 @@ class AsyncLLMEngine:
         encoded = await self._core.encoder.encode_async(
             given[0], truncate=params.truncate_prompt_tokens
         )
+        if lora_request is not None:
+            sha256 = await asyncio.to_thread(self._core.adapters.sha256, lora_request)
+            encoded = encoded._replace(adapter=sha256)
         resolved = self._core.params.resolve(params, num_prompt_tokens=len(encoded.token_ids))
         request = self._core.add(
             request_id or next(self._request_ids), encoded, resolved, priority=priority

@@ -22,6 +22,8 @@ from signalbox.startup_display import own_progress
 logger = logging.getLogger(__name__)
 P = TypeVar("P", bound=options_flags.Flags)
 
+_USUAL_LORA_RANK = 16
+"""vLLM's max_lora_rank."""
 _PROFILER_OPTIONS = {"profiler", "torch_profiler_dir"}
 
 _SAME_AS_AUTO = ("hf", "safetensors", "gguf")
@@ -45,6 +47,8 @@ class EngineArgs(VllmOptions):
         kv_cache_memory_bytes: as kv_cache_memory, in bytes.
         load_format: "auto", also as "hf"; "safetensors" or "gguf" if the model must be that;
             "dummy" for random weights of a config.
+        enable_lora: whether requests may name LoRA adapters, which are loaded when the first does;
+            their largest rank is max_lora_rank, by default 16.
         stream_interval: least tokens of a sequence between two outputs of an engine, the first and
             the last aside.
         max_logprobs: most log probabilities that a request may ask for at a position; -1 is no
@@ -96,6 +100,8 @@ class EngineArgs(VllmOptions):
     enforce_eager: bool = option("enforce_eager")
     max_cudagraph_capture_size: int = option("max_cudagraph_capture_size")
     kernel_cache: str | None = option("kernel_cache")
+    enable_lora: bool = False
+    max_lora_rank: int | None = option("max_lora_rank")
     grammar_memory: int = option("grammar_memory")
     stream_interval: int = 1
     disable_additional_properties: bool = option("disable_additional_properties")
@@ -139,6 +145,8 @@ class EngineArgs(VllmOptions):
     def settings(self) -> InProcessSettings:
         """Returns the options that are settings. Raises ValueError for one out of range."""
         replaced: dict[str, Any] = {"load_format": self._load_format()}
+        if self.enable_lora and self.max_lora_rank is None:
+            replaced["max_lora_rank"] = _USUAL_LORA_RANK
         if self.kv_cache_memory_bytes is not None:
             replaced["kv_cache_memory"] = self.kv_cache_memory_bytes / GIB
         return checked(self, **replaced)
@@ -188,6 +196,7 @@ class EngineArgs(VllmOptions):
             tokenizer_files=None if own else _tokenizer_files(str(self.tokenizer)),
             max_logprobs=None if self.max_logprobs == ALL_TOKENS else self.max_logprobs,
             profile_folder=(self.profiler_config or {}).get("torch_profiler_dir"),
+            enable_lora=self.enable_lora,
             log_stats=not self.disable_log_stats and settings.log_stats_interval > 0,
         )
 

@@ -19,6 +19,7 @@ from signalbox.llm.requests.beam_search import (
     beam_search_output,
 )
 from signalbox.llm.requests.conversations import Turns, conversation
+from signalbox.llm.requests.lora_request import LoRAInput, lora_for_each
 from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.pooling_params import refuse_pooling
 from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
@@ -64,6 +65,7 @@ class LLM(Controls):
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: LoRAInput = None,
         priority: int | Sequence[int] | None = 0,
         **unserved: object,
     ) -> list[RequestOutput]:
@@ -77,9 +79,10 @@ class LLM(Controls):
                 default parameters; parameters that are given are left as they are.
             prompt_token_ids: the prompts as tokens, instead of their texts.
             use_tqdm: whether to show progress, with tokens per second.
+            lora_request: adapter for all prompts, or a list of one for each.
             priority: for all prompts, or a list of one for each; less comes first, where
                 `scheduling_policy` goes by it.
-            unserved: arguments of vLLM's, such as `lora_request`, at their neutral value.
+            unserved: arguments of vLLM's, such as `tokenization_kwargs`, at their neutral value.
 
         Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served. A
         request that fails later has `finish_reason` "error" and says why in `error`.
@@ -92,7 +95,8 @@ class LLM(Controls):
             encode(prompt, field=f"prompts[{i}]", truncate=one.truncate_prompt_tokens)
             for i, (prompt, one) in enumerate(zip(given, params, strict=True))
         ]
-        return self._run(encoded, params, use_tqdm=use_tqdm, priority=priority)
+        adapted = self._adapted(encoded, lora_request)
+        return self._run(adapted, params, use_tqdm=use_tqdm, priority=priority)
 
     def chat(
         self,
@@ -106,6 +110,7 @@ class LLM(Controls):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         parse_special_tokens: bool = False,
+        lora_request: LoRAInput = None,
         priority: int | Sequence[int] | None = 0,
         **unserved: object,
     ) -> list[RequestOutput]:
@@ -121,7 +126,7 @@ class LLM(Controls):
             chat_template_kwargs: variables of the template beside its usual ones.
             parse_special_tokens: True if control tokens are also recognised in the text of messages
                 and tools, and not in the template's own alone.
-            sampling_params, use_tqdm, priority: as those of `generate`.
+            sampling_params, use_tqdm, lora_request, priority: as those of `generate`.
         """
         check_arguments("chat", unserved)
         is_one = bool(messages) and isinstance(messages[0], Mapping)
@@ -142,7 +147,8 @@ class LLM(Controls):
             )
             encode = self.llm_engine.encoder.encode_chat
             encoded.append(encode(rendered, field=field, truncate=one.truncate_prompt_tokens))
-        return self._run(encoded, params, use_tqdm=use_tqdm, priority=priority)
+        adapted = self._adapted(encoded, lora_request)
+        return self._run(adapted, params, use_tqdm=use_tqdm, priority=priority)
 
     def beam_search(
         self,
@@ -150,6 +156,8 @@ class LLM(Controls):
         params: BeamSearchParams,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
+        *,
+        lora_request: LoRAInput = None,
         **unserved: object,
     ) -> list[BeamSearchOutput]:
         """Finds the best hypotheses for each prompt, the best first.
@@ -158,6 +166,7 @@ class LLM(Controls):
             prompts: as those of `generate`.
             use_tqdm: whether to show progress.
             concurrency_limit: prompts that are searched at a time; None is all.
+            lora_request: as that of `generate`.
 
         Raises ValueError or TypeError, before anything is computed, if a prompt cannot be served.
         """
@@ -168,6 +177,7 @@ class LLM(Controls):
             raise ValueError(f"concurrency_limit is {concurrency_limit}; it must be at least 1")
         given, encode = given_prompts(prompts, None), self.llm_engine.encoder.encode
         encoded = [encode(prompt, field=f"prompts[{i}]") for i, prompt in enumerate(given)]
+        encoded = self._adapted(encoded, lora_request)
         sampling, size = params.sampling_params(), concurrency_limit or max(1, len(encoded))
         outputs: list[RequestOutput] = []
         for start in range(0, len(encoded), size):
@@ -206,6 +216,12 @@ class LLM(Controls):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _adapted(self, encoded: list[Prompt], given: LoRAInput) -> list[Prompt]:
+        """Returns the prompts with their adapters, which are loaded if they are not."""
+        sha256 = self._controlled.adapters.sha256
+        pairs = zip(encoded, lora_for_each(given, len(encoded)), strict=True)
+        return [prompt._replace(adapter=sha256(one)) for prompt, one in pairs]
 
     def _run(
         self,

@@ -13,6 +13,7 @@ from signalbox.llm.in_process.in_process_request import InProcessRequest
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests import prompts
 from signalbox.llm.requests.beam_search import BeamSearchParams
+from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.prompts import Encoder, Prompt, PromptInput
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
@@ -50,11 +51,13 @@ class LLMEngine(Controls):
         params: SamplingParams | BeamSearchParams | None = None,
         prompt_token_ids: list[int] | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> None:
         """Queues a request. Raises ValueError or TypeError if it cannot be served.
 
         Args:
+            lora_request: adapter that computes it, loaded now if it is not.
             priority: lower comes first, if the scheduling policy uses it.
         """
         given = prompts.given_prompts(
@@ -65,7 +68,16 @@ class LLMEngine(Controls):
             params = params.sampling_params()
         params = checked(params, self._core.default_params)
         encoded = self.encoder.encode(given[0], truncate=params.truncate_prompt_tokens)
-        self.add_prompt(request_id, encoded, params, priority=priority)
+        adapted = encoded._replace(adapter=self._core.adapters.sha256(lora_request))
+        self.add_prompt(request_id, adapted, params, priority=priority)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Loads an adapter before a request names it. Raises ValueError."""
+        return bool(self._core.adapters.sha256(lora_request))
+
+    def list_loras(self) -> set[int]:
+        """Returns the numbers of the adapters that requests have named."""
+        return self._core.adapters.known_ids
 
     def add_prompt(
         self,

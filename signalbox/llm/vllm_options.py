@@ -63,7 +63,10 @@ class VllmOptions:
     rope_scaling: object = _taken(None, {})
     rope_theta: object = _taken(None)
     cpu_offload_gb: object = _taken(0)
-    enable_lora: object = _taken(False, None)
+    max_loras: object = _taken(1, ANY)
+    max_cpu_loras: object = _taken(None, ANY)
+    lora_dtype: object = _taken("auto", None)
+    fully_sharded_loras: object = _taken(False)
     calculate_kv_scales: object = _taken(False)
     # Parallelism.
     data_parallel_size: object = _taken(1)
@@ -110,7 +113,6 @@ class VllmOptions:
 
 
 _ARGUMENTS = {
-    "lora_request": None,
     "prompt_adapter_request": None,
     "tokenization_kwargs": None,
     "trace_headers": None,

@@ -53,7 +53,9 @@ _BYTES_PER_GIB = 1 << 30
 _OURS_ALONE = "there is one implementation"
 _NO_GRAPH_SIZES = "the sizes are chosen; --max-cudagraph-capture-size bounds them"
 _NO_MEDIA = "requests with images, audio or video are refused"
-_NO_LORA = "LoRA adapters are not served; merge them into the weights"
+_ALL_LORA = "all adapters that are loaded may be in one batch"
+_LORA_DTYPE = "adapters are computed in the type of activations"
+_NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
 _NO_DRAFTS = "speculative decoding is not served"
 _NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
 _CONFIG_JSON = "change the model's config.json"
@@ -286,13 +288,16 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
         otherwise="/tokenizer_info is always served",
     ),
     "enable_server_load_tracking": NoEffect(why="the load is always counted", takes=SWITCH),
-    "lora_modules": Refused(remedy=_NO_LORA, takes=SEVERAL),
-    "enable_lora": NoEffect(why=_NO_LORA, takes=SWITCH, values=("false",), otherwise=_NO_LORA),
-    "max_loras": Refused(remedy=_NO_LORA),
-    "max_lora_rank": Refused(remedy=_NO_LORA),
-    "max_cpu_loras": Refused(remedy=_NO_LORA),
-    "lora_dtype": Refused(remedy=_NO_LORA),
-    "fully_sharded_loras": Refused(remedy=_NO_LORA, takes=SWITCH),
+    "lora_modules": Alias(setting="lora", takes=SEVERAL),
+    "enable_lora": NoEffect(why="--lora names the adapters that are served", takes=SWITCH),
+    "max_loras": NoEffect(why=_ALL_LORA),
+    "max_cpu_loras": NoEffect(why=_ALL_LORA),
+    "lora_dtype": NoEffect(
+        why=_LORA_DTYPE, values=("auto",), otherwise="leave it auto: " + _LORA_DTYPE
+    ),
+    "fully_sharded_loras": NoEffect(
+        why=_NO_LORA_RANKS, takes=SWITCH, values=("false",), otherwise=_NO_LORA_RANKS
+    ),
     # Images and audio.
     "limit_mm_per_prompt": NoEffect(why=_NO_MEDIA, takes=SEVERAL),
     "language_model_only": NoEffect(why=_NO_MEDIA, takes=SWITCH),

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contract.sampling_params import SamplingParams
-from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.batch.arrays import Int32Array
+from gpu_worker.batch.batch import NO_ADAPTER, Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns, token_runs
 from gpu_worker.sampling import token_constraints
@@ -23,6 +24,7 @@ class Generated:
     blocks: list[int]
     num_computed: int = 0
     branch: int = 0
+    adapter: int = NO_ADAPTER
     num_prompt: int = 0
     params: SamplingParams = GREEDY
 
@@ -153,7 +155,15 @@ def make_batch(work: Sequence[tuple[Generated, int]], *, block_size: int) -> Bat
             branch=[s.branch for s, _ in drawing],
             position=[len(s.token_ids) for s, _ in drawing],
         ),
+        adapters=_adapters(work),
     )
+
+
+def _adapters(work: Sequence[tuple[Generated, int]]) -> Int32Array | None:
+    of_seqs = [sequence.adapter for sequence, _ in work]
+    if set(of_seqs) == {NO_ADAPTER}:
+        return None
+    return np.repeat(np.array(of_seqs, dtype=np.int32), [count for _, count in work])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,14 +187,25 @@ class Driver:
         return samples
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, num_tokens: int, params: SamplingParams = GREEDY
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_tokens: int,
+        params: SamplingParams = GREEDY,
+        adapters: Sequence[int] = (),
     ) -> list[list[int]]:
-        """Generates for all prompts together; returns what was drawn."""
+        """Generates for all prompts together; returns what was drawn.
+
+        Args:
+            adapters: number of each prompt's adapter; by default none has one.
+        """
         blocks_each = -(-(max(map(len, prompts)) + num_tokens) // self.block_size)
         rng = np.random.default_rng(0)
         order = rng.permutation(len(prompts) * blocks_each).reshape(len(prompts), -1)
+        numbers = adapters or [NO_ADAPTER] * len(prompts)
         sequences = [
-            make_sequence(p, b.tolist(), params) for p, b in zip(prompts, order, strict=True)
+            make_sequence(prompt, blocks.tolist(), params, adapter=number)
+            for prompt, blocks, number in zip(prompts, order, numbers, strict=True)
         ]
         while active := [s for s in sequences if len(s.token_ids) < s.num_prompt + num_tokens]:
             self.step(active)

@@ -152,6 +152,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.max_model_len = MAX_MODEL_LEN
         self.effective_max_model_len = 0
         self.sampling_defaults = common_pb2.SamplingDefaults()
+        self.adapters: list[common_pb2.Adapter] = []
         self.files = make_files()
         self.added: list[pb.Request] = []
         self.aborted: list[int] = []
@@ -239,6 +240,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             eos_token_ids=[token(EOS)],
             tokenizer_sha256="0" * 64,
             sampling_defaults=self.sampling_defaults,
+            adapters=self.adapters,
         )
         return pb.GetModelResponse(model=info, effective_max_model_len=self.effective_max_model_len)
 

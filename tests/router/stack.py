@@ -89,12 +89,14 @@ async def make_stack(
     files: dict[str, bytes] | None = None,
     max_model_len: int = MAX_MODEL_LEN,
     sampling_defaults: common_pb2.SamplingDefaults | None = None,
+    adapters: Iterable[common_pb2.Adapter] = (),
     **config: Any,
 ) -> AsyncIterator[Stack]:
     scheduler = FakeScheduler(script)
     scheduler.files = files or scheduler.files
     scheduler.max_model_len = max_model_len
     scheduler.sampling_defaults = sampling_defaults or scheduler.sampling_defaults
+    scheduler.adapters = list(adapters)
     async with routed(scheduler, make_config(await scheduler.start(), **config)) as stack:
         await stack.wait_serving()
         yield stack

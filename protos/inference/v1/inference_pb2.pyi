@@ -449,7 +449,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "has_chat_template", "default_sampling_params", "effective_max_model_len", "aliases")
+    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "has_chat_template", "default_sampling_params", "effective_max_model_len", "aliases", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -459,6 +459,7 @@ class GetModelResponse(_message.Message):
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     dtype: str
@@ -468,7 +469,8 @@ class GetModelResponse(_message.Message):
     default_sampling_params: DefaultSamplingParams
     effective_max_model_len: int
     aliases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., default_sampling_params: _Optional[_Union[DefaultSamplingParams, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., default_sampling_params: _Optional[_Union[DefaultSamplingParams, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DefaultSamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "from_model", "from_override")

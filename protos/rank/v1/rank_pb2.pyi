@@ -85,7 +85,7 @@ class RankStart(_message.Message):
     def __init__(self, model: _Optional[_Union[RankModelConfig, _Mapping]] = ..., cache: _Optional[_Union[RankCacheConfig, _Mapping]] = ..., device: _Optional[_Union[RankDeviceConfig, _Mapping]] = ..., parallel: _Optional[_Union[RankParallelConfig, _Mapping]] = ..., next_address: _Optional[str] = ...) -> None: ...
 
 class RankModelConfig(_message.Message):
-    __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len")
+    __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len", "lora", "max_lora_rank")
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,8 @@ class RankModelConfig(_message.Message):
     GENERATION_CONFIG_FIELD_NUMBER: _ClassVar[int]
     OVERRIDE_GENERATION_CONFIG_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
     served_model_name: _containers.RepeatedScalarFieldContainer[str]
     model: str
     revision: str
@@ -110,7 +112,9 @@ class RankModelConfig(_message.Message):
     generation_config: str
     override_generation_config: str
     max_model_len: int
-    def __init__(self, served_model_name: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., load_format: _Optional[str] = ..., model_plugin: _Optional[str] = ..., model_impl: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., generation_config: _Optional[str] = ..., override_generation_config: _Optional[str] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    lora: _containers.RepeatedScalarFieldContainer[str]
+    max_lora_rank: int
+    def __init__(self, served_model_name: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., load_format: _Optional[str] = ..., model_plugin: _Optional[str] = ..., model_impl: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., generation_config: _Optional[str] = ..., override_generation_config: _Optional[str] = ..., max_model_len: _Optional[int] = ..., lora: _Optional[_Iterable[str]] = ..., max_lora_rank: _Optional[int] = ...) -> None: ...
 
 class RankCacheConfig(_message.Message):
     __slots__ = ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype", "swap_space", "gpu_memory_utilization", "kv_cache_memory")
@@ -175,7 +179,7 @@ class RankCache(_message.Message):
     def __init__(self, num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ...) -> None: ...
 
 class RankBatch(_message.Message):
-    __slots__ = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "drawing_tokens", "prompt_tokens")
+    __slots__ = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "drawing_tokens", "prompt_tokens", "adapters")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SLOT_MAPPING_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +188,7 @@ class RankBatch(_message.Message):
     BLOCK_TABLES_FIELD_NUMBER: _ClassVar[int]
     DRAWING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     positions: bytes
     slot_mapping: bytes
@@ -192,7 +197,8 @@ class RankBatch(_message.Message):
     block_tables: bytes
     drawing_tokens: bytes
     prompt_tokens: bytes
-    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., query_start: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., block_tables: _Optional[bytes] = ..., drawing_tokens: _Optional[bytes] = ..., prompt_tokens: _Optional[bytes] = ...) -> None: ...
+    adapters: bytes
+    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., query_start: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., block_tables: _Optional[bytes] = ..., drawing_tokens: _Optional[bytes] = ..., prompt_tokens: _Optional[bytes] = ..., adapters: _Optional[bytes] = ...) -> None: ...
 
 class RankSync(_message.Message):
     __slots__ = ()

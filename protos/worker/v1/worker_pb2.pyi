@@ -113,16 +113,18 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class SequenceGroupMetadata(_message.Message):
-    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences")
+    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     sampling_params: _common_pb2.SamplingParams
     num_prompt_tokens: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceMetadata]
-    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class SequenceMetadata(_message.Message):
     __slots__ = ("seq_id", "branch", "token_ids", "num_computed_tokens", "num_new_tokens", "block_table", "num_samples")

@@ -31,6 +31,7 @@ from signalbox.llm.in_process import wiring
 from signalbox.llm.in_process.in_process_channel import InProcessChannel
 from signalbox.llm.in_process.in_process_request import InProcessRequest
 from signalbox.llm.in_process.interrupts import Interrupts
+from signalbox.llm.in_process.local_adapters import LocalAdapters
 from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
 from signalbox.llm.in_process.params_resolver import ParamsResolver
 from signalbox.llm.in_process.profiler import LocalProfiler
@@ -70,6 +71,7 @@ class EngineCore:
             prepare=self._begin_compiling,
         )
         self.cluster.join(self._steps)
+        self.adapters = LocalAdapters(worker, self.cluster, is_enabled=config.enable_lora)
         self.interrupts = Interrupts()
         self.profiler = LocalProfiler(worker, config.profile_folder)
         self._worker = worker

@@ -54,6 +54,7 @@ class InProcessRequest(ActiveRequest):
         super().__init__(
             prompt_token_ids=list(prompt.token_ids),
             cache_salt=prompt.cache_salt,
+            adapter=prompt.adapter,
             # All sequences are read: the best of them may be shown before the end.
             params=replace(params, n=params.num_sequences, best_of=None),
             arrived_ns=time.monotonic_ns(),

@@ -11,10 +11,17 @@ from dataclasses import replace
 from functools import partial
 from weakref import finalize
 
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.step import Step
 from contract.step_result import StepResult
-from gpu_worker.batch.runner_protocol import Inspectable, ProfileOptions, Recording, Runner, close
+from gpu_worker.batch.runner_protocol import (
+    AdapterLoading,
+    Inspectable,
+    ProfileOptions,
+    Recording,
+    Runner,
+    close,
+)
 from gpu_worker.execution_thread import ExecutionThread
 from gpu_worker.lease.lease import Lease
 from gpu_worker.sampling.compiled_grammar import CompiledGrammar
@@ -97,6 +104,19 @@ class LocalWorker:
     def forget_grammars(self, constraints: Iterable[Constraint]) -> None:
         """Frees compiled structured outputs."""
         self._grammars.forget(constraints)
+
+    def load_adapter(self, name: str, folder: str) -> Adapter:
+        """Loads an adapter between two steps. Raises ValueError."""
+        return self._thread.start(partial(self._load_adapter, name, folder)).result()
+
+    def _load_adapter(self, name: str, folder: str) -> Adapter:
+        assert self._lease is not None, "closed"
+        if not isinstance(self._runner, AdapterLoading):
+            raise ValueError("this runner takes adapters at its start alone")
+        adapter = self._runner.load_adapter(name, folder)
+        self._lease.table.add_adapter(adapter)
+        self.model = self._runner.model
+        return adapter
 
     def drop_cache(self) -> None:
         """Frees the memory of both pools, except one block; no step may be in flight."""

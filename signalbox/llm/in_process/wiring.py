@@ -35,6 +35,8 @@ class CoreConfig:
     """Maximum logprobs at a position that a request may ask for; None is no limit."""
     profile_folder: str | None = None
     """Folder for profiles; None disables profiling."""
+    enable_lora: bool = False
+    """True if requests may name adapters that are not loaded."""
     log_stats: bool = False
 
 

@@ -46,6 +46,8 @@ class Prompt(NamedTuple):
     text: str | None
     token_ids: list[int]
     cache_salt: str = ""
+    adapter: str = ""
+    """SHA-256 of the adapter that computes it; empty is the base model."""
 
 
 class GivenPrompt(NamedTuple):

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels import build, native
+from signalbox_kernels.adapters import AdapterSite, LoraPair
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa
-from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.program import Adapted, Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
 from signalbox_kernels.storage import QUANTISED, Storage, quantise
@@ -70,11 +71,39 @@ def angles() -> Floats:
     return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
 
 
+SITES = {
+    "qkv": AdapterSite(("q", "k", "v"), (QUERIES, HEAD_SIZE, HEAD_SIZE)),
+    "out": AdapterSite(("o",), (HIDDEN,)),
+    "gate_up": AdapterSite(("gate", "up"), (HIDDEN, HIDDEN), is_interleaved=True),
+    "down": AdapterSite(("down",), (HIDDEN,)),
+}
+MODULES = [
+    (module, rows)
+    for site in SITES.values()
+    for module, rows in zip(site.modules, site.num_rows, strict=True)
+]
+ADAPTED = ((), ("q", "k", "v", "o", "gate", "up", "down"), ("k", "up", "o"), ("gate", "down"))
+"""Modules that each adapter changes: the first has no effect, each has a rank of its own."""
+
+
 class SmallDecoder:
     """Weights of a form; queries, keys and values have a bias and norms, and the head is tied."""
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
+    def __init__(self, form: Form, *, has_adapters: bool = False) -> None:
+        self.form, self.has_adapters = form, has_adapters
+        numbers = np.random.default_rng(6).integers(-1, len(ADAPTED), NUM_TOKENS)
+        self.adapters = numbers.astype(np.int32)
+        self.pairs = [
+            {
+                module: LoraPair(
+                    make_floats(number + 2, HIDDEN, seed=40 + number) / 8,
+                    make_floats(rows, number + 2, seed=50 + number) / 4,
+                )
+                for module, rows in MODULES
+                if module in modules
+            }
+            for number, modules in enumerate(ADAPTED)
+        ]
         sizes = {
             "table": (VOCAB, HIDDEN),
             "qkv": (QUERIES + 2 * HEAD_SIZE, HIDDEN),
@@ -118,19 +147,40 @@ class SmallDecoder:
             builder.code(elements, left)
             return left
 
+        plain = builder.buffer(HIDDEN) if self.form.is_coded else left
+        shrunk = builder.buffer(3 * 6)
+
+        def normed(norm: str) -> None:
+            builder.norm(residual, left, self.norms[norm], eps=EPS)
+            if self.has_adapters and plain != left:
+                builder.norm(residual, plain, self.norms[norm], eps=EPS, for_adapters=True)
+
+        def adapted(name: str, elements: int) -> Adapted | None:
+            return Adapted(SITES[name], elements, shrunk) if self.has_adapters else None
+
         table = builder.arena.pack(matrices["table"])
         builder.embed(residual, table)
-        builder.norm(residual, left, self.norms["a"], eps=EPS)
-        builder.linear(left, wide, matrices["qkv"], self.bias, Epilogue.STORE)
+        normed("a")
+        builder.linear(
+            left, wide, matrices["qkv"], self.bias, Epilogue.STORE, adapted=adapted("qkv", plain)
+        )
         builder.rotate(wide, turned, layer=0, norms=(self.norm_q, self.norm_k), eps=EPS)
         builder.attend(turned, attended, layer=0)
-        builder.linear(factors(attended), residual, matrices["out"], None, Epilogue.ADD)
-        builder.norm(residual, left, self.norms["m"], eps=EPS)
-        builder.linear(left, gated, matrices["gate_up"], None, Epilogue.SWIGLU)
-        builder.linear(factors(gated), residual, matrices["down"], None, Epilogue.ADD)
+        source, added = factors(attended), adapted("out", attended)
+        builder.linear(source, residual, matrices["out"], None, Epilogue.ADD, adapted=added)
+        normed("m")
+        added = adapted("gate_up", plain)
+        builder.linear(left, gated, matrices["gate_up"], None, Epilogue.SWIGLU, adapted=added)
+        source, added = factors(gated), adapted("down", gated)
+        builder.linear(source, residual, matrices["down"], None, Epilogue.ADD, adapted=added)
         builder.norm(residual, left, self.norms["f"], eps=EPS, of_rows=True)
         builder.head(left, table)
-        return builder.build(angles(), num_threads=num_threads, isa=isa)
+        program = builder.build(angles(), num_threads=num_threads, isa=isa)
+        element = self.form.element
+        program.set_adapters(
+            [[site.pack(pairs, element) for site in program.sites] for pairs in self.pairs]
+        )
+        return program
 
     def logits(self, isa: Isa, *, num_threads: int = 2) -> tuple[Floats, AnyArray]:
         """Returns the logits of all tokens, [NUM_TOKENS, VOCAB], and the blocks of K and V."""
@@ -162,6 +212,7 @@ class SmallDecoder:
             argmax=np.empty(count, dtype=np.int32),
             is_finite=np.empty(count, dtype=np.uint8),
             logits=np.zeros((count, VOCAB), dtype=np.float32),
+            adapters=self.adapters[start:end] if self.has_adapters else None,
         )
         program.run(arrays)
         assert arrays.is_finite.all()
@@ -172,8 +223,20 @@ class SmallDecoder:
         """Returns what the logits mean, in double precision and with no other rounding."""
         weights = {name: values_of(matrix) for name, matrix in self.matrices.items()}
 
+        def product(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+            result = linear(x, weights[name][:, : x.shape[1]])
+            for number, pairs in enumerate(self.pairs if self.has_adapters else ()):
+                rows, first = self.adapters == number, 0
+                for module, num_rows in zip(SITES[name].modules, SITES[name].num_rows, strict=True):
+                    if module in pairs:
+                        a, b = map(wide, pairs[module])
+                        added = linear(linear(x[rows], a[:, : x.shape[1]]), b)
+                        result[rows, first : first + num_rows] += added
+                    first += num_rows
+            return result
+
         def normed_product(name: str, norm: Floats) -> NDArray[np.float64]:
-            return linear(rms_norm(hidden, norm, eps=EPS), weights[name])
+            return product(name, rms_norm(hidden, norm, eps=EPS))
 
         hidden = wide(weights["table"][self.tokens])
         fused = normed_product("qkv", self.norms["a"]) + self.bias
@@ -186,10 +249,10 @@ class SmallDecoder:
         weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weight /= weight.sum(axis=-1, keepdims=True)
         attended = np.einsum("hqk,kd->qhd", weight, heads[:, -1]).reshape(NUM_TOKENS, QUERIES)
-        hidden = hidden + linear(attended, weights["out"][:, :QUERIES])
+        hidden = hidden + product("out", attended)
         gated = silu_and_mul(normed_product("gate_up", self.norms["m"]))
-        hidden = hidden + linear(gated, weights["down"])
-        return normed_product("table", self.norms["f"])
+        hidden = hidden + product("down", gated)
+        return linear(rms_norm(hidden, self.norms["f"], eps=EPS), weights["table"])
 
 
 def draw(isa: Isa, logits: Floats) -> Drawn:

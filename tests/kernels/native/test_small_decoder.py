@@ -38,6 +38,29 @@ def test_logits_are_those_of_the_weights(isa: Isa, form: Form) -> None:
     assert digest(logits, pool) == digest(*decoder.logits(isa, num_threads=1))
 
 
+@pytest.mark.parametrize(
+    ("isa", "form"),
+    [pytest.param(isa, form, id=f"{isa.name}-{form}") for isa in ISAS for form in forms_of(isa)],
+)
+def test_adapters_add_their_products_to_every_form(isa: Isa, form: Form) -> None:
+    decoder = SmallDecoder(form, has_adapters=True)
+    logits, pool = decoder.logits(isa)
+    exact, base = decoder.exact_logits(), SmallDecoder(form).exact_logits()
+    is_adapted = decoder.adapters > 0
+    assert np.abs(exact - base)[is_adapted].max(axis=1).min() > 0.1
+    error = np.sqrt(((logits - exact) ** 2).mean() / (exact**2).mean())
+    assert error <= allowed_error(form)
+    assert digest(logits, pool) == digest(*decoder.logits(isa, num_threads=1))
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=str)
+def test_a_batch_without_adapters_is_computed_as_without_their_memory(isa: Isa) -> None:
+    for form in forms_of(isa):
+        decoder = SmallDecoder(form, has_adapters=True)
+        decoder.adapters[:] = -1
+        assert digest(*decoder.logits(isa)) == digest(*SmallDecoder(form).logits(isa))
+
+
 @pytest.mark.parametrize("num_threads", [4, 8, 16, 64])  # more than there are tiles, too
 def test_any_number_of_threads_gives_the_same_bits(num_threads: int) -> None:
     isa = ISAS[-1]

@@ -37,8 +37,8 @@ def entry(key: str = KEY, **fields: Any) -> dict[str, Any]:
     return {"name": "blue", "sha256": hashlib.sha256(key.encode()).hexdigest(), **fields}
 
 
-async def generate(stack: Stack, *metadata: tuple[str, str]) -> None:
-    async for _ in stack.client.Generate(make_generate(), metadata=metadata):
+async def generate(stack: Stack, *metadata: tuple[str, str], model: str = "") -> None:
+    async for _ in stack.client.Generate(make_generate(model=model), metadata=metadata):
         pass
 
 

@@ -144,7 +144,7 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
         {"quantization": "bitsandbytes"},
         {"tokenizer_mode": "slow"},
         {"pipeline_layer_partition": "1,2"},
-        {"enable_lora": True},
+        {"fully_sharded_loras": True},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"preemption_mode": "drop"},
         {"scheduling_policy": "lottery"},

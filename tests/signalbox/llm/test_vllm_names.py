@@ -44,6 +44,7 @@ PATHS = {
     "engine.llm_engine": ("LLMEngine",),
     "engine.async_llm_engine": ("AsyncLLMEngine",),
     "entrypoints.llm": ("LLM",),
+    "lora.request": ("LoRARequest",),
     "v1.engine.async_llm": ("AsyncLLM",),
     "v1.engine.llm_engine": ("LLMEngine",),
     "v1.engine.exceptions": ("EngineDeadError",),
@@ -198,8 +199,8 @@ def test_prompts_of_vllms_types_are_served() -> None:
 
 def test_arguments_of_vllms_calls_are_taken_at_their_neutral_value(llm: LLM) -> None:
     llm.generate("a", GREEDY, use_tqdm=False, lora_request=None, priority=None)
-    with pytest.raises(ValueError, match="lora_request is not served"):
-        llm.generate("a", GREEDY, use_tqdm=False, lora_request=object())
+    with pytest.raises(ValueError, match="trace_headers is not served"):
+        llm.generate("a", GREEDY, use_tqdm=False, trace_headers={"a": "b"})
     with pytest.raises(TypeError, match="no argument 'lora'"):
         llm.generate("a", GREEDY, use_tqdm=False, lora=None)
 

@@ -24,7 +24,7 @@ struct Unfinished {
     if (!count) return;
     Spot some = at;
     some.rows = count;
-    finish<Bf16>(phase, some, sums);
+    finish_sums<Bf16>(phase, some, sums);
     at.row += count;
     at.rows -= count;
     sums += count * kPanel;
@@ -81,6 +81,7 @@ static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
       tile_product<true>(left, a_stride, b, depth, c, meanwhile);
     else
       tile_product<false>(left, a_stride, b, depth, c, meanwhile);
+    if (phase.adapters) add_adapters<Bf16>(phase, at, c);
     last.at = at;
     last.sums = c;
     std::swap(c, other);

@@ -8,21 +8,12 @@
 #include <cmath>
 
 #include "isa/elements.h"
+#include "matmul/adapters.h"
 #include "program/step.h"
 
 namespace SB_NS {
 
-using sb::kPanel;
 using sb::kRowTile;
-
-// The place of a small product: `rows` rows from `row` on, by the columns of `panel`.
-struct Spot {
-  int64_t row;
-  int rows;
-  int64_t panel;
-  const sb::Claim* claim;
-  int32_t part, parts;  // of the tile's rows
-};
 
 SB_INLINE V biased(const sb::Phase& phase, int64_t panel, int column, V x) {
   return phase.op->bias ? x + load(phase.op->bias + panel * kPanel + column) : x;
@@ -106,17 +97,23 @@ SB_INLINE void put_logits(const sb::Phase& phase, const Spot& at, const float* c
   }
 }
 
-// Does the rest of the op with a panel's sums, c[at.rows, kPanel].
-using Finish = void (*)(const sb::Phase& phase, const Spot& at, const float* c);
+// Does the rest of the op with a panel's sums, c[at.rows, kPanel], which it may change.
+using Finish = void (*)(const sb::Phase& phase, const Spot& at, float* c);
 
 template <class E>
-static void finish(const sb::Phase& phase, const Spot& at, const float* c) {
+static void finish_sums(const sb::Phase& phase, const Spot& at, const float* c) {
   if (!at.claim->may_write(phase)) return;
   if (phase.op->kind == SB_HEAD) return put_logits(phase, at, c);
   if (phase.op->mode == SB_ADD) return put<true>(phase, at, c);
   if (phase.op->mode == SB_SWIGLU) return put_swiglu<E>(phase, at, c);
   if (phase.op->mode == SB_GATE) return put_gated<E>(phase, at, c);
   put<false>(phase, at, c);
+}
+
+template <class E>
+static void finish(const sb::Phase& phase, const Spot& at, float* c) {
+  if (phase.adapters) add_adapters<E>(phase, at, c);
+  finish_sums<E>(phase, at, c);
 }
 
 // Goes over a tile panel by panel; all its rows, in balanced parts of at most `Most`, pass a panel

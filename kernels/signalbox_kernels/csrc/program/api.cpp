@@ -18,6 +18,7 @@ bool is_valid(const SbShape& s) {
 
 // Whether a weight has a storage that the op computes with.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
+  if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.kind != SB_LINEAR && op.kind != SB_HEAD) return true;
   if (buffers[op.src].row == SB_CODES) return sb::is_blocks(op.storage);
   return element == SB_F32 || op.storage == SB_STORED_BF16;
@@ -52,6 +53,11 @@ extern "C" void sb_program_free(void* program) { delete &program_of(program); }
 
 extern "C" void sb_program_bind(void* program, void* pool, int64_t block_bytes) {
   program_of(program).bind(static_cast<char*>(pool), block_bytes);
+}
+
+extern "C" void sb_program_adapters(void* program, const SbAdapter* table, int32_t num_adapters,
+                                    int32_t num_sites) {
+  program_of(program).set_adapters(table, num_adapters, num_sites);
 }
 
 extern "C" int32_t sb_program_run(void* program, const SbBatch* batch) {

@@ -40,8 +40,9 @@ enum SbOpKind : int32_t {
   SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements)
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
   SB_CODE = 6,    // src (elements) -> dst (codes)
+  SB_SHRINK = 7,  // src (elements) times A of each row's adapter -> dst (elements)
 };
-#define SB_NUM_KINDS 7
+#define SB_NUM_KINDS 8
 
 enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias
@@ -66,6 +67,22 @@ struct SbOp {
   int32_t storage;  // of the weight, an SbStorage; a product of codes takes blocks
   int32_t column;   // of dst where SB_STORE begins; writes whole panels, so that padding may follow
   int32_t gate;     // buffer that SB_GATE reads
+  // Adapters. A site is one product; `adapter` is its number from 1, of SB_SHRINK and the SB_LINEAR that
+  // follows it. Any other op that has it is for batches with adapters alone.
+  int32_t adapter;
+  int32_t shrunk;        // buffer that SB_SHRINK writes, and its SB_LINEAR reads
+  const uint8_t* parts;  // of each 16 packed columns of an SB_LINEAR: the part that they belong to
+};
+
+// Steps of the program's element: of bfloat16, two steps lie in pairs.
+//
+// What one adapter adds to the product of one site, or null pointers for nothing. Parts are matrices
+// that share a product, such as gate and up: part p reads columns [p * rank, (p + 1) * rank) of x A.
+struct SbAdapter {
+  const void* a;     // for each 16 columns of x A: a step of 16 for each element of x
+  const void* b;     // for each 16 packed columns of the product: `rank` steps of 16
+  int32_t columns;   // rank times parts
+  int32_t rank;      // of all parts, the largest, padded to even
 };
 
 struct SbBuffer {
@@ -109,6 +126,7 @@ struct SbBatch {
   int32_t* argmax;                // [num_rows], written
   uint8_t* is_finite;             // [num_rows], written
   float* logits;                  // [*, vocab_size], written
+  const int32_t* adapters;        // [num_tokens] row of the program's table, or -1; null if all are -1
 };
 
 #if defined(__GNUC__)
@@ -138,6 +156,10 @@ void sb_program_free(void* program);
 
 // The pool of KV blocks to work on.
 void sb_program_bind(void* program, void* pool, int64_t block_bytes);
+
+// The table of adapters of all later steps, [num_adapters, num_sites].
+void sb_program_adapters(void* program, const SbAdapter* table, int32_t num_adapters,
+                         int32_t num_sites);
 
 // Runs one step. Returns 0, or 1 without memory for the step's activations.
 int32_t sb_program_run(void* program, const SbBatch* batch);

@@ -13,6 +13,7 @@ namespace sb {
 
 namespace {
 
+constexpr int64_t kHalfPanel = kPanel / 2;   // columns of an adapter's tile
 constexpr int32_t kTilesAThread = 24;       // of a product: enough to balance
 constexpr int64_t kFetchedAhead = 1 << 18;  // bytes while a thread waits: they stay in L2
 constexpr int64_t kRowsBytes = 1 << 20;     // of a product's left side: they stay in L2
@@ -94,6 +95,17 @@ void Program::bind(char* pool, int64_t block_bytes) {
   block_bytes_ = block_bytes;
 }
 
+void Program::set_adapters(const SbAdapter* table, int32_t num_adapters, int32_t num_sites) {
+  adapters_ = table;
+  num_adapters_ = num_adapters;
+  num_sites_ = num_sites;
+  adapter_columns_.assign(static_cast<size_t>(num_sites), 0);
+  for (int32_t i = 0; i < num_adapters * num_sites; ++i) {
+    int32_t& most = adapter_columns_[static_cast<size_t>(i % num_sites)];
+    most = std::max(most, table[i].columns);
+  }
+}
+
 bool Program::reserve(int64_t num_rows) {
   const int64_t rows = round_up(num_rows, 64) + 16;  // a product may read, and drop, some more
   for (size_t i = 0; i < buffers_.size(); ++i) {
@@ -111,6 +123,7 @@ bool Program::reserve(int64_t num_rows) {
 bool Program::run(const SbBatch& batch) {
   if (!reserve(std::max(batch.num_tokens, batch.num_rows))) return false;
   plan_attention(batch);
+  plan_adapters(batch);
   for (size_t i = 0; i < ops_.size(); ++i) {
     phases_[i] = plan(ops_[i], batch);
     tiles_[i] = phases_[i].tiles;
@@ -235,7 +248,12 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   phase.pool = pool_memory_;
   phase.block_bytes = block_bytes_;
   phase.tasks = tasks_.data();
-  if (is_product(op)) {
+  if (op.adapter) plan_adapter(phase);
+  const bool is_idle = op.adapter && op.kind != SB_LINEAR && !batch.adapters;
+  if (is_idle) return phase;
+  if (op.kind == SB_SHRINK) {
+    phase.tiles = phase.num_adapter_rows * phase.panel_tiles;
+  } else if (is_product(op)) {
     plan_product(phase);
   } else if (op.kind == SB_ATTEND) {
     phase.tiles = static_cast<int32_t>(tasks_.size()) * shape_.num_kv_heads;
@@ -266,6 +284,37 @@ void Program::plan_product(Phase& phase) const {
   phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, panels));
   phase.panel_tiles = static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
   phase.tiles = static_cast<int32_t>(row_tiles) * phase.panel_tiles;
+}
+
+// Groups the rows of each adapter, in the order of the batch.
+void Program::plan_adapters(const SbBatch& batch) {
+  adapter_rows_.clear();
+  if (!batch.adapters) return;
+  std::vector<int32_t> open(static_cast<size_t>(num_adapters_), -1);
+  for (int32_t row = 0; row < batch.num_tokens; ++row) {
+    const int32_t adapter = batch.adapters[row];
+    if (adapter < 0) continue;
+    int32_t& last = open[static_cast<size_t>(adapter)];
+    if (last < 0 || adapter_rows_[static_cast<size_t>(last)].count == kAdapterRows) {
+      last = static_cast<int32_t>(adapter_rows_.size());
+      adapter_rows_.push_back({adapter, 0, {}});
+    }
+    AdapterRows& rows = adapter_rows_[static_cast<size_t>(last)];
+    rows.rows[rows.count++] = row;
+  }
+}
+
+void Program::plan_adapter(Phase& phase) const {
+  const int32_t site = phase.op->adapter - 1;
+  if (!phase.batch->adapters || site >= num_sites_) return;
+  phase.panel_tiles =
+      static_cast<int32_t>(ceil_div(adapter_columns_[static_cast<size_t>(site)], kHalfPanel));
+  if (!phase.panel_tiles) return;
+  phase.adapters = adapters_ + site;
+  phase.adapter_stride = num_sites_;
+  phase.adapter_rows = adapter_rows_.data();
+  phase.num_adapter_rows = static_cast<int32_t>(adapter_rows_.size());
+  phase.shrunk = view(phase.op->shrunk);
 }
 
 void Program::plan_attention(const SbBatch& batch) {

@@ -30,6 +30,7 @@ class Program final : public Pool::Work {
           int32_t num_threads, const KernelTable& kernels);
 
   void bind(char* pool, int64_t block_bytes);
+  void set_adapters(const SbAdapter* table, int32_t num_adapters, int32_t num_sites);
   bool run(const SbBatch& batch);
   bool reserve(int64_t num_rows);
   char* buffer(int32_t index) const { return memory_[static_cast<size_t>(index)].data(); }
@@ -48,6 +49,8 @@ class Program final : public Pool::Work {
   Stretch after(int32_t phase, int32_t tile, int32_t thread) const;
   void plan_product(Phase& phase) const;
   void plan_attention(const SbBatch& batch);
+  void plan_adapters(const SbBatch& batch);
+  void plan_adapter(Phase& phase) const;
   bool has_codes(int32_t buffer) const;
   View view(int32_t buffer) const;
   void reduce(const SbBatch& batch) const;
@@ -63,6 +66,10 @@ class Program final : public Pool::Work {
   std::vector<Stretch> after_;  // [phases, num_threads]: the weight read after a phase
   std::vector<AttendTask> tasks_;
   std::vector<Best> best_;
+  const SbAdapter* adapters_ = nullptr;  // [num_adapters_, num_sites_]
+  int32_t num_adapters_ = 0, num_sites_ = 0;
+  std::vector<int32_t> adapter_columns_;  // [num_sites_]: the most of any adapter
+  std::vector<AdapterRows> adapter_rows_;
   Memory written_;  // see Phase
   uint32_t step_ = 0;
   int32_t task_rows_;

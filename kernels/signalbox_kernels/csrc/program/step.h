@@ -24,6 +24,14 @@ struct AttendTask {
   int32_t count;
 };
 
+// Rows of one adapter that are multiplied together, wherever they lie in the batch.
+constexpr int kAdapterRows = 8;
+struct AdapterRows {
+  int32_t adapter;
+  int32_t count;
+  int32_t rows[kAdapterRows];
+};
+
 // A row's best logit in one tile of the head.
 struct Best {
   float value;
@@ -56,6 +64,11 @@ struct Phase {
   char* pool;
   int64_t block_bytes;
   const AttendTask* tasks;
+  const SbAdapter* adapters;      // the op's of the first adapter; or null where it adds nothing
+  int32_t adapter_stride;         // to that of the next one
+  const AdapterRows* adapter_rows;  // [num_adapter_rows]
+  int32_t num_adapter_rows;
+  View shrunk;
   Best* best;  // [tiles, rows]
   const Phase* rotation;  // of attention that rotates what it reads first; or null
   std::atomic<uint32_t>* written;  // [tiles]: the last step whose results are written; or null
@@ -83,7 +96,7 @@ using TileFunction = void (*)(const Phase& phase, const Claim& claim);
 using DrawFunction = void (*)(const SbDraws& draws, int64_t row, char* scratch);
 
 struct KernelTable {
-  TileFunction tile[2][7];    // [element][op kind]; those that use the cache have tables of their own
+  TileFunction tile[2][SB_NUM_KINDS];  // [element][op kind]; those that use the cache have tables of their own
   TileFunction rotate[2][2];  // [element][element of K and V]
   TileFunction attend[2][2];
   DrawFunction draw;

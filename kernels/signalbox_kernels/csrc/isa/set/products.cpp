@@ -7,6 +7,7 @@ template <class E>
 static void add_products_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
   tile[SB_LINEAR] = product_tile<E>;
   tile[SB_HEAD] = product_tile<E>;
+  tile[SB_SHRINK] = shrink_tile<E>;
 }
 
 void add_products(sb::KernelTable& table) {

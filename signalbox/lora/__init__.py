@@ -1,0 +1,1 @@
+"""vLLM's module path; see docs/reference/vllm_python.md."""

@@ -1,0 +1,190 @@
+"""Adapters that would have no or another effect are refused by name."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.adapters.peft_adapter import describe_adapter, open_adapter
+from gpu_worker.config import ModelConfig, ModelError
+from tests.gpu_worker.adapters.peft_adapters import (
+    SEVEN,
+    change_config,
+    change_tensors,
+    make_adapter,
+)
+from tests.gpu_worker.model_runners import make_runner
+from tests.gpu_worker.tiny_models import SHAPE, make_model
+
+LAYERS, HIDDEN, INNER, KEYS = (
+    SHAPE[name]
+    for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads")
+)
+KEYS *= HIDDEN // SHAPE["num_attention_heads"]
+ROWS = dict(zip(SEVEN, (HIDDEN, KEYS, KEYS, HIDDEN, INNER, INNER, HIDDEN), strict=True))
+SHAPES = {
+    f"model.layers.{layer}.{'mlp' if name[0] in 'gud' else 'self_attn'}.{name}": (
+        rows,
+        INNER if name == "down_proj" else HIDDEN,
+    )
+    for layer in range(LAYERS)
+    for name, rows in ROWS.items()
+}
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sound")
+    make_adapter(make_model(path / "model"), path / "adapter", r=4, target_modules=SEVEN)
+    return path
+
+
+@pytest.fixture
+def adapter(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound / "adapter", tmp_path / "adapter"))
+
+
+def refused(path: Path, message: str, **options: Any) -> None:
+    with pytest.raises(ModelError, match=message):
+        open_adapter("mine", path, shapes=SHAPES, **options)
+
+
+def test_a_sound_adapter_is_opened(adapter: Path) -> None:
+    opened = open_adapter("mine", adapter, shapes=SHAPES)
+    assert set(opened.modules) == SHAPES.keys()
+    assert opened.info == describe_adapter("mine", adapter)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("peft_type", "LOHA", "only LORA is served"),
+        ("use_dora", True, "use_dora = true: DoRA is not served"),
+        ("bias", "lora_only", "biases are not served"),
+        ("lora_bias", True, "biases are not served"),
+        ("modules_to_save", ["lm_head"], "whole modules are not served"),
+        ("trainable_token_indices", [1], "tokens that were trained"),
+        ("target_parameters", ["mlp.experts.down_proj"], "parameters of experts"),
+        ("layer_replication", [[0, 2]], "replicated layers"),
+        ("init_lora_weights", "pissa", "changed the base model's weights"),
+        ("alora_invocation_tokens", [5], "alora_invocation_tokens = .*would change"),
+        ("use_qalora", True, "use_qalora"),
+        ("a_field_of_the_future", {"on": 1}, "a_field_of_the_future = .*not served"),
+        ("r", 0, "a rank is 0"),
+        ("r", "4", 'a rank is "4"'),
+        ("lora_alpha", None, "an alpha is null"),
+        ("lora_alpha", float("nan"), "an alpha is NaN"),
+        ("target_modules", [], "target_modules names no module"),
+        ("target_modules", "(", "is not sound"),
+        ("target_modules", [3], "no list of names"),
+        ("use_rslora", 1, "use_rslora is 1"),
+        ("r", 8, r"lora_A of .* has shape \(4, 48\) where \(8, 48\) is expected"),
+        ("rank_pattern", {"q_proj": 2}, r"q_proj .* where \(2, 48\) is expected"),
+        ("target_modules", ["q_proj"], "its adapter_config.json does not target"),
+        ("exclude_modules", ["k_proj"], "k_proj, which its adapter_config.json does not target"),
+        ("layers_to_transform", [0], "layers.1.* does not target"),
+    ],
+)
+def test_a_field_that_is_not_served_is_named(
+    adapter: Path, field: str, value: object, message: str
+) -> None:
+    change_config(adapter, **{field: value})
+    refused(adapter, message)
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"a_field_of_the_future": None},
+        {"a_field_of_the_future": False},
+        {"a_field_of_the_future": []},
+        {"fan_in_fan_out": True},
+        {"lora_dropout": 0.1},
+        {"init_lora_weights": "gaussian"},
+    ],
+    ids=str,
+)
+def test_a_field_without_effect_is_taken(adapter: Path, neutral: dict[str, object]) -> None:
+    change_config(adapter, **neutral)
+    assert len(open_adapter("mine", adapter, shapes=SHAPES).modules) == len(SHAPES)
+
+
+def _without(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda tensors: {k: v for k, v in tensors.items() if k != name}
+
+
+def _renamed(name: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda tensors: {new if k == name else k: v for k, v in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without(FIRST), "has no lora_A of it; it is incomplete"),
+        (_renamed(FIRST, FIRST.replace("lora_A.weight", "lora_magnitude_vector")), "no part of a"),
+        (_renamed(FIRST, FIRST.replace("layers.0", "layers.9")), "layers.9.* does not have"),
+        (_renamed(FIRST, "lora_A.weight"), "no part of a LoRA matrix"),
+        (_renamed(FIRST, "base_model.model.lm_head.lora_A.weight"), "changes lm_head"),
+        (lambda tensors: tensors | {FIRST: tensors[FIRST][:, 1:].contiguous()}, "another base"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    adapter: Path, change: Callable[[dict[str, Any]], dict[str, Any]], message: str
+) -> None:
+    change_tensors(adapter, change)
+    refused(adapter, message)
+
+
+def test_numbers_that_are_not_finite_are_refused(adapter: Path) -> None:
+    change_tensors(adapter, lambda tensors: tensors | {FIRST: tensors[FIRST] * float("inf")})
+    opened = open_adapter("mine", adapter, shapes=SHAPES)
+    with pytest.raises(ModelError, match="is not finite in model"):
+        list(opened.pairs())
+
+
+def test_files_that_are_missing_cut_or_pickled_are_named(adapter: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    refused(adapter, "it ends early")
+    (adapter / "adapter_config.json").write_text("[1")
+    refused(adapter, "adapter_config.json cannot be read")
+    weights.rename(adapter / "adapter_model.bin")
+    refused(adapter, "adapter_model.bin is not read, as it may run code")
+    refused(adapter / "elsewhere", "give the folder of an adapter")
+
+
+def test_a_rank_beyond_the_bound_names_the_flag(adapter: Path) -> None:
+    refused(adapter, "has rank 4, more than .* 3; raise --max-lora-rank", max_rank=3)
+
+
+@pytest.mark.parametrize("given", ["mine", "=path", "a=1,a=2", '{"name": "a"}', "a\tb=c"])
+def test_what_is_no_name_and_folder_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="adapter"):
+        ModelConfig(model="m", lora=given)
+
+
+def test_adapters_are_written_as_for_vllm() -> None:
+    for given in ("a=x,b=y", ["a=x", "b=y"], ['{"name": "a", "path": "x"}', "b=y"]):
+        assert ModelConfig(model="m", lora=given).adapters == (("a", "x"), ("b", "y"))
+
+
+def test_an_adapter_with_the_models_name_is_refused(sound: Path) -> None:
+    with pytest.raises(ModelError, match="named 'model', as the model is"):
+        make_runner(sound / "model", lora=f"model={sound / 'adapter'}")
+
+
+def test_a_family_without_adapters_is_named(sound: Path, tmp_path: Path) -> None:
+    make_model(tmp_path, "gpt2")
+    with pytest.raises(ModelError, match="not served for GPT2LMHeadModel"):
+        make_runner(tmp_path, lora=f"mine={sound / 'adapter'}")
+
+
+def test_another_base_is_a_warning(
+    sound: Path, adapter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_config(adapter, base_model_name_or_path="org/another")
+    make_runner(sound / "model", lora=f"mine={adapter}")
+    assert "mine was trained on org/another" in caplog.text
