@@ -33,11 +33,7 @@ class AdapterLoader:
             stage: layers that the model has here; an adapter has a part for others, too.
         """
         self._remedy = _why_not(model, architecture, device)
-        self._targets = {
-            name.removesuffix(_WEIGHT): target
-            for name, target in model.weight_targets().items()
-            if isinstance(target, MatrixTarget)
-        }
+        self._targets = _matrices(model) if self._remedy is None else {}
         shapes = {
             _LAYER.sub(rf"\g<1>{index}\g<2>", name): one.layer.whole_shape(one.part)
             for name, one in self._targets.items()
@@ -64,6 +60,14 @@ class AdapterLoader:
             target.layer.add_adapter(self._num_loaded, target.part, a, b)
         self._num_loaded += 1
         return adapter
+
+
+def _matrices(model: Model) -> dict[str, MatrixTarget]:
+    return {
+        name.removesuffix(_WEIGHT): target
+        for name, target in model.weight_targets().items()
+        if isinstance(target, MatrixTarget)
+    }
 
 
 def _why_not(model: Model, architecture: str, device: torch.device) -> str | None:
