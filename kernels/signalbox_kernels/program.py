@@ -67,6 +67,13 @@ class Adapted(NamedTuple):
     """Buffer for the products with A, as wide as all parts of the largest rank."""
 
 
+def _padded_order(order: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Returns it with the padding of rows, which stays where it is."""
+    width = len(order)
+    padding = np.arange(width, -(-width // PANEL) * PANEL)
+    return np.concatenate([order, padding]).astype(np.int32)
+
+
 @dataclass(slots=True)
 class ProgramBuilder:
     """Collects ops; weights are packed into `arena` as they come."""
@@ -112,9 +119,11 @@ class ProgramBuilder:
             adapter=int(for_adapters),
         )
 
-    def code(self, src: int, dst: int) -> None:
-        """Adds an op that turns elements to the codes that products with quantised weights read."""
-        self._add(OpKind.CODE, src=src, dst=dst)
+    def code(self, src: int, dst: int, order: NDArray[np.int32] | None = None) -> None:
+        """Adds an op that turns elements to the codes that products with quantised weights read,
+        or to elements, with the columns in another order."""
+        address = None if order is None else self.arena.keep(_padded_order(order))
+        self._add(OpKind.CODE, src=src, dst=dst, weight=address)
 
     def linear(
         self,

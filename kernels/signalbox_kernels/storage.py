@@ -1,13 +1,16 @@
 """Matrices as files store them, and the conversion of floats to quantised blocks.
 
 A block is a run of values along a row: 32 of them, 256 for the K types, or one that is a float.
-Native programs compute with every type without converting a matrix.
+Whole numbers of checkpoints (`INTEGERS`) are in blocks of the columns that share a scale: the
+scale, the zero point as a byte, and the codes in order. Native programs compute with every type
+without converting a matrix.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +37,18 @@ class Storage(IntEnum):
     Q5_K = 13
     Q6_K = 14
     BF16 = 30
+    INT4_G32 = 0x100
+    INT4_G64 = 0x101
+    INT4_G128 = 0x102
+    INT4_G32_BF16 = 0x104
+    INT4_G64_BF16 = 0x105
+    INT4_G128_BF16 = 0x106
+    INT8_G32 = 0x108
+    INT8_G64 = 0x109
+    INT8_G128 = 0x10A
+    INT8_G32_BF16 = 0x10C
+    INT8_G64_BF16 = 0x10D
+    INT8_G128_BF16 = 0x10E
 
     @property
     def is_quantised(self) -> bool:
@@ -41,21 +56,44 @@ class Storage(IntEnum):
         return self.block_size > 1
 
     @property
+    def is_integers(self) -> bool:
+        """True for whole numbers with zero points, in groups of `block_size`."""
+        return self >= Storage.INT4_G32
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code of whole numbers."""
+        return 8 if self & 8 else 4
+
+    @property
+    def scale_dtype(self) -> np.dtype[Any]:
+        """Type of the scales of whole numbers."""
+        return _FLOATS[Storage.BF16 if self & 4 else Storage.F16]
+
+    @property
     def block_size(self) -> int:
+        if self.is_integers:
+            return 32 << (self & 3)
         return 1 if self in _FLOATS else 256 if self >= Storage.Q4_K else GROUP
 
     @property
     def block_bytes(self) -> int:
+        if self.is_integers:
+            return _HEAD_BYTES + self.block_size * self.bits // 8
         return _BLOCK_BYTES[self]
 
 
-_FLOATS = {
+_FLOATS: dict[Storage, np.dtype[Any]] = {
     Storage.F32: np.dtype(np.float32),
     Storage.F16: np.dtype(np.float16),
     Storage.BF16: BFLOAT16,
 }
 QUANTISED = tuple(kind for kind in Storage if kind not in _FLOATS)
 """The types that are codes with scales."""
+INTEGERS = tuple(kind for kind in QUANTISED if kind.is_integers)
+"""The types of whole numbers with zero points."""
+_HEAD_BYTES = 3
+"""Of a block of whole numbers: its scale and its zero point."""
 
 _BLOCK_BYTES = {
     Storage.F32: 4,
@@ -79,11 +117,13 @@ class StoredMatrix:
     Args:
         shape: [rows, columns], before the padding that whole blocks may need.
         read: returns the blocks, [rows, bytes of a row] uint8; a file's are not in memory before.
+        order: the columns in the order in which the blocks have them; None if they are in theirs.
     """
 
     type: Storage
     shape: tuple[int, ...]
     read: Callable[[], NDArray[np.uint8]]
+    order: NDArray[np.int32] | None = None
 
     @property
     def blocks(self) -> NDArray[np.uint8]:
@@ -91,7 +131,7 @@ class StoredMatrix:
 
     def rows(self, start: int, count: int) -> "StoredMatrix":
         shape = (count, self.shape[1])
-        return StoredMatrix(self.type, shape, lambda: self.read()[start : start + count])
+        return replace(self, shape=shape, read=lambda: self.read()[start : start + count])
 
 
 Matrix = AnyArray | StoredMatrix
@@ -103,6 +143,26 @@ def stored(matrix: Matrix) -> StoredMatrix:
         return matrix
     kind = next(kind for kind, dtype in _FLOATS.items() if dtype == matrix.dtype)
     return StoredMatrix(kind, matrix.shape, lambda: np.ascontiguousarray(matrix).view(np.uint8))
+
+
+def integer_blocks(
+    codes: NDArray[np.uint8], zeros: NDArray[np.uint8], scales: AnyArray, storage: Storage
+) -> NDArray[np.uint8]:
+    """Returns the blocks of whole numbers.
+
+    Args:
+        codes: [rows, columns].
+        zeros, scales: [rows, groups], the latter in the type of the storage.
+    """
+    (rows, columns), size = codes.shape, storage.block_size
+    count = -(-columns // size)
+    blocks = pages.empty((rows, count, storage.block_bytes), np.dtype(np.uint8))
+    blocks[:, :, :2] = np.ascontiguousarray(scales).view(np.uint8).reshape(rows, count, 2)
+    blocks[:, :, 2] = zeros
+    whole = np.pad(codes, ((0, 0), (0, -columns % size))).reshape(rows, count, size)
+    is_byte = storage.bits == 8
+    blocks[:, :, _HEAD_BYTES:] = whole if is_byte else whole[:, :, 0::2] | whole[:, :, 1::2] << 4
+    return blocks.reshape(rows, -1)
 
 
 def quantise(matrix: AnyArray, storage: Storage, *, num_threads: int = 1) -> StoredMatrix:

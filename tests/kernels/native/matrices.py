@@ -8,7 +8,14 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
-from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix, stored
+from signalbox_kernels.storage import (
+    INTEGERS,
+    QUANTISED,
+    Storage,
+    StoredMatrix,
+    integer_blocks,
+    stored,
+)
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT_TYPES: dict[Storage, np.dtype[Any]] = {
@@ -41,8 +48,12 @@ def make_stored(storage: Storage, n: int, k: int, *, seed: int = 0) -> StoredMat
 
 
 def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
-    """Random codes under random scales; k is a multiple of the type's block."""
+    """Random codes under random scales; k is a multiple of the type's block, or of 32 for whole
+    numbers, whose last block may be smaller."""
     rng = np.random.default_rng(seed)
+    if kind in INTEGERS:
+        scales = rng.uniform(-0.01, 0.01, (n, -(-k // kind.block_size)))
+        return make_integers(kind, rng, k, to_dtype(scales, kind.scale_dtype))
     blocks = rng.integers(0, 256, (n, k // kind.block_size, kind.block_bytes), dtype=np.uint8)
     for at in _SCALES_AT[kind]:
         scales = rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
@@ -51,8 +62,26 @@ def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix
     return StoredMatrix(kind, (n, k), lambda: packed)
 
 
+def make_integers(
+    kind: Storage, rng: np.random.Generator, k: int, scales: AnyArray
+) -> StoredMatrix:
+    """Random codes and zero points, of which the first ones are the least and the largest."""
+    most = 2**kind.bits
+    codes = rng.integers(0, most, (len(scales), k), dtype=np.uint8)
+    zeros = rng.integers(0, most, scales.shape, dtype=np.uint8)
+    codes[0], codes[:, 0] = most - 1, 0
+    zeros[0], zeros[:, 0] = 0, most - 1
+    blocks = integer_blocks(codes, zeros, scales, kind)
+    return StoredMatrix(kind, codes.shape, lambda: blocks)
+
+
 def make_extreme(kind: Storage, n: int) -> StoredMatrix:
     """Halves that are subnormal, largest or zero, of both signs, under random and extreme codes."""
+    if kind in INTEGERS:
+        halves = np.array([2.0**-24, -(2.0**-15), 0.0, 65504.0, -65504.0], dtype=np.float32)
+        of_groups = np.resize(halves, (n, 3 * 256 // kind.block_size))
+        scales = to_dtype(of_groups, kind.scale_dtype)
+        return make_integers(kind, np.random.default_rng(0), 3 * 256, scales)
     matrix = make_blocks(kind, n, 3 * 256)
     blocks = matrix.blocks.reshape(n, -1, kind.block_bytes).copy()
     blocks[::3] = 255  # largest codes and scales of scales, or -1
@@ -70,5 +99,19 @@ def values_of(matrix: StoredMatrix) -> NDArray[np.float32]:
     """[rows, columns]."""
     if matrix.type not in QUANTISED:
         return to_float32(matrix.blocks.view(FLOAT_TYPES[matrix.type]))
+    if matrix.type in INTEGERS:
+        return _integer_values(matrix)
     values: NDArray[np.float32] = dequantize(matrix.blocks, GGMLQuantizationType(int(matrix.type)))
     return values[:, : matrix.shape[1]]
+
+
+def _integer_values(matrix: StoredMatrix) -> NDArray[np.float32]:
+    (rows, columns), kind = matrix.shape, matrix.type
+    blocks = matrix.blocks.reshape(rows, -1, kind.block_bytes)
+    scales = to_float32(np.ascontiguousarray(blocks[:, :, :2]).view(kind.scale_dtype))
+    codes = blocks[:, :, 3:]
+    if kind.bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*blocks.shape[:2], -1)
+    values = (codes.astype(np.float32) - blocks[:, :, 2:3]) * scales
+    whole: NDArray[np.float32] = values.reshape(rows, -1)
+    return whole[:, :columns]

@@ -51,10 +51,18 @@ SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& 
 
 template <class E>
 static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const auto* order = static_cast<const int32_t*>(phase.op->weight);
   const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
     const auto* x = static_cast<const typename E::scalar*>(phase.src.data) + row * phase.src.stride;
-    put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA { return E::load(x + i); });
+    if (order)
+      put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA {
+        typename E::scalar chosen[W];
+        for (int lane = 0; lane < W; ++lane) chosen[lane] = x[order[i + lane]];
+        return E::load(chosen);
+      });
+    else
+      put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA { return E::load(x + i); });
   }
 }
 

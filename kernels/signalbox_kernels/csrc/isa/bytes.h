@@ -38,26 +38,29 @@ SB_INLINE void store_bytes(int8_t* p, VI v) {
 #endif
 }
 
-// Signed bytes as floats.
-SB_INLINE V load_bytes(const void* p) {
+// Signed bytes as whole numbers of 32 bits.
+SB_INLINE VI widen_bytes(const void* p) {
 #if defined(__AVX512F__)
   __m128i bytes;
   std::memcpy(&bytes, p, sizeof bytes);
-  return to_floats(reinterpret_cast<VI>(_mm512_maskz_cvtepi8_epi32(0xffff, bytes)));
+  return reinterpret_cast<VI>(_mm512_maskz_cvtepi8_epi32(0xffff, bytes));
 #elif defined(__AVX2__)
-  return to_floats(reinterpret_cast<VI>(
-      _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)))));
+  return reinterpret_cast<VI>(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
 #elif defined(__aarch64__)
   uint32_t bytes;
   std::memcpy(&bytes, p, sizeof bytes);
   const int16x8_t pairs = vmovl_s8(vcreate_s8(bytes));
-  return to_floats(reinterpret_cast<VI>(vmovl_s16(vget_low_s16(pairs))));
+  return reinterpret_cast<VI>(vmovl_s16(vget_low_s16(pairs)));
 #else
-  V v;
-  for (int i = 0; i < W; ++i) v[i] = static_cast<float>(static_cast<const int8_t*>(p)[i]);
+  VI v;
+  for (int i = 0; i < W; ++i) v[i] = static_cast<const int8_t*>(p)[i];
   return v;
 #endif
 }
+
+// Signed bytes as floats.
+SB_INLINE V load_bytes(const void* p) { return to_floats(widen_bytes(p)); }
 
 SB_INLINE V load_halves(const void* p) {
 #if defined(__AVX512F__)
@@ -76,6 +79,12 @@ SB_INLINE V load_halves(const void* p) {
   const VU infinite = reinterpret_cast<VU>((u & 0x7c00u) == 0x7c00u) & 0x7f800000u;  // or NaN
   return from_bits(bits(magnitude) | infinite | (u & 0x8000u) << 16);
 #endif
+}
+
+SB_INLINE V load_bfloats(const void* p) {
+  VH halves;
+  std::memcpy(&halves, p, sizeof halves);
+  return from_bits(__builtin_convertvector(halves, VU) << 16);
 }
 
 // sum + the products of each word's four unsigned bytes with the four signed ones of `four`, exact.

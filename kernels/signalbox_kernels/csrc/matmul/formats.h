@@ -6,6 +6,10 @@
 // for 256 values, and these halves follow each eight groups. So every block type takes the bytes of
 // its file, but for K scales of six bits, which are whole bytes here: at most 1.03 times as many.
 //
+// Whole numbers in groups of 32, 64 or 128, as AWQ, GPTQ and compressed-tensors have them, lie in the
+// same groups of 32, with a line of scales before each group of theirs and a line of zero points
+// before several of these, so that codes begin on cache lines and a last group may be smaller.
+//
 // Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 bits and a scale
 // per group (llama.cpp's Q8 blocks do the same), so that a row's result depends on nothing but the row.
 #pragma once
@@ -60,6 +64,34 @@ struct Blocks {
   }
 };
 
+// Whole numbers of `Bits`, of which `Size` along a row share a scale of 16 bits, a half or a bfloat16,
+// and a zero point: scale * (code - zero point), which has at most 24 significant bits, too.
+template <int Bits_, int Size, bool IsBfloat_>
+struct Integers {
+  static constexpr int Bits = Bits_;
+  static constexpr bool IsBfloat = IsBfloat_;
+  static constexpr int Part = kGroup, parts = 1, zero = 0;
+  static constexpr bool HasMinimum = true;  // which is -scale * zero point
+  static constexpr int low_words = Bits == 8 ? kGroupWords : kGroupWords / 2;
+  static constexpr int64_t group_bytes = low_words * 4 * kPanel;
+  static constexpr int64_t groups = Size / kGroup;  // that share scales
+  static constexpr int64_t line = 2 * kPanel;       // of scales
+  static constexpr int64_t zero_bytes = Bits * kPanel / 8;
+  static constexpr int64_t runs = line / zero_bytes;  // whose zero points are a line
+  static constexpr int64_t fetched = group_bytes + (line + zero_bytes) / groups;  // a group, about
+
+  static constexpr int64_t at(int64_t g) {
+    const int64_t run = g / groups;
+    return g * group_bytes + (run + 1 + run / runs + 1) * line;
+  }
+  static constexpr int64_t scales_at(int64_t g) { return at(g / groups * groups) - line; }
+  static constexpr int64_t zeros_at(int64_t g) {
+    const int64_t run = g / groups;
+    return scales_at(run / runs * runs * groups) - line + run % runs * zero_bytes;
+  }
+  static constexpr int64_t panel_bytes(int64_t depth) { return at(depth / kGroup - 1) + group_bytes; }
+};
+
 using Q4_0 = Blocks<4, 32, false, false>;
 using Q4_1 = Blocks<4, 32, true, false>;
 using Q5_0 = Blocks<5, 32, false, false>;
@@ -81,13 +113,34 @@ using Float32 = Floats<4, 1>;
 using Float16 = Floats<2, 1>;
 using Bfloat16 = Floats<2, 2>;
 
+constexpr bool is_integers(int32_t storage) { return storage >= SB_STORED_INTEGERS; }
+
 constexpr bool is_blocks(int32_t storage) {
-  return storage >= SB_STORED_Q4_0 && storage <= SB_STORED_Q6_K;
+  return (storage >= SB_STORED_Q4_0 && storage <= SB_STORED_Q6_K) || is_integers(storage);
+}
+
+// Calls f with the type of a storage that is whole numbers in groups.
+template <int Bits, bool IsBfloat, class F>
+__attribute__((always_inline)) inline auto with_group(int32_t storage, F&& f) {
+  switch (storage & SB_GROUP_MASK) {
+    case SB_GROUP_32: return f(Integers<Bits, 32, IsBfloat>{});
+    case SB_GROUP_64: return f(Integers<Bits, 64, IsBfloat>{});
+    default: return f(Integers<Bits, 128, IsBfloat>{});
+  }
+}
+
+template <class F>
+__attribute__((always_inline)) inline auto with_integers(int32_t storage, F&& f) {
+  const bool is_bfloat = storage & SB_SCALES_BF16;
+  if (storage & SB_CODES_8)
+    return is_bfloat ? with_group<8, true>(storage, f) : with_group<8, false>(storage, f);
+  return is_bfloat ? with_group<4, true>(storage, f) : with_group<4, false>(storage, f);
 }
 
 // Calls f with the type of a storage that is blocks.
 template <class F>
 __attribute__((always_inline)) inline auto with_blocks(int32_t storage, F&& f) {
+  if (is_integers(storage)) return with_integers(storage, static_cast<F&&>(f));
   switch (storage) {
     case SB_STORED_Q4_0: return f(Q4_0{});
     case SB_STORED_Q4_1: return f(Q4_1{});

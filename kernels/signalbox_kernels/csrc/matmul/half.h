@@ -1,4 +1,4 @@
-// Half precision as GGUF's blocks store it, one number at a time.
+// Floats of 16 bits as blocks store them, one number at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,15 @@ inline float from_half(const void* p) {
   std::memcpy(&u, &x, sizeof u);
   if ((h & 0x7c00u) == 0x7c00u) u |= 0x7f800000u;  // not finite
   u |= (h & 0x8000u) << 16;
+  std::memcpy(&x, &u, sizeof u);
+  return x;
+}
+
+inline float from_bfloat(const void* p) {
+  uint16_t h;
+  std::memcpy(&h, p, sizeof h);
+  const uint32_t u = static_cast<uint32_t>(h) << 16;
+  float x;
   std::memcpy(&x, &u, sizeof u);
   return x;
 }

@@ -1,4 +1,4 @@
-// Packing of weights: panels of 32 columns, from rows of floats or of GGUF's blocks.
+// Packing of weights: panels of 32 columns, from rows of floats, of GGUF's blocks, or of whole numbers.
 //
 // The block types are those of ggml (Q4_0 and its kin: blocks of 32 along a row; the K types: 256,
 // with scales of scales). Codes and scales are kept as they are. The layout is the same for every
@@ -141,6 +141,30 @@ void pack_column(Q blocks, const uint8_t* row, int64_t k, int column, uint8_t* p
   for (int64_t g = 0; g < round_up(k, kGroup) / kGroup; ++g) {
     read(blocks, row, g, group);
     put_group<Q>(group, g, column, panel);
+  }
+}
+
+// Blocks of a row are a scale, the zero point as a byte, and codes in order, the first of two in the
+// low half of its byte.
+template <int Bits, int Size, bool IsBfloat>
+void pack_column(Integers<Bits, Size, IsBfloat>, const uint8_t* row, int64_t k, int column,
+                 uint8_t* panel) {
+  using Q = Integers<Bits, Size, IsBfloat>;
+  constexpr int head = 3, half = kPanel / 2, group_bytes = kGroup * Bits / 8;
+  uint8_t codes[kGroup];
+  for (int64_t g = 0; g < round_up(k, kGroup) / kGroup; ++g) {
+    const uint8_t* block = row + g / Q::groups * (head + Q::groups * group_bytes);
+    const uint8_t* from = block + head + g % Q::groups * group_bytes;
+    for (int i = 0; i < kGroup; ++i)
+      codes[i] = Bits == 8 ? from[i] : from[i / 2] >> i % 2 * 4 & 15;
+    put_codes<Q>(codes, column, panel + Q::at(g));
+    if (g % Q::groups) continue;
+    std::memcpy(panel + Q::scales_at(g) + 2 * column, block, 2);
+    uint8_t* zeros = panel + Q::zeros_at(g);
+    if (Bits == 8)
+      zeros[column] = block[2] ^ 0x80u;
+    else
+      zeros[column % half] |= static_cast<uint8_t>(block[2] << column / half * 4);
   }
 }
 

@@ -3,7 +3,8 @@
 //
 // A float is widened. A code times its scale has at most 24 significant bits, and so has the product
 // of two scales: they are exact, and a minimum is added with one rounding, fused or not. So values
-// equal, by bits, those that ggml's and the gguf package's dequantisation give.
+// equal, by bits, those that ggml's and the gguf package's dequantisation give, and (code - zero
+// point) * scale.
 #pragma once
 
 #include "isa/bytes.h"
@@ -48,6 +49,27 @@ struct Scales {
   }
 };
 
+// Zero points of W columns; those of 4 bits lie in the low halves of 16 bytes, then in the high ones.
+// Those of 8 bits are less 128.
+template <int Bits>
+SB_INLINE V load_zero_points(const char* p, int column) {
+  constexpr int half = kPanel / 2;
+  if (Bits == 8) return to_floats(widen_bytes(p + column) + 128);
+  return to_floats((widen_bytes(p + column % half) >> (column / half * 4)) & 15);
+}
+
+template <int Bits, int Size, bool IsBfloat>
+struct Scales<sb::Integers<Bits, Size, IsBfloat>> {
+  using Q = sb::Integers<Bits, Size, IsBfloat>;
+  V scale, minimum;
+
+  SB_INLINE Scales of(const char* panel, int64_t g, int, int column) {
+    const char* scales = panel + Q::scales_at(g) + 2 * column;
+    const V scale = IsBfloat ? load_bfloats(scales) : load_halves(scales);
+    return {scale, -(scale * load_zero_points<Bits>(panel + Q::zeros_at(g), column))};
+  }
+};
+
 // Calls take(i, x) with the values of W columns at each place i of group g of a panel, in order.
 template <class Q, class Take>
 SB_INLINE void widen(Q, const char* panel, int64_t g, int column, Take&& take) {
@@ -83,10 +105,9 @@ SB_INLINE void widen(sb::Bfloat16, const char* panel, int64_t g, int column, Tak
   }
 }
 
-// One value of a packed group: place `i` along the sum.
+// One code of a packed group: place `i` along the sum.
 template <class Q>
-SB_INLINE float value_of(Q, const char* panel, int64_t g, int column, int i) {
-  const char* group = panel + Q::at(g);
+SB_INLINE int code_of(const char* group, int column, int i) {
   const auto byte = [&](int w) SB_LAMBDA {
     return static_cast<uint8_t>(group[(w * kPanel + column) * 4 + i % 4]);
   };
@@ -94,7 +115,14 @@ SB_INLINE float value_of(Q, const char* panel, int64_t g, int column, int i) {
   int code = Q::Bits == 8 ? byte(w) : byte(w % half) >> (w / half * 4) & 15;
   if (Q::Bits == 5) code |= (byte(half) >> w & 1) << 4;
   if (Q::Bits == 6) code |= (byte(half + w / 4) >> (w % 4 * 2) & 3) << 4;
-  const auto x = static_cast<float>(code - Q::zero);
+  return code;
+}
+
+// The value of that place.
+template <class Q>
+SB_INLINE float value_of(Q, const char* panel, int64_t g, int column, int i) {
+  const char* group = panel + Q::at(g);
+  const auto x = static_cast<float>(code_of<Q>(group, column, i) - Q::zero);
   if constexpr (!Q::IsNested) {
     const float scaled = x * sb::from_half(group + Q::scales + 2 * column);
     return Q::HasMinimum ? scaled + sb::from_half(group + Q::minima + 2 * column) : scaled;
@@ -106,6 +134,17 @@ SB_INLINE float value_of(Q, const char* panel, int64_t g, int column, int i) {
     const auto low = static_cast<int8_t>(group[Q::minima + column]);
     return scaled - sb::from_half(halves + 2 * kPanel) * static_cast<float>(low);
   }
+}
+
+template <int Bits, int Size, bool IsBfloat>
+SB_INLINE float value_of(sb::Integers<Bits, Size, IsBfloat>, const char* panel, int64_t g,
+                         int column, int i) {
+  using Q = sb::Integers<Bits, Size, IsBfloat>;
+  const char *scales = panel + Q::scales_at(g) + 2 * column, *zeros = panel + Q::zeros_at(g);
+  const auto zero_byte = static_cast<uint8_t>(zeros[Bits == 8 ? column : column % (kPanel / 2)]);
+  const int zero = Bits == 8 ? zero_byte ^ 128 : zero_byte >> (column / (kPanel / 2) * 4) & 15;
+  const auto x = static_cast<float>(code_of<Q>(panel + Q::at(g), column, i) - zero);
+  return x * (IsBfloat ? sb::from_bfloat(scales) : sb::from_half(scales));
 }
 
 template <int Size, int Pair>

@@ -27,6 +27,18 @@ enum SbStorage : int32_t {
   SB_STORED_Q5_K = 13,
   SB_STORED_Q6_K = 14,
   SB_STORED_BF16 = 30,
+  // Whole numbers in groups: this, plus one of each of the parts below.
+  SB_STORED_INTEGERS = 0x100,
+};
+
+// Parts of a storage of whole numbers: bits of a code, type of the scales, columns of a group.
+enum SbIntegers : int32_t {
+  SB_GROUP_32 = 0,
+  SB_GROUP_64 = 1,
+  SB_GROUP_128 = 2,
+  SB_GROUP_MASK = 3,
+  SB_SCALES_BF16 = 4,  // halves without it
+  SB_CODES_8 = 8,      // 4 bits without it
 };
 
 // Format of a buffer's rows.
@@ -39,7 +51,7 @@ enum SbOpKind : int32_t {
   SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache
   SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements)
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
-  SB_CODE = 6,    // src (elements) -> dst (codes)
+  SB_CODE = 6,    // src (elements) -> dst (codes, elements), perhaps in another order of columns
   SB_SHRINK = 7,  // src (elements) times A of each row's adapter -> dst (elements)
 };
 #define SB_NUM_KINDS 8
@@ -60,7 +72,7 @@ struct SbOp {
   int32_t window;  // positions that a query sees; 0 is all
   int32_t n;       // output columns of a product, before padding
   float eps;
-  const void* weight;   // packed; float32 for SB_NORM
+  const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null
   const float* bias;    // padded as the weight's columns, or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
