@@ -47,6 +47,21 @@ _GenerationConfig = Annotated[str, BeforeValidator(_json), AfterValidator(_check
 """A generation_config.json as text."""
 
 
+QuantizationName = Literal[
+    "auto",
+    "none",
+    "gguf",
+    "int8",
+    "int4",
+    "fp8",
+    "awq",
+    "gptq",
+    "compressed-tensors",
+    "bitsandbytes",
+]
+"""Values of `--quantization`."""
+
+
 def _adapters_as_texts(value: Any) -> Any:
     """Returns NAME=PATH for an adapter that is written as vLLM's JSON: {"name": ..., "path": ...}.
 
@@ -105,13 +120,14 @@ class ModelConfig(NameSettings):
         description="type of activations and all weights that are not quantised, and of the KV"
         " cache unless --kv-cache-dtype says otherwise; auto suits model and device",
     )
-    quantization: Literal["auto", "none", "gguf", "int8", "int4", "fp8", "awq", "gptq"] = Field(
+    quantization: QuantizationName = Field(
         "auto",
-        description="form of the weights. On a CPU auto runs the quantised blocks of a GGUF file"
-        " as they are where the native implementation can, in 8 bits unless --dtype is float32;"
-        " gguf refuses a model where it cannot; int8 and int4 are made at load. On CUDA auto is the"
-        " checkpoint's form; fp8 is that or made at load; awq and gptq refuse another. none"
-        " multiplies floats of --dtype",
+        description="form of the weights. auto is that of the model where it can be multiplied: on"
+        " a CPU the blocks of a GGUF file, awq, gptq and the whole numbers of compressed-tensors,"
+        " in 8 bits unless --dtype is float32; on CUDA 4 bits and fp8. Elsewhere it is decoded."
+        " gguf, awq, gptq, compressed-tensors and bitsandbytes refuse a model where that is so, and"
+        " another form; int8 and int4 are made at load on a CPU, fp8 on CUDA. none multiplies"
+        " floats of --dtype",
     )
     load_format: Annotated[
         Literal["auto", "dummy"],

@@ -4,17 +4,21 @@ A native program computes with blocks of 32: those of a file under "auto", or "i
 which are made at load, weights only: Q8_0 and Q4_1 by ggml's names. The table that ids look up and
 the head keep 8 bits under "int4", as llama.cpp's files do.
 
-PyTorch computes with the quantised form of a checkpoint, or with FP8 made at load, on CUDA devices
-that can multiply it. Elsewhere "auto" decodes the form to the model's dtype.
+The quantised form of a checkpoint is kept where it can be multiplied: whole numbers in groups by
+native programs, 4 bits and FP8 by PyTorch's layers on CUDA devices. Elsewhere "auto" decodes it to
+the model's dtype. PyTorch's layers also hold FP8 made at load.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpu_worker.checkpoints.quantised_forms import FP8, QuantisedForm, quantised_form
+from gpu_worker.checkpoints.integer_matrices import keeps_codes
 from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
+from gpu_worker.quantised.configuration import FP8, FP8_BLOCKS, quantised_checkpoint
+from gpu_worker.quantised.form import QuantisedForm
 from signalbox_kernels.storage import Storage
 
 
@@ -40,7 +44,7 @@ class Quantization:
         name: value of `--quantization`.
         layers, tables: what floats become in a native program; None leaves them, since the file's
             own types serve.
-        form: what PyTorch's layers hold.
+        form: what PyTorch's layers hold; the commonest of a checkpoint that has several.
         is_stored: True if the checkpoint has this form, False if it is made at load.
     """
 
@@ -65,8 +69,8 @@ _NATIVE = {
     "int8": Quantization("int8", Storage.Q8_0, Storage.Q8_0),
     "int4": Quantization("int4", Storage.Q4_1, Storage.Q8_0),
 }
-_ON_CUDA = {"awq": (8, 0), "fp8": (8, 9), "gptq": (8, 0)}
-"""Forms that PyTorch's layers hold, and the least compute capability that multiplies them."""
+_CHECKPOINTS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq")
+"""Forms that a checkpoint may have."""
 _INT4 = ("awq", "gptq")
 _MADE_AT_LOAD = {"fp8": FP8}
 
@@ -89,18 +93,21 @@ def choose_quantization(
 
     Raises ModelError for what was asked for and cannot be.
     """
-    name, stored = config.quantization, quantised_form(source.config)
-    if stored is None and name in _INT4 and config.load_format == "dummy":
-        stored = quantised_form({"quantization_config": {"quant_method": name}})
+    name, stored = config.quantization, quantised_checkpoint(source.config)
+    is_dummy = config.load_format == "dummy"
+    if is_dummy and why_not is None:
+        stored = None  # native programs make up floats
+    elif is_dummy and stored is None and name in _INT4:
+        stored = quantised_checkpoint({"quantization_config": {"quant_method": name}})
     has_blocks = source.sizes is not None and source.sizes.has_blocks
     if name == "none":
         return None
     if name == "auto":
-        if stored is not None and _why_not_on(capability, stored.name, has_kernels) is None:
-            return Quantization(stored.name, form=stored, is_stored=True)
+        if stored is not None and _why_not_stored(stored, why_not, capability, has_kernels) is None:
+            return Quantization(stored.name, form=stored.forms[0], is_stored=True)
         return _NATIVE["gguf"] if has_blocks and why_not is None else None
-    if name in _ON_CUDA:
-        return _on_cuda(name, stored, capability, has_kernels)
+    if name in _CHECKPOINTS:
+        return _of_checkpoint(name, stored, why_not, capability, has_kernels)
     if name == "gguf" and not has_blocks:
         raise ModelError(
             "quantization is 'gguf', but the model has no quantised blocks that can be run as they "
@@ -113,33 +120,55 @@ def choose_quantization(
     return _NATIVE[name]
 
 
-def _on_cuda(
+def _of_checkpoint(
     name: str,
-    stored: QuantisedForm | None,
+    stored: QuantisedCheckpoint | None,
+    why_not: str | None,
     capability: tuple[int, int] | None,
     has_kernels: bool,
 ) -> Quantization:
-    reason = _why_not_on(capability, name, has_kernels)
-    if reason is not None:
-        instead = "'auto', which decodes the weights" if stored is not None else "'auto'"
-        on_cpu = " or 'int8'" if capability is None and stored is None else ""
-        raise ModelError(f"quantization is {name!r}, but {reason}; use {instead}{on_cpu}")
     if stored is not None and stored.name != name:
         raise ModelError(
             f"quantization is {name!r}, but the checkpoint is in {stored.name}; use 'auto'"
         )
-    form = stored or _MADE_AT_LOAD.get(name)
-    if form is None:
+    form = _MADE_AT_LOAD.get(name)
+    if stored is not None:
+        reason = _why_not_stored(stored, why_not, capability, has_kernels)
+        form = stored.forms[0]
+    elif form is not None:
+        reason = _why_not_on(capability, form, has_kernels)
+    else:
         raise ModelError(
             f"quantization is {name!r}, which is not made at load, and the checkpoint is not "
             "quantised; use 'auto' or 'fp8'"
         )
+    if reason is not None:
+        instead = "'auto', which decodes the weights" if stored is not None else "'auto'"
+        on_cpu = " or 'int8'" if capability is None and stored is None else ""
+        raise ModelError(f"quantization is {name!r}, but {reason}; use {instead}{on_cpu}")
     return Quantization(name, form=form, is_stored=stored is not None)
 
 
-def _why_not_on(capability: tuple[int, int] | None, name: str, has_kernels: bool) -> str | None:
-    """Says why a device does not multiply a form."""
-    least = _ON_CUDA[name]
+def _why_not_stored(
+    stored: QuantisedCheckpoint,
+    why_not: str | None,
+    capability: tuple[int, int] | None,
+    has_kernels: bool,
+) -> str | None:
+    """Says why no matrix of a checkpoint is held as it is."""
+    if why_not is None:
+        return None if keeps_codes(stored) else "native programs have no such weights"
+    reasons = [_why_not_on(capability, form, has_kernels) for form in stored.forms]
+    return None if None in reasons else reasons[0]
+
+
+def _why_not_on(
+    capability: tuple[int, int] | None, form: QuantisedForm, has_kernels: bool
+) -> str | None:
+    """Says why a device does not multiply a form with PyTorch's layers."""
+    least = (8, 9) if form in (FP8, FP8_BLOCKS) else (8, 0)
+    if form not in (FP8, FP8_BLOCKS) and not (form.unpack and form.bits == 4):
+        return f"no kernel multiplies {form.name} in {form.bits} bits"
     needed = f"it takes a CUDA device of compute capability {least[0]}.{least[1]}"
     if capability is None:
         return f"{needed}, and this is a CPU"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from gpu_worker.quantised.form import QuantisedForm
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import StoredMatrix
 
@@ -21,3 +22,5 @@ class StoredTensor:
     """The same as quantised blocks, if it is stored in blocks that native programs run."""
     parts: Mapping[str, "StoredTensor"] = field(default_factory=dict)
     """The tensors that a quantised checkpoint has instead of it, by the ends of their names."""
+    form: QuantisedForm | None = None
+    """What they mean."""

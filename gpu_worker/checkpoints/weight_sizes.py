@@ -11,9 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.checkpoints.quantised_forms import QuantisedForm, with_matrices
+from gpu_worker.checkpoints.integer_matrices import keeps_codes
+from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors, unreadable
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from signalbox_kernels.storage import GROUP, QUANTISED, Storage
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class WeightSizes:
     """Commonest type of the matrices in blocks that native programs run, such as "Q4_1"."""
     quantised_form: str = ""
     """Name of the form of a checkpoint's quantised matrices, such as "fp8"; empty for floats."""
+    keeps_codes: bool = False
+    """True if native programs compute with the codes of that form."""
 
     @property
     def has_blocks(self) -> bool:
@@ -96,12 +100,16 @@ def gguf_sizes(stored_tensors: Iterable["GGUFTensor"], *, is_native: bool) -> We
 
 
 def directory_sizes(
-    shards: Iterable[Path], *, is_half: bool, is_native: bool, form: QuantisedForm | None = None
+    shards: Iterable[Path],
+    *,
+    is_half: bool,
+    is_native: bool,
+    checkpoint: QuantisedCheckpoint | None = None,
 ) -> WeightSizes:
     """Counts tensors of a checkpoint's files. Raises ModelError for a file that is broken.
 
     Args:
-        form: form of the quantised matrices, of which the values are counted, not the codes.
+        checkpoint: forms of quantised matrices, of which the values are counted, not the codes.
     """
     values: dict[str, int] = {}
     stored: dict[str, StoredTensor] = {}
@@ -115,14 +123,15 @@ def directory_sizes(
             values[shard.name] = size // (2 if is_half else 4)
         else:
             raise unreadable(shard, "it is empty")
-    values |= {name: prod(one.shape) for name, one in with_matrices(stored, form).items()}
+    values |= {name: prod(one.shape) for name, one in with_matrices(stored, checkpoint).items()}
     return WeightSizes(
         num_values=sum(values.values()),
         num_table_values=_num_table_values(values),
         stored_bytes=stored_bytes,
         is_half=is_half,
         is_native=is_native,
-        quantised_form="" if form is None else form.name,
+        quantised_form="" if checkpoint is None else checkpoint.name,
+        keeps_codes=checkpoint is not None and keeps_codes(checkpoint),
     )
 
 

@@ -6,10 +6,10 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from gpu_worker.checkpoints.fp8 import BLOCK, BLOCK_SCALE, SCALE
 from gpu_worker.config import ModelError
 from gpu_worker.layers.matrices import WEIGHT, Part, shape_of
 from gpu_worker.layers.weight_placement import Placement, checked_shape
+from gpu_worker.quantised.scaled import BLOCK, BLOCK_SCALE, SCALE
 from signalbox_kernels import ops
 
 _TYPICAL_SCALE = 2e-4

@@ -6,11 +6,11 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from gpu_worker.checkpoints.int4_packings import ArrayLibrary, Int4Codes
-from gpu_worker.checkpoints.quantised_forms import QuantisedForm
 from gpu_worker.config import ModelError
 from gpu_worker.layers.matrices import Part, shape_of
 from gpu_worker.layers.weight_placement import Placement, checked_shape
+from gpu_worker.quantised.codes import ArrayLibrary, IntegerCodes
+from gpu_worker.quantised.form import QuantisedForm
 from signalbox_kernels import ops
 from signalbox_kernels.torch.int4 import (
     COUNTED,
@@ -21,7 +21,11 @@ from signalbox_kernels.torch.int4 import (
     usable_group_size,
 )
 
-TORCH = ArrayLibrary(lambda words: words.flatten().view(torch.uint8), torch.stack)
+TORCH = ArrayLibrary(
+    lambda words: words.flatten().view(torch.uint8),
+    torch.stack,
+    lambda array, value: torch.full_like(array, value, dtype=torch.uint8),
+)
 _TYPICAL_GROUP = float(
     pack_groups(torch.tensor([5e-3], dtype=torch.float16), torch.tensor([8])).view(torch.float32)
 )
@@ -84,7 +88,7 @@ class Int4Matrix:
         self._weight.words[rows] = pack_words(codes)
         self._weight.groups[:, rows] = self._groups_of(matrix, part)
 
-    def _groups_of(self, matrix: Int4Codes, part: Part) -> Tensor:
+    def _groups_of(self, matrix: IntegerCodes, part: Part) -> Tensor:
         """Returns the groups of this rank; those past its columns are any."""
         num_groups = len(self._weight.groups)
         first = part.columns.start + torch.arange(num_groups) * self._weight.group_size
@@ -95,7 +99,7 @@ class Int4Matrix:
         index = index.to(scales.device)
         return pack_groups(scales[index][:, part.rows], matrix.zeros[index][:, part.rows])
 
-    def _order_of(self, matrix: Int4Codes) -> Tensor | None:
+    def _order_of(self, matrix: IntegerCodes) -> Tensor | None:
         """Returns the columns in the order of their groups; None if they are in it."""
         if matrix.group_index is None:
             return None

@@ -2,7 +2,7 @@
 
 A format takes what a checkpoint has of each part of a layer, packs the parts of this rank one below
 the other, and multiplies. What a checkpoint calls its tensors, and what they stand for, is in
-`checkpoints.quantised_forms`.
+`gpu_worker.quantised`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

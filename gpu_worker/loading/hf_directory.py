@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.checkpoints.quantised_forms import quantised_form, with_matrices
+from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.safetensors_file import read_safetensors, stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
@@ -14,9 +14,11 @@ from gpu_worker.config import ModelError
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
 from gpu_worker.models import has_native_program
+from gpu_worker.quantised.configuration import quantised_checkpoint
 from signalbox_kernels.floats import AnyArray
 
 GENERATION_CONFIG = "generation_config.json"
+_OLD_QUANTIZATION = ("quantize_config.json", "quant_config.json")
 
 
 class DirectorySource:
@@ -27,7 +29,9 @@ class DirectorySource:
         self.name = name
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json; give a model in Hugging Face's layout")
-        self.config: Mapping[str, Any] = read_json(path / "config.json")
+        self.config: Mapping[str, Any] = _with_old_quantization(
+            path, read_json(path / "config.json")
+        )
         names = self.config.get("architectures") or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ModelError(f"{path / 'config.json'} does not name its architectures in a list")
@@ -39,14 +43,18 @@ class DirectorySource:
     @cached_property  # reads the headers of all files
     def sizes(self) -> WeightSizes | None:
         is_native = has_native_program(self.config.get("architectures") or ())
-        form = quantised_form(self.config)
-        return directory_sizes(self.shards(), is_half=self.is_half, is_native=is_native, form=form)
+        return directory_sizes(
+            self.shards(),
+            is_half=self.is_half,
+            is_native=is_native,
+            checkpoint=quantised_checkpoint(self.config),
+        )
 
     def files(self) -> list[Path]:
         return [self._path / "config.json", *self.shards()]
 
     def weights(self) -> Iterator[tuple[str, AnyArray]]:
-        if quantised_form(self.config) is not None:  # its tensors may lie in several files
+        if quantised_checkpoint(self.config) is not None:  # its tensors may lie in several files
             yield from ((name, tensor.read()) for name, tensor in self.stored().items())
             return
         for shard in self.shards():
@@ -63,7 +71,7 @@ class DirectorySource:
             else:
                 for name, values in _of_torch_file(shard):
                     found[name] = StoredTensor(values.shape, partial(_same, values))
-        return with_matrices(found, quantised_form(self.config))
+        return with_matrices(found, quantised_checkpoint(self.config))
 
     def shards(self) -> list[Path]:
         """Returns the files of weights. Raises ModelError if one is missing."""
@@ -107,6 +115,19 @@ class DirectorySource:
         eos = special_token(json.loads(files["tokenizer_config.json"]).get("eos_token"))
         known = None if eos is None else token_id(files["tokenizer.json"], eos)
         return set() if known is None else {known}
+
+
+def _with_old_quantization(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Adds what AutoGPTQ's and AutoAWQ's first versions wrote into a file of its own."""
+    if config.get("quantization_config") is not None:
+        return config
+    for name in _OLD_QUANTIZATION:
+        if (path / name).is_file():
+            described = read_json(path / name)
+            is_awq = "w_bit" in described or "zero_point" in described
+            method = {"quant_method": "awq" if is_awq else "gptq"}
+            return {**config, "quantization_config": {**method, **described}}
+    return config
 
 
 def _of_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:

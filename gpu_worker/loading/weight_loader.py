@@ -1,7 +1,7 @@
 """Puts a source's tensors into a model's packed weights."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from gpu_worker.layers.matrix_formats import matrix_format
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
+from gpu_worker.quantised.form import QuantisedForm
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.torch.tensors import as_tensor
 
@@ -83,7 +84,7 @@ def _choose_formats(
 ) -> None:
     """Tells layers in which format to hold their matrices.
 
-    Of a quantised checkpoint these are the layers all of whose parts are quantised there.
+    Of a quantised checkpoint these are the layers all of whose parts have one form there.
 
     Args:
         stored: the checkpoint's tensors; None for made-up weights.
@@ -91,29 +92,31 @@ def _choose_formats(
     if quantization is None:
         return
     assert quantization.form is not None, "PyTorch's layers hold no blocks"
-    matrices = matrix_format(quantization.form)
-    names_of: dict[Linear, list[str]] = {}
+    forms_of: dict[Linear, list[QuantisedForm | None]] = {}
     for name, target in model.weight_targets().items():
         if isinstance(target, MatrixTarget):
-            names_of.setdefault(target.layer, []).append(name)
-    if quantization.is_stored and stored is not None:
-        names_of = {
-            layer: names
-            for layer, names in names_of.items()
-            if all(_find(stored, name).parts for name in names)
-        }
-    held = {layer: len(names) for layer, names in names_of.items() if layer.can_hold(matrices)}
-    if not held:
+            is_read = quantization.is_stored and stored is not None
+            form = _find(stored or {}, name).form if is_read else quantization.form
+            forms_of.setdefault(target.layer, []).append(form)
+    num_held = sum(len(forms) for layer, forms in forms_of.items() if _hold(layer, forms))
+    if not num_held:
         raise ModelError(
             f"quantization is {quantization.name!r}, but no matrix of {type(model).__name__} can "
             "be held in it; use 'none'"
         )
-    for layer in held:
-        layer.hold_as(matrices)
-    num_held = sum(held.values())
-    num_others = sum(map(len, names_of.values())) - num_held if quantization.is_stored else 0
+    num_quantised = sum(form is not None for forms in forms_of.values() for form in forms)
+    num_others = num_quantised - num_held if quantization.is_stored else 0
     others = f"; {num_others} that no kernel takes are decoded" if num_others else ""
     logger.info("%d matrices are held in %s%s", num_held, quantization.name, others)
+
+
+def _hold(layer: Linear, forms: Sequence[QuantisedForm | None]) -> bool:
+    """Makes a layer hold the form of its parts, if that is one for which there is a format."""
+    matrices = matrix_format(forms[0]) if len({*forms}) == 1 and forms[0] is not None else None
+    if matrices is None or not layer.can_hold(matrices):
+        return False
+    layer.hold_as(matrices)
+    return True
 
 
 def _find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor:

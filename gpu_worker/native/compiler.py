@@ -76,11 +76,21 @@ def compile_decoder(
 
 
 class _Rows:
-    """A buffer that products read: as elements, as codes of 8 bits, or as both."""
+    """A buffer that products read: as elements, as codes of 8 bits, or as both; and the same with
+    the columns in another order."""
 
     def __init__(self, builder: ProgramBuilder, width: int) -> None:
+        self._builder, self._width = builder, width
         self.elements = builder.buffer(width)
         self.codes = builder.buffer(width, row=Row.CODES)
+
+    @cached_property
+    def ordered_elements(self) -> int:
+        return self._builder.buffer(self._width)
+
+    @cached_property
+    def ordered_codes(self) -> int:
+        return self._builder.buffer(self._width, row=Row.CODES)
 
 
 class _Compiler:
@@ -153,7 +163,7 @@ class _Compiler:
         for matrix in matrices:
             end = column + matrix.shape[0]
             part_of_bias = None if bias is None else bias[column:end]
-            source = self._source(self._normed, matrix)
+            source = self._read(self._normed, matrix)
             adapted = self._adapted(self._normed, _taken(rows, matrix.shape[0]))
             build.linear(
                 source,
@@ -198,7 +208,7 @@ class _Compiler:
         """Adds two products for matrices that are stored apart."""
         num = gate.shape[0]
         of_gate, of_up = (None, None) if bias is None else (bias[:num], bias[num:])
-        source = self._source(self._normed, gate)
+        source = self._read(self._normed, gate)
         adapted = self._adapted(self._normed, _taken(rows, num))
         self._builder.linear(source, self._gate, gate, of_gate, Epilogue.STORE, adapted=adapted)
         adapted = self._adapted(self._normed, rows)
@@ -213,17 +223,29 @@ class _Compiler:
         *,
         gate: int = 0,
     ) -> None:
-        source, out = self._source(self._normed, matrix), self._activated.elements
+        source, out = self._read(self._normed, matrix), self._activated.elements
         self._builder.linear(source, out, matrix, bias, epilogue, gate=gate, adapted=adapted)
 
     @cached_property
     def _gate(self) -> int:
         return self._builder.buffer(self._config.intermediate_size, row=Row.FLOATS)
 
+    def _is_coded(self, matrix: Matrix) -> bool:
+        return stored(matrix).type.is_quantised and not self._in_float32
+
     def _source(self, rows: _Rows, matrix: Matrix) -> int:
-        """Returns the buffer that a product with a matrix reads."""
-        is_coded = stored(matrix).type.is_quantised and not self._in_float32
-        return rows.codes if is_coded else rows.elements
+        """Returns the buffer that is written for a product with a matrix."""
+        is_direct = stored(matrix).order is None and self._is_coded(matrix)
+        return rows.codes if is_direct else rows.elements
+
+    def _read(self, rows: _Rows, matrix: Matrix) -> int:
+        """Returns the buffer that a product with a matrix reads, in the order of its columns."""
+        order = stored(matrix).order
+        if order is None:
+            return self._source(rows, matrix)
+        out = rows.ordered_codes if self._is_coded(matrix) else rows.ordered_elements
+        self._builder.code(rows.elements, out, order)
+        return out
 
     def _bias(self, names: list[str]) -> AnyArray | None:
         """Returns the biases of several matrices as one, or None if they have none."""
@@ -243,7 +265,7 @@ class _Compiler:
     def _add_down(self, rows: _Rows, name: str) -> None:
         """Adds a product whose result is added to the residual."""
         matrix = self._weights.matrix(f"{name}.weight")
-        source = self._source(rows, matrix)
+        source = self._read(rows, matrix)
         if source == rows.codes:
             self._builder.code(rows.elements, rows.codes)
         bias = self._weights.vector_if_any(f"{name}.bias")

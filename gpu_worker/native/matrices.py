@@ -1,19 +1,26 @@
 """Joins the matrices that a native program multiplies at once.
 
-Files mix types: the K scheme of llama.cpp gives V more bits than Q and K. Neighbours of one type
-become one matrix; each type stays as it is stored.
+Files mix types: the K scheme of llama.cpp gives V more bits than Q and K, and a checkpoint may
+have several schemes. Neighbours of one type and one order of columns become one matrix; each type
+stays as it is stored.
 """
 
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
-from signalbox_kernels.storage import Matrix, StoredMatrix, stored
+from signalbox_kernels.storage import Matrix, Storage, stored
 
 
 def joined(parts: list[Matrix]) -> list[Matrix]:
     """Returns the parts as few matrices, in order."""
-    return [_joined(list(run)) for _, run in groupby(parts, key=lambda part: stored(part).type)]
+    return [_joined(list(run)) for _, run in groupby(parts, key=_kind)]
+
+
+def _kind(part: Matrix) -> tuple[Storage, bytes]:
+    matrix = stored(part)
+    return matrix.type, b"" if matrix.order is None else matrix.order.tobytes()
 
 
 def _joined(run: list[Matrix]) -> Matrix:
@@ -22,4 +29,6 @@ def _joined(run: list[Matrix]) -> Matrix:
         return run[0]
     shape = (sum(part.shape[0] for part in run), first.shape[1])
     blocks = [stored(part) for part in run]
-    return StoredMatrix(first.type, shape, lambda: np.concatenate([part.blocks for part in blocks]))
+    return replace(
+        first, shape=shape, read=lambda: np.concatenate([part.blocks for part in blocks])
+    )

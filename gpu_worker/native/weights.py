@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.batch.stage_layers import StageLayers, all_layers
+from gpu_worker.checkpoints.integer_matrices import stored_integers
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
@@ -57,6 +58,9 @@ class Weights:
         keeps_blocks = as_stored if form is None else form.keeps_blocks
         if keeps_blocks and tensor.blocks is not None:
             return tensor.blocks.rows(0, shape[0])
+        codes = stored_integers(tensor) if form is not None and form.is_stored else None
+        if codes is not None and not (codes.order is not None and name in TABLES):
+            return codes.rows(0, shape[0])
         values = tensor.read()[: shape[0]]
         kind = None if form is None else form.block_type(is_table=name in TABLES)
         if kind is None:

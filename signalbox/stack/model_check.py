@@ -63,6 +63,8 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
     natively = _runs_natively(settings, sizes)
     if settings.quantization == "auto" and sizes.has_blocks and natively:
         return "gguf"
+    if settings.quantization in ("auto", sizes.quantised_form) and sizes.keeps_codes and natively:
+        return sizes.quantised_form
     if settings.dtype != "auto":
         return OWN_TYPES if settings.dtype == "float32" and natively else settings.dtype
     usable = {"avx512_bf16"} if natively else {"avx512_bf16", "bf16"}  # the latter is Arm's

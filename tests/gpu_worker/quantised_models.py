@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ SHAPE = {
 E4M3_MAX = 448.0
 BLOCK = 128
 
-Encode = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
-"""Takes a matrix; returns the tensors that stand for it, by the ends of their names, and what they
-stand for in float32."""
+Encode = Callable[..., tuple[dict[str, Tensor], Tensor]]
+"""Takes a matrix, and perhaps its `name`; returns the tensors that stand for it, by the ends of
+their names, and what they stand for in float32."""
 
 
 def save_quantised(
@@ -55,7 +56,8 @@ def save_quantised(
         if not is_matrix:
             tensors[name] = parameter.contiguous()
             continue
-        parts, decoded = encode(parameter)
+        takes_name = "name" in signature(encode).parameters
+        parts, decoded = encode(parameter, name=name) if takes_name else encode(parameter)
         tensors |= {f"{base}.{each}": tensor.contiguous() for each, tensor in parts.items()}
         parameter.copy_(decoded)
     if reference.config.tie_word_embeddings:
@@ -93,25 +95,30 @@ def by_block(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def by_groups(
-    weight: Tensor, group_size: int, *, is_symmetric: bool = False, order: Tensor | None = None
+    weight: Tensor,
+    group_size: int,
+    *,
+    bits: int = 4,
+    is_symmetric: bool = False,
+    order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rounds to 4 bits in groups; returns codes, zero points and scales, and what they stand for.
+    """Rounds to few bits in groups; returns codes, zero points, scales, and what they stand for.
 
     Args:
         order: the columns in the order of their groups.
     """
     columns = weight if order is None else weight[:, order]
-    groups = [part.float() for part in torch.split(columns, group_size, dim=1)]
+    groups, most = [part.float() for part in torch.split(columns, group_size, dim=1)], 2**bits - 1
     codes, zeros, scales = [], [], []
     for group in groups:
         high, low = group.amax(dim=1).clamp(min=0), group.amin(dim=1).clamp(max=0)
         if is_symmetric:
             high = torch.maximum(high, -low)
             low = -high
-        scale = ((high - low) / 15).half()
-        zero = torch.full_like(scale, 8) if is_symmetric else (-low / scale).round()
+        scale = ((high - low) / most).half()
+        zero = torch.full_like(scale, (most + 1) // 2) if is_symmetric else (-low / scale).round()
         coded = (group / scale[:, None].float()).round() + zero[:, None]
-        codes.append(coded.clamp(0, 15))
+        codes.append(coded.clamp(0, most))
         zeros.append(zero)
         scales.append(scale)
     decoded = torch.cat(
@@ -130,9 +137,9 @@ def by_groups(
 
 
 def _words(codes: Tensor, places: list[int]) -> Tensor:
-    """Packs the last dimension in words of eight; code i of a word goes to `places[i]`."""
-    parts = codes.reshape(*codes.shape[:-1], -1, 8)
-    words = sum(parts[..., i] << 4 * place for i, place in enumerate(places))
+    """Packs the last dimension in words; code i of a word goes to `places[i]`."""
+    parts = codes.reshape(*codes.shape[:-1], -1, len(places))
+    words = sum(parts[..., i] << 32 // len(places) * place for i, place in enumerate(places))
     assert isinstance(words, Tensor)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
@@ -148,6 +155,7 @@ def in_gptq(
     weight: Tensor,
     group_size: int,
     *,
+    bits: int = 4,
     is_second: bool = False,
     is_symmetric: bool = False,
     is_reordered: bool = False,
@@ -157,12 +165,13 @@ def in_gptq(
     shuffled = torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))
     order = shuffled if is_reordered else None
     codes, zeros, scales, decoded = by_groups(
-        weight, group_size, is_symmetric=is_symmetric, order=order
+        weight, group_size, bits=bits, is_symmetric=is_symmetric, order=order
     )
     index = torch.arange(num_columns) // group_size
+    places, ones = [*range(32 // bits)], 0x11111111 if bits == 4 else 0x01010101
     packed = {
-        "qweight": _words(codes, [*range(8)]).T,
-        "qzeros": _words(zeros, [*range(8)]) - (0 if is_second else 0x11111111),
+        "qweight": _words(codes, places).T,
+        "qzeros": _words(zeros, places) - (0 if is_second else ones),
         "scales": scales,
         "g_idx": (index if order is None else index[order.argsort()]).to(torch.int32),
     }

@@ -1,8 +1,10 @@
 """The tables of docs/reference/weights.md against what a worker chooses, row by row."""
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -16,6 +18,7 @@ from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.model_runners import WEIGHTS, make_prompts, make_runner, remove_files
+from tests.gpu_worker.quantised_models import in_awq, save_quantised
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 
@@ -25,12 +28,20 @@ skip_without_native_kernels()
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "weights.md"
 HEAD = "| model | `--dtype` | `--quantization` |"
-KINDS = {"GGUF in blocks": ["blocks"], "others": ["floats"], "both": ["blocks", "floats"]}
+KINDS = {
+    "GGUF in blocks": ["blocks"],
+    "AWQ": ["integers"],
+    "floats": ["floats"],
+    "GGUF, floats": ["blocks", "floats"],
+    "AWQ, floats": ["integers", "floats"],
+    "all": ["blocks", "integers", "floats"],
+}
 BLOCK_TYPE = "Q5_1"
 """Of the tiny file's matrices: none of the forms that are made at load."""
 HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 SHAPE = HEADS | {"hidden_size": 64, "intermediate_size": 96}
 BLOCK_SIZE = 16
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 SET_WITHOUT_BF16 = Isa.AVX2
 PROMPTS = make_prompts(1, 17, 40)
 
@@ -52,7 +63,7 @@ def rows() -> Iterator[Row]:
     _, _, table = PAGE.read_text(encoding="utf-8").partition(HEAD)
     for line in table.split("\n\n")[0].splitlines()[2:]:
         model, dtypes, forms, *rest = [cell.strip() for cell in line.strip("|").split("|")]
-        names = (re.findall(r"`(\w+)`", cell) for cell in (dtypes, forms))
+        names = (re.findall(r"`([\w-]+)`", cell) for cell in (dtypes, forms))
         for kind, dtype, form in itertools.product(KINDS[model], *names):
             yield Row(kind, dtype, form, *rest)
 
@@ -82,7 +93,8 @@ def kv_rows() -> Iterator[KvRow]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    """A file in blocks and a directory of 16-bit weights, each with its model in transformers."""
+    """A file in blocks, a directory of 16-bit weights, and one of whole numbers, each with its
+    model in transformers."""
     from tests.transformers_demo import load_model
 
     folder = tmp_path_factory.mktemp("models")
@@ -90,13 +102,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, An
     remove_files(folder, *WEIGHTS)
     reference.to(torch.bfloat16).save_pretrained(folder)
     file = make_gguf(folder / "m.gguf", reference.float(), "llama", kind_of=lambda _: BLOCK_TYPE)
-    return {"blocks": (file, load_model(file)), "floats": (folder, reference)}
+    awq = tmp_path_factory.mktemp("awq")
+    decoded = save_quantised(awq, "llama2", partial(in_awq, group_size=32), AWQ, **SHAPE)
+    config = json.loads((awq / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (awq / "config.json").write_text(json.dumps(config))
+    return {
+        "blocks": (file, load_model(file)),
+        "floats": (folder, reference),
+        "integers": (awq, decoded),
+    }
 
 
 def test_the_table_has_each_pair_of_options_once() -> None:
     choices = [get_args(ModelConfig.model_fields["quantization"].annotation)]
     dtypes = ["auto", "float32", "bfloat16", "float16"]
-    every = itertools.product(["blocks", "floats"], dtypes, *choices)
+    every = itertools.product(["blocks", "floats", "integers"], dtypes, *choices)
     assert sorted(row[:3] for row in ROWS) == sorted(every)
 
 
@@ -162,8 +182,11 @@ def test_k_and_v_have_the_type_that_the_table_says(
 def named_types(row: Row, dtype: torch.dtype) -> set[str]:
     of_model = BLOCK_TYPE if row.kind == "blocks" else "BF16"
     in_dtype = of_model if dtype is torch.float32 else "BF16"
-    own = {"as in the file": of_model, "D": in_dtype}
-    return {own[row.weights]} if row.weights in own else {*re.findall(r"Q\d_\d", row.weights)}
+    own = {"as in the file": {of_model}, "D": {in_dtype}}
+    if row.kind == "integers":  # whose embedding and head are floats of 32 bits
+        in_dtype = "F32" if dtype is torch.float32 else "BF16"
+        own = {"as in the file": {"INT4_G32", in_dtype}, "D": {in_dtype}}
+    return own.get(row.weights) or {*re.findall(r"Q\d_\d", row.weights)}
 
 
 def bytes_of_k(runner: Any, reference: Any) -> int:

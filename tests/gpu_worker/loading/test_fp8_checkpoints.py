@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from contract.startup import ignore_progress
-from gpu_worker.checkpoints import quantised_forms
 from gpu_worker.checkpoints.quantization import Quantization, choose_quantization
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.layers import Placement
@@ -22,6 +21,8 @@ from gpu_worker.layers.fp8 import Fp8BlockMatrix
 from gpu_worker.layers.matrices import Part
 from gpu_worker.loading import loaded_model
 from gpu_worker.loading.model_source import open_model, weight_sizes
+from gpu_worker.quantised.configuration import FP8 as FP8_FORM
+from gpu_worker.quantised.configuration import FP8_BLOCKS, quantised_checkpoint
 from signalbox_kernels.torch import registry
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
@@ -182,10 +183,10 @@ def test_ranks_hold_shares_of_one_matrix(form: str, size: int, tmp_path: Path) -
     widths: Any = {"head_dim": 64}  # the columns of a rank are whole blocks
     if form == "made at load":
         make_model(tmp_path, "llama2", **SHAPE | widths)
-        held = Quantization("fp8", form=quantised_forms.FP8)
+        held = Quantization("fp8", form=FP8_FORM)
     else:
         save_quantised(tmp_path, "llama2", *FORMS[form], **widths)
-        stored = quantised_forms.FP8_BLOCKS if form == "by block" else quantised_forms.FP8
+        stored = FP8_BLOCKS if form == "by block" else FP8_FORM
         held = Quantization("fp8", form=stored, is_stored=True)
     assert_ranks_agree(tmp_path, size, held)
 
@@ -228,8 +229,8 @@ def test_a_device_without_fp8_refuses_it_by_name(
     [
         ({"quant_method": "exl3"}, "is quantised by 'exl3', which is not supported"),
         (FP8 | {"weight_block_size": [64, 64]}, r"in FP8 by blocks of \[64, 64\]; use one by"),
-        (compressed("group", BY_TOKEN), "in compressed-tensors 'float-quantized'; use one whose"),
-        (compressed("channel", None), "in compressed-tensors 'float-quantized'; use one whose"),
+        (compressed("group", BY_TOKEN), "by compressed-tensors with groups of 'None'"),
+        (compressed("token", None), "'float-quantized' of float in 8 bits by token"),
     ],
 )
 def test_other_forms_are_refused_by_name(
@@ -262,10 +263,10 @@ def test_odd_fields_of_a_configuration_are_refused_by_name_or_read(method: str) 
     fields = "bits w_bit group_size q_group_size version format zero_point checkpoint_format"
     fields += " dynamic pack_dtype weight_block_size config_groups quant_method unknown"
     plain = compressed("channel", BY_TOKEN) if method.startswith("c") else {"quant_method": method}
-    assert quantised_forms.quantised_form({"quantization_config": plain}) is not None
+    assert quantised_checkpoint({"quantization_config": plain}) is not None
     for field, value in itertools.product(fields.split(), ODD_VALUES):
         try:
-            quantised_forms.quantised_form({"quantization_config": {**plain, field: value}})
+            quantised_checkpoint({"quantization_config": {**plain, field: value}})
         except ModelError as error:
             assert len(str(error)) < 300
 

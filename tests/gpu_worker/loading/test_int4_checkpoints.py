@@ -1,5 +1,6 @@
 """Checkpoints of AWQ and GPTQ: decoded on a CPU, and held in 4 bits where there are kernels."""
 
+import json
 import logging
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.checkpoints.quantised_forms import quantised_form
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers import Placement
@@ -17,6 +17,8 @@ from gpu_worker.layers.linear import QKVParallelLinear, RowParallelLinear
 from gpu_worker.layers.matrix_formats import matrix_format
 from gpu_worker.loading import loaded_model
 from gpu_worker.loading.model_source import weight_sizes
+from gpu_worker.quantised.configuration import quantised_checkpoint
+from gpu_worker.quantised.form import QuantisedForm
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     assert_greedy,
@@ -51,13 +53,12 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
-def test_a_cpu_decodes_the_weights(
-    form: str, cpu_backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_pytorch_decodes_the_weights_on_a_cpu(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference = save_quantised(tmp_path, "llama2", *FORMS[form])
     with caplog.at_level(logging.INFO):
-        runner = make_runner(tmp_path, cpu_backend=cpu_backend)
+        runner = make_runner(tmp_path, cpu_backend="torch")
     method = form.partition(",")[0].split()[0].removesuffix("_v2")
     assert f"weights: {method} of the checkpoint, decoded to float32, " in caplog.text
     assert_greedy(runner, reference, PROMPTS)
@@ -119,8 +120,7 @@ def test_ranks_hold_shares(num_ranks: int, group_size: int) -> None:
     weights = {name: torch.randn(rows, 256) / 8 for name, rows in (("q", 64), ("k", 32), ("v", 32))}
     encoded = {name: in_awq(weight, group_size) for name, weight in weights.items()}
     down, decoded_down = in_awq(torch.randn(64, 256) / 8, group_size)
-    form = quantised_form({"quantization_config": AWQ | {"group_size": group_size}})
-    assert form is not None
+    form = form_of(AWQ | {"group_size": group_size})
     placement = Placement(torch.device("cpu"), torch.float32)
     x, total, heads = torch.randn(3, 256), torch.zeros(3, 64), []
     for rank in range(num_ranks):
@@ -152,6 +152,12 @@ def test_ranks_hold_shares(num_ranks: int, group_size: int) -> None:
     torch.testing.assert_close(heads[-1][:, -16:], last_v, rtol=1e-5, atol=1e-5)
 
 
+def form_of(described: dict[str, Any]) -> QuantisedForm:
+    checkpoint = quantised_checkpoint({"quantization_config": described})
+    assert checkpoint is not None
+    return checkpoint.forms[0]
+
+
 def row_parallel(num_ranks: int, form: Any, *, in_features: int = 128) -> RowParallelLinear:
     layer = RowParallelLinear(
         in_features=in_features,
@@ -166,7 +172,7 @@ def row_parallel(num_ranks: int, form: Any, *, in_features: int = 128) -> RowPar
 
 def test_columns_in_another_order_are_not_divided() -> None:
     tensors, _ = in_gptq(torch.randn(32, 128), 32, is_reordered=True)
-    form = quantised_form({"quantization_config": GPTQ | {"group_size": 32}})
+    form = form_of(GPTQ | {"group_size": 32})
     with pytest.raises(ModelError, match=r"desc_act.* are not divided over ranks"):
         row_parallel(2, form).load_part(tensors, "all")
     tensors["g_idx"] = tensors["g_idx"].clone().fill_(1)
@@ -175,7 +181,7 @@ def test_columns_in_another_order_are_not_divided() -> None:
 
 
 def test_shares_that_are_too_small_for_groups_are_refused() -> None:
-    form = quantised_form({"quantization_config": GPTQ | {"group_size": 32}})
+    form = form_of(GPTQ | {"group_size": 32})
     with pytest.raises(ModelError, match="groups of 32, and 24 columns for each rank"):
         row_parallel(16, form, in_features=384).finish()
 
@@ -199,8 +205,7 @@ def test_parts_in_different_orders_are_refused(tmp_path: Path, ampere: None) -> 
         (GPTQ | {"bits": 3}, "gptq with bits '3'"),
         (GPTQ | {"checkpoint_format": "marlin"}, "gptq with checkpoint_format 'marlin'"),
         (GPTQ | {"is_marlin_format": True}, "gptq with is_marlin_format 'True'"),
-        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "gptq with bits '8'"),
-        (GPTQ | {"dynamic": {"+:.*": {"group_size": 32}}}, "gptq with group_size '32'"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 3}}}, "gptq with bits '3'"),
     ],
 )
 def test_other_packings_are_refused_before_weights_are_read(
@@ -219,6 +224,52 @@ def test_matrices_that_a_rule_leaves_out_stay_as_they_are(tmp_path: Path) -> Non
     assert_greedy(make_runner(tmp_path), reference, PROMPTS)
 
 
+@pytest.mark.parametrize(
+    ("file", "form", "described"),
+    [
+        ("quantize_config.json", "gptq", {"bits": 4, "group_size": 128, "sym": True}),
+        ("quantize_config.json", "gptq", {"bits": 4, "group_size": 128, "quant_method": "gptq"}),
+        ("quant_config.json", "awq", {"w_bit": 4, "q_group_size": 64, "zero_point": True}),
+    ],
+)
+def test_a_file_beside_an_old_config_is_read(
+    file: str, form: str, described: dict[str, Any], tmp_path: Path
+) -> None:
+    """Unless config.json says it, too, which then holds."""
+    reference = save_quantised(tmp_path, "llama2", *FORMS[form])
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / file).write_text(json.dumps(described))
+    assert_greedy(make_runner(tmp_path, cpu_backend="torch"), reference, PROMPTS)
+    current = config | {"quantization_config": FORMS[form][1]}
+    (tmp_path / "config.json").write_text(json.dumps(current))
+    (tmp_path / file).write_text(json.dumps({"bits": 3}))
+    assert_greedy(make_runner(tmp_path, cpu_backend="torch"), reference, PROMPTS)
+
+
+def test_tensors_that_the_configuration_leaves_out_are_refused(tmp_path: Path) -> None:
+    described = GPTQ | {"dynamic": {"-:.*layers\\.1\\.mlp\\.up.*": {}}}
+    save_quantised(tmp_path, "llama2", FORMS["gptq"][0], described)
+    with pytest.raises(ModelError, match=r"layers.1.mlp.up_proj has qweight, but .* leaves it out"):
+        make_runner(tmp_path)
+
+
+def test_a_rule_may_give_a_matrix_other_bits_and_groups(tmp_path: Path) -> None:
+    """8 bits in groups of 32 beside 4 bits in groups of 128; V stays apart from Q and K."""
+    other = {"bits": 8, "group_size": 32}
+    described = GPTQ | {"sym": False, "dynamic": {"+:.*(v_proj|down_proj)": other}}
+
+    def encode(weight: torch.Tensor, name: str) -> Any:
+        is_other = "v_proj" in name or "down_proj" in name
+        return in_gptq(weight, 32 if is_other else 128, bits=8 if is_other else 4)
+
+    reference = save_quantised(tmp_path, "llama2", encode, described)
+    for backend in ("auto", "torch"):
+        runner = make_runner(tmp_path, cpu_backend=backend, dtype="float32")
+        assert_greedy(runner, reference, PROMPTS)
+
+
 @pytest.mark.usefixtures("ampere")
 def test_a_head_in_four_bits_is_decoded(tmp_path: Path) -> None:
     described = GPTQ | {"group_size": 64, "lm_head": True}
@@ -232,7 +283,8 @@ def test_a_head_in_four_bits_is_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("capability", "described", "name", "reason"),
     [
-        (None, None, "awq", "compute capability 8.0, and this is a CPU; use 'auto' or 'int8'"),
+        (None, None, "awq", "not made at load, and the checkpoint is not quantised"),
+        (None, None, "fp8", "compute capability 8.9, and this is a CPU; use 'auto' or 'int8'"),
         (None, AWQ, "awq", "and this is a CPU; use 'auto', which decodes the weights"),
         (TURING, GPTQ, "gptq", "compute capability 8.0, and this one has 7.5; use 'auto', which"),
         (AMPERE, None, "gptq", "not made at load, and the checkpoint is not quantised"),

@@ -1,0 +1,64 @@
+"""Puts one tensor where a checkpoint has several of a quantised matrix."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.config import ModelError
+from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
+from gpu_worker.quantised.form import WEIGHT, QuantisedForm
+from signalbox_kernels.floats import AnyArray
+
+
+def with_matrices(
+    stored: Mapping[str, StoredTensor], checkpoint: QuantisedCheckpoint | None
+) -> dict[str, StoredTensor]:
+    """Puts one tensor under `X.weight` where the files have several of a quantised matrix X.
+
+    Its `parts` are those of the files; reading it decodes them.
+    """
+    found = dict(stored)
+    if checkpoint is None:
+        return found
+    for module, marker in _modules(stored, checkpoint):
+        form = checkpoint.form_of(module)
+        if form is None:
+            raise ModelError(
+                f"{module} has {marker}, but quantization_config leaves it out; config.json does "
+                "not belong to these weights"
+            )
+        parts = {
+            end: found.pop(f"{module}.{end}") for end in form.ends if f"{module}.{end}" in stored
+        }
+        found[f"{module}.{WEIGHT}"] = _joined(module, parts, form)
+    return found
+
+
+def _modules(
+    stored: Mapping[str, StoredTensor], checkpoint: QuantisedCheckpoint
+) -> list[tuple[str, str]]:
+    """Returns each quantised module with a marker that it has."""
+    markers = {f".{form.marker}" for form in checkpoint.forms}
+    found = {
+        name.removesuffix(marker): marker[1:]
+        for name in stored
+        for marker in markers
+        if name.endswith(marker)
+    }
+    return list(found.items())
+
+
+def _joined(module: str, parts: Mapping[str, StoredTensor], form: QuantisedForm) -> StoredTensor:
+    try:
+        if form.marker not in parts:
+            raise ValueError
+        shapes = {end: part.shape for end, part in parts.items()}
+        shape = form.shape(shapes, lambda end: parts[end].read())
+    except (KeyError, ValueError, IndexError):
+        listed = ", ".join(f"{end} {part.shape}" for end, part in sorted(parts.items()))
+        raise ModelError(f"{module} has {listed}, which is no matrix in {form.name}") from None
+    return StoredTensor(shape, partial(_read, parts, form), parts=parts, form=form)
+
+
+def _read(parts: Mapping[str, StoredTensor], form: QuantisedForm) -> AnyArray:
+    return form.decode({end: part.read() for end, part in parts.items()})

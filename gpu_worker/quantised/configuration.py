@@ -1,0 +1,59 @@
+"""Finds the forms of a checkpoint's matrices by `quantization_config` in its config.json."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpu_worker.config import ModelError
+from gpu_worker.quantised.awq_gptq import awq_checkpoint, gptq_checkpoint
+from gpu_worker.quantised.bitsandbytes import bitsandbytes_checkpoint
+from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
+from gpu_worker.quantised.compressed_tensors import compressed_tensors_checkpoint
+from gpu_worker.quantised.fields import Described, expect, refuse_others
+from gpu_worker.quantised.scaled import BLOCK, BLOCK_SCALE, ROW, scaled_form
+
+FP8 = scaled_form("fp8", ROW)
+"""E4M3 with a scale for a matrix or for each row."""
+FP8_BLOCKS = scaled_form("fp8", (BLOCK, BLOCK), scale=BLOCK_SCALE)
+"""E4M3 with a scale for each block of 128 x 128."""
+
+
+def quantised_checkpoint(config: Mapping[str, Any]) -> QuantisedCheckpoint | None:
+    """Returns what a config.json says; None if its weights are floats.
+
+    Raises ModelError for a form that is not known, and for a field that is not read.
+    """
+    described = config.get("quantization_config")
+    if described is None:
+        return None
+    method = described.get("quant_method") if isinstance(described, Mapping) else described
+    reader = _READERS.get(str(method))
+    if reader is None:
+        raise ModelError(
+            f"the checkpoint is quantised by {str(method)[:40]!r}, which is not supported; use a "
+            f"model without quantization, or of {', '.join(sorted(_READERS))}"
+        )
+    return reader(described)
+
+
+def _fp8(described: Described) -> QuantisedCheckpoint:
+    """Scales of a whole matrix, of its rows, or of blocks."""
+    read = ("activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers")
+    refuse_others(described, "fp8", (*read, "fmt", "kv_cache_scheme", "ignore", "scale_fmt"))
+    expect(described, "fp8", "e4m3", "fmt")
+    block = described.get("weight_block_size")
+    if block not in (None, [BLOCK, BLOCK]):
+        raise ModelError(
+            f"the checkpoint is in FP8 by blocks of {str(block)[:40]}; use one by blocks of "
+            f"{BLOCK} x {BLOCK}, or with scales of rows or matrices"
+        )
+    form = FP8 if block is None else FP8_BLOCKS
+    return QuantisedCheckpoint("fp8", (form,), lambda module: form)
+
+
+_READERS: dict[str, Callable[[Described], QuantisedCheckpoint]] = {
+    "awq": awq_checkpoint,
+    "bitsandbytes": bitsandbytes_checkpoint,
+    "compressed-tensors": compressed_tensors_checkpoint,
+    "fp8": _fp8,
+    "gptq": gptq_checkpoint,
+}

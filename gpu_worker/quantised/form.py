@@ -1,0 +1,44 @@
+"""What a checkpoint has instead of a quantised matrix: tensors, by the ends of their names.
+
+A form knows these tensors and what they mean: `decode` gives the matrix in float32, which is how a
+device without kernels for the form runs it, and the reference for those that have some. `unpack`
+gives its whole numbers, which native programs and kernels take as they are.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_worker.quantised.codes import ArrayLibrary, IntegerCodes
+from signalbox_kernels.floats import AnyArray
+
+WEIGHT = "weight"
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of the tensors of one matrix, by the ends of their names."""
+Read = Callable[[str], AnyArray]
+"""Reads a tensor of the matrix by the end of its name."""
+Tensors = Mapping[str, AnyArray]
+"""Arrays of one matrix, by the ends of their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedForm:
+    """One way to hold a matrix in few bits. Forms are equal if kernels treat them alike."""
+
+    name: str
+    """Value of `--quantization` that keeps it."""
+    marker: str
+    """End of the name of a tensor that each quantised matrix has, and no other."""
+    ends: frozenset[str]
+    """Ends of the names of all tensors that it may have."""
+    shape: Callable[[Shapes, Read], tuple[int, ...]] = field(compare=False)
+    """Returns the rows and columns of the matrix; ValueError or KeyError for what is none."""
+    decode: Callable[[Tensors], AnyArray] = field(compare=False)
+    """Returns the matrix in float32, [out_features, in_features]."""
+    bits: int = 8
+    """Bits of a code."""
+    group_size: int | None = None
+    """Columns that share a scale; None if at least a row does."""
+    unpack: Callable[[Mapping[str, Any], ArrayLibrary], IntegerCodes] | None = None
+    """Returns the codes of a form of whole numbers."""

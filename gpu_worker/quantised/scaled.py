@@ -1,0 +1,67 @@
+"""Matrices whose values are stored in 8 bits each, as E4M3 or whole numbers, beside their scales.
+
+A value is code times scale, also where a checkpoint calls the scale an inverse. Scales are of a
+matrix, of rows, of groups of columns, or of blocks of rows and columns; those at the ends may be
+smaller. compressed-tensors may add a zero point, which is subtracted from the code.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from gpu_worker.quantised.form import WEIGHT, QuantisedForm, Read, Shapes
+from signalbox_kernels.floats import AnyArray, to_float32
+
+BLOCK = 128
+"""Rows and columns of a block with a scale of its own, in DeepSeek's form."""
+SCALE, BLOCK_SCALE, ZERO_POINT = "weight_scale", "weight_scale_inv", "weight_zero_point"
+_ACTIVATIONS = frozenset({"input_scale", "input_zero_point"})
+
+Block = tuple[int, int]
+"""Rows and columns that share a scale. 0 columns are all of them, or the whole matrix."""
+ROW: Block = (1, 0)
+
+
+def scaled_form(name: str, block: Block, *, scale: str = SCALE, bits: int = 8) -> QuantisedForm:
+    """Returns the form of matrices with a scale for each block; `scale` ends its tensor's name."""
+    return QuantisedForm(
+        name=name,
+        marker=scale,
+        ends=frozenset({WEIGHT, scale, ZERO_POINT}) | _ACTIVATIONS,
+        shape=partial(_shape, block=block, scale=scale),
+        decode=partial(decode, block=block, scale=scale),
+        bits=bits,
+        group_size=block[1] or None,
+    )
+
+
+def _shape(shapes: Shapes, read: Read, *, block: Block, scale: str) -> tuple[int, ...]:
+    rows, columns = shapes[WEIGHT]
+    of_scales = -(-rows // block[0]), -(-columns // block[1]) if block[1] else 1
+    allowed = {of_scales} if block[1] else {of_scales, of_scales[:1], (), (1,), (1, 1)}
+    for end in {scale, ZERO_POINT} & shapes.keys():
+        if shapes[end] not in allowed:
+            raise ValueError
+    return rows, columns
+
+
+def decode(tensors: Mapping[str, AnyArray], *, block: Block, scale: str = SCALE) -> AnyArray:
+    """Returns the matrix in float32."""
+    values = to_float32(tensors[WEIGHT])
+    if values is tensors[WEIGHT]:
+        values = values.copy()
+    if ZERO_POINT in tensors:
+        values -= _expanded(tensors[ZERO_POINT], values.shape, block)
+    values *= _expanded(tensors[scale], values.shape, block)
+    return values
+
+
+def _expanded(scales: AnyArray, shape: tuple[int, ...], block: Block) -> AnyArray:
+    """Repeats scales of blocks for each value that no broadcasting covers."""
+    (rows, columns), (row_step, column_step) = shape, block
+    if not column_step:
+        return to_float32(scales).reshape(-1, 1)
+    expanded = to_float32(scales).reshape(-(-rows // row_step), -1)
+    expanded = np.repeat(expanded, row_step, axis=0)[:rows]
+    return np.repeat(expanded, column_step, axis=1)[:, :columns]
