@@ -76,9 +76,11 @@ async def run(
             )
             async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
                 await _serve(server, registration, worker, grace_s=settings.drain_timeout)
-        finally:
-            await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
             worker.close()
+        except BaseException as error:
+            await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
+            worker.close(f"rank 0 ends: {error}")
+            raise
 
 
 async def _serve(
@@ -135,7 +137,7 @@ def _log_ready(worker: Worker, server: Server) -> None:
             "model": worker.model.name,
             "architecture": worker.model.architecture,
             "dtype": worker.model.dtype,
-            "ranks": capacity.tensor_parallel_size,
+            "ranks": capacity.tensor_parallel_size * capacity.pipeline_parallel_size,
             "address": server.address,
             "kv_cache_tokens": capacity.num_gpu_blocks * capacity.block_size,
             "swap_space_tokens": capacity.num_cpu_blocks * capacity.block_size,

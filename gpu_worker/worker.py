@@ -83,9 +83,9 @@ class Worker:
             runner = await thread.submit(make_runner)
             files = await thread.submit(runner.tokenizer_files)
             capacity = await thread.submit(runner.profile)
-        except BaseException:
+        except BaseException as error:
             if runner is not None:
-                close(runner)
+                close(runner, f"rank 0 ends: {error}")
             thread.close()
             raise
         worker = cls(
@@ -159,10 +159,14 @@ class Worker:
             "(its requests continue at other workers)"
         )
 
-    def close(self) -> None:
-        """Ends the lease and the thread; a step that runs is not waited for."""
+    def close(self, failure: str | None = None) -> None:
+        """Ends the lease and the thread; a step that runs is not waited for.
+
+        Args:
+            failure: why the worker ends before its time.
+        """
         self.begin_epoch(NO_EPOCH)
-        close(self._runner)
+        close(self._runner, failure)
         self._thread.close()
         self._grammars.close()
 

@@ -108,15 +108,19 @@ class Described(Protocol):
 class Closeable(Protocol):
     """A runner with more to end than its memory, such as processes."""
 
-    def close(self) -> None:
-        """Ends it; to be called after the last call, on any thread."""
+    def close(self, failure: str | None = None) -> None:
+        """Ends it; to be called after the last call, on any thread.
+
+        Args:
+            failure: why it ends before its time; processes then exit with a status other than 0.
+        """
         ...
 
 
-def close(runner: Runner) -> None:
-    """Ends what a runner has started."""
+def close(runner: Runner, failure: str | None = None) -> None:
+    """Ends what a runner has started; see `Closeable`."""
     if isinstance(runner, Closeable):
-        runner.close()
+        runner.close(failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

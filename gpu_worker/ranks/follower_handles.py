@@ -26,6 +26,8 @@ AGREE_S = 20.0
 """Seconds for all ranks to fail at the same place; a rank that continues alone waits for ever."""
 JOIN_S = 120.0
 """Seconds for a started rank to join."""
+LINK_S = 1.5
+"""Seconds for the end of a rank to be known as such, and not as that of its link."""
 _END_S = 5.0
 
 R = TypeVar("R", bound=Report)
@@ -61,13 +63,19 @@ class Followers:
         self._num_agreed = 0
         """Commands whose failures have been reported and handled."""
         self.meeting = Meeting()
-        self.servicer = FirstRankServicer(self._take_in, self.meeting)
+        self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost)
         self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))  # for this user alone
         address = f"unix:{self._folder}/0"
         # A rank has its stream, what it passes, and a call for a key.
         self._server = RankServer(self.servicer, address, num_streams=3 * num_ranks)
-        with self._lock:  # the first joins before the last is started
-            self._all = [_Follower(rank, launch(rank, address)) for rank in range(1, num_ranks)]
+        self._all: list[_Follower] = []
+        try:
+            with self._lock:  # the first joins before the last is started
+                for rank in range(1, num_ranks):
+                    self._all.append(_Follower(rank, launch(rank, address)))
+        except BaseException as error:
+            self.close(f"a rank could not be started: {error}")
+            raise
         for follower in self._all:
             name = f"end of rank {follower.rank}"
             threading.Thread(target=self._watch, args=(follower,), name=name, daemon=True).start()
@@ -143,14 +151,16 @@ class Followers:
         """Says that rank 0 has seen a command fail, so that others may report it."""
         self._num_agreed = max(self._num_agreed, command)
 
-    def close(self) -> None:
-        """Ends the ranks."""
+    def close(self, failure: str | None = None) -> None:
+        """Ends the ranks; with status 0 if nothing has failed."""
         with self._lock:
             self._is_closed = True
+            if failure is not None and self.meeting.lost is None:
+                self.meeting.call_off(failure)
         for follower in self._all:
             if follower.joined is not None:
                 follower.joined.end()
-            elif self.meeting.lost is None:
+            else:
                 follower.started.kill()
         for follower in self._all:
             follower.started.end(within_s=_END_S)
@@ -217,7 +227,13 @@ class Followers:
         if self._num_agreed < command:
             self.lose(reason)
 
+    def _on_link_lost(self, rank: int) -> None:
+        timer = threading.Timer(LINK_S, self.lose, (f"the link from rank {rank} is lost",))
+        timer.daemon = True
+        timer.start()
+
     def lose(self, reason: str) -> None:
+        """Ends the ranks, unless they have ended."""
         with self._lock:
             if self._is_closed or self.meeting.lost is not None:
                 return
@@ -226,6 +242,7 @@ class Followers:
             follower.started.kill()
             follower.answers.put(None)
         self.servicer.incoming.put(None)
+        shutil.rmtree(self._folder, ignore_errors=True)  # the process may end within the next call
         self._on_lost(reason)
 
     def _check(self) -> None:

@@ -9,10 +9,13 @@ service manager sends to all processes are rank 0's to act on.
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 from contract.step import Step
@@ -41,6 +44,8 @@ from gpu_worker.ranks.versions import versions
 logger = logging.getLogger("gpu_worker.ranks.follower_process")
 
 _LEAVE_S = 0.5
+_VERDICT_S = 4.0
+"""Seconds for rank 0, which knows more, to end a rank that has lost another one."""
 
 
 class Follower:
@@ -52,15 +57,17 @@ class Follower:
         Args:
             on_end: called on any thread with the status to exit with.
         """
+        self._rank = rank
         self._on_end = on_end
         self._first = FirstRank(address)
-        self._servicer = RankServicer()
-        folder = address.rpartition("/")[0]
-        self._server = RankServer(self._servicer, f"{folder}/{rank}", num_streams=1)
+        self._servicer = RankServicer(self._on_link_lost)
+        self._folder = address.rpartition("/")[0]
+        self._server = RankServer(self._servicer, f"{self._folder}/{rank}", num_streams=1)
         self._first.report(Hello(rank, versions(), self._server.address, os.getpid()))
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._num_commands = 0
-        threading.Thread(target=self._read, name="rank 0", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="rank 0", daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         status = 0
@@ -69,6 +76,7 @@ class Follower:
                 self._commands.put(command)
         except RankLost as error:
             logger.error("%s", error)
+            shutil.rmtree(self._folder.removeprefix("unix:"), ignore_errors=True)
             status = 1
         self._commands.put(None)
         self._on_end(status)
@@ -83,6 +91,14 @@ class Follower:
 
     def serve(self) -> None:
         """Executes commands until rank 0 ends; raises errors after which the rank cannot go on."""
+        try:
+            self._serve()
+        except RankLost:
+            self._reader.join(_VERDICT_S)
+            raise
+        self._reader.join()  # which has called `on_end`
+
+    def _serve(self) -> None:
         start = self._next()
         if start is None:
             return
@@ -100,14 +116,30 @@ class Follower:
     def finish(self) -> None:
         """Gives what was reported time to leave; rank 0 kills a rank that reports no more."""
         self._first.end_reports()
-        threading.Event().wait(_LEAVE_S)
+        time.sleep(_LEAVE_S)
+
+    def _on_link_lost(self, rank: int) -> None:
+        """Ends this rank, unless rank 0 does."""
+        threading.Thread(target=self._end_without, args=(rank,), daemon=True).start()
+
+    def _end_without(self, rank: int) -> None:
+        self._reader.join(_VERDICT_S)
+        if self._reader.is_alive():
+            logger.error("the link with rank %d is lost", rank)
+            self.finish()
+            self._on_end(1)
 
     def close(self) -> None:
         self._first.close()
         self._server.close()
 
     def _load(self, start: Start) -> None:
-        next_rank = NextRank(start.next_address) if start.next_address else None
+        next_rank = None
+        if start.next_address:
+            below = self._rank - start.parallel.tensor_parallel_size
+            next_rank = NextRank(
+                start.next_address, rank=self._rank, on_lost=partial(self._on_link_lost, below)
+            )
         self.report(Connected())
         self._share: Share = load_share(start, self._first)
         incoming = self._servicer.incoming if start.parallel.stage else None

@@ -1,6 +1,6 @@
 """Calls RankService of other ranks: joins rank 0, meets ranks there, passes hidden states on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -84,13 +84,27 @@ class FirstRank:
 class NextRank:
     """The rank that takes this one's hidden states."""
 
-    def __init__(self, address: str, *, tls: TlsConfig = CLEAR, within_s: float = REACH_S) -> None:
-        """Connects, and exchanges a first message. Raises TimeoutError."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        rank: int,
+        on_lost: Callable[[], None],
+        tls: TlsConfig = CLEAR,
+        within_s: float = REACH_S,
+    ) -> None:
+        """Connects. Raises TimeoutError.
+
+        Args:
+            rank: that of the caller.
+            on_lost: called on any thread when the rank takes no more.
+        """
         self._channel = _open(address, tls, within_s=within_s)
         self._states: SimpleQueue[pb.PassRequest | None] = SimpleQueue()
-        self._states.put(pb.PassRequest())
+        self._states.put(pb.PassRequest(rank=rank))
         make_stub: Any = rank_pb2_grpc.RankServiceStub
         self._call = make_stub(self._channel).Pass.future(iter(self._states.get, None))
+        self._call.add_done_callback(lambda _: on_lost())
 
     def send(self, states: HiddenStates) -> None:
         """Enqueues hidden states; raises RankLost if the rank has gone."""

@@ -90,20 +90,23 @@ class IncomingStates:
 class RankServicer(rank_pb2_grpc.RankServiceServicer):
     """What every rank serves."""
 
-    def __init__(self, tls: TlsConfig = CLEAR) -> None:
+    def __init__(self, on_link_lost: Callable[[int], None], tls: TlsConfig = CLEAR) -> None:
+        """Args: on_link_lost: called on any thread with a rank that passes no more states."""
         self.incoming = IncomingStates()
+        self._on_link_lost = on_link_lost
         self._tls = tls
 
     def Pass(
         self, requests: Iterator[pb.PassRequest], context: grpc.ServicerContext
     ) -> pb.PassResponse:
         self._check_role(context)
+        rank = next(requests).rank
         try:
             for message in requests:
-                if message.command:
-                    self.incoming.put(message)
+                self.incoming.put(message)
         finally:
             self.incoming.put(None)
+            self._on_link_lost(rank)
         return pb.PassResponse()
 
     def _check_role(self, context: grpc.ServicerContext) -> None:
@@ -126,10 +129,11 @@ class FirstRankServicer(RankServicer):
         self,
         on_join: Callable[[JoinedRank], str | None],
         meeting: Meeting,
+        on_link_lost: Callable[[int], None],
         tls: TlsConfig = CLEAR,
     ) -> None:
         """Args: on_join: takes a rank on any thread; returns why it may not join, if it may not."""
-        super().__init__(tls)
+        super().__init__(on_link_lost, tls)
         self._on_join = on_join
         self._meeting = meeting
 

@@ -93,8 +93,8 @@ class RankedRunner:
         self._others = Followers(start.parallel.num_ranks, self._lose, launch=launch)
         try:
             self._load(replace(start, device=device), progress)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(f"rank 0 ends: {error}")
             raise
         logger.info(
             "%d ranks are one worker: %d stages of %d tensor-parallel ranks",
@@ -252,8 +252,8 @@ class RankedRunner:
     def begin_recording(self, options: ProfileOptions) -> Recording:
         return self._own.begin_recording(options)
 
-    def close(self) -> None:
-        self._others.close()
+    def close(self, failure: str | None = None) -> None:
+        self._others.close(failure)
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 

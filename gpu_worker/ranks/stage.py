@@ -6,6 +6,7 @@ whatever fails.
 
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.rank_client import NextRank
 from gpu_worker.ranks.rank_messages import Failure, HiddenStates
@@ -38,6 +39,8 @@ class Stage:
             if self._incoming is not None:
                 forward_ns = self._take(self._incoming, batch, command)
             output = self.runner.execute(batch)
+        except DeviceLost:  # the ranks end, so that no stage waits for these states
+            raise
         except Exception as error:
             self._pass_on(HiddenStates(command, None, Failure.of(error), 0))
             raise

@@ -113,5 +113,5 @@ class StepDivision:
         if spread > 1e-3 * self._tokens**2:
             slope = (self._steps * self._tokens_ns - self._tokens * self._ns) / spread
             of_token = min(max(0.0, slope), of_token)
-        fixed = (self._ns - of_token * self._tokens) / self._steps
+        fixed = max(0.0, self._ns - of_token * self._tokens) / self._steps  # it is rounded
         return fixed / self.num_stages, of_token / self.num_stages

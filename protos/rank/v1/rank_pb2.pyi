@@ -259,16 +259,18 @@ class GetKeyResponse(_message.Message):
     def __init__(self, value: _Optional[bytes] = ...) -> None: ...
 
 class PassRequest(_message.Message):
-    __slots__ = ("command", "hidden_states", "failed", "forward_ns")
+    __slots__ = ("command", "hidden_states", "failed", "forward_ns", "rank")
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     command: int
     hidden_states: bytes
     failed: RankFailure
     forward_ns: int
-    def __init__(self, command: _Optional[int] = ..., hidden_states: _Optional[bytes] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., forward_ns: _Optional[int] = ...) -> None: ...
+    rank: int
+    def __init__(self, command: _Optional[int] = ..., hidden_states: _Optional[bytes] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., forward_ns: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class PassResponse(_message.Message):
     __slots__ = ()

@@ -123,6 +123,14 @@ def test_one_stage_divides_nothing() -> None:
     assert division.most_prompt_tokens(900) == 900
 
 
+def test_no_cost_is_negative_where_steps_have_one_size() -> None:
+    division = StepDivision(3)
+    for index in range(100):  # some sums are rounded up, and others down
+        division.observe(num_tokens=3, forward_ns=1_000_001 + 7 * index)
+        assert division._cost()[0] >= 0
+        assert 1 <= division.most_prompt_tokens(100) <= 100
+
+
 def test_a_fixed_cost_is_told_from_that_of_tokens() -> None:
     division = StepDivision(3)
     for num_tokens in (4, 64, 4, 8):

@@ -1,0 +1,143 @@
+"""Ranks of a worker, as processes, that are killed, stopped or cut off cost no request."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scheduler_svc.config import SchedulerConfig
+from tests.gpu_worker.tiny_models import make_llama
+from tests.integration.stack import Router, RunningScheduler, router, running_scheduler
+from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.signalbox.stacks import COMMAND, environment
+from tests.waiting import EVENT_S, eventually
+
+pytestmark = pytest.mark.system
+
+NUM_REQUESTS = 6
+FLAGS = (
+    "--pipeline-parallel-size=3",
+    *("--device=cpu", "--dtype=float32", "--cpu-backend=native", "--num-threads=1"),
+    *("--kv-cache-memory=0.002", "--swap-space=0.001", "--max-num-seqs=4"),
+    *("--max-num-batched-tokens=64", "--drain-timeout=0"),
+)
+
+
+class RankedWorker:
+    """A `signalbox worker` of three stages, and everything that it leaves."""
+
+    def __init__(self, model: Path, scheduler: str, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.log = folder / "log"
+        with self.log.open("wb") as sink:
+            self.process = psutil.Popen(
+                [
+                    *COMMAND,
+                    "worker",
+                    str(model),
+                    "--pipeline-parallel-size=3",
+                    *FLAGS,
+                    f"--scheduler={scheduler}",
+                ],
+                env=environment() | {"TMPDIR": str(folder)},
+                stderr=sink,
+            )
+        self.ranks: list[psutil.Process] = []
+
+    def find_ranks(self) -> None:
+        self.ranks = [
+            one for one in self.process.children() if "follower_process" in str(one.cmdline())
+        ]
+        self.ranks.sort(key=lambda one: int(one.cmdline()[-2]))
+        assert len(self.ranks) == 2
+
+    async def until_gone(self) -> int:
+        """Returns the status of rank 0, when all ranks have ended, and have left nothing."""
+        status = await asyncio.to_thread(self.process.wait, EVENT_S)
+        await eventually(lambda: not any(has_ended(one) is False for one in self.ranks))
+        assert [path.name for path in self.folder.iterdir()] == ["log"]
+        return int(status)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.asynccontextmanager
+async def ranked_worker(
+    scheduler: RunningScheduler, model: Path, folder: Path
+) -> AsyncIterator[RankedWorker]:
+    worker = RankedWorker(model, scheduler.address, folder)
+    try:
+        yield worker
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in worker.process.children(recursive=True):
+                one.kill()
+            worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stages")
+    make_llama(path)
+    return path
+
+
+async def add_requests(client: Router, first: int) -> None:
+    for index in range(NUM_REQUESTS):
+        prompt = [5 + (index * 7 + i) % 80 for i in range(20 + index)]
+        await client.add(first + index, prompt, max_tokens=120)
+
+
+def tokens_of(client: Router, first: int) -> list[dict[int, list[int]]]:
+    return [client.got[first + index].tokens for index in range(NUM_REQUESTS)]
+
+
+def kill(worker: RankedWorker) -> None:
+    worker.ranks[0].kill()
+
+
+def stop(worker: RankedWorker) -> None:
+    worker.ranks[1].suspend()
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [(kill, "rank 1 was killed by SIGKILL"), (stop, "rank 2 no longer answers")],
+)
+async def test_a_rank_that_is_lost_costs_no_request(
+    harm: Callable[[RankedWorker], None], reason: str, model: Path, tmp_path: Path
+) -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0, worker_wait=120)) as scheduler,
+        ranked_worker(scheduler, model, tmp_path / "first") as worker,
+        router(scheduler.address) as client,
+    ):
+        await until_workers(scheduler, 1)
+        worker.find_ranks()
+        await add_requests(client, 0)
+        await client.ended(*range(NUM_REQUESTS))
+        await add_requests(client, 100)
+        await eventually(
+            lambda: all(len(one.get(0, ())) > 20 for one in tokens_of(client, 100)[:2])
+        )
+        harm(worker)
+        async with ranked_worker(scheduler, model, tmp_path / "second") as second:
+            assert await worker.until_gone() == 1
+            assert f"{reason}; the worker exits" in worker.log.read_text()
+            await client.ended(*range(100, 100 + NUM_REQUESTS))
+            assert tokens_of(client, 100) == tokens_of(client, 0)
+            await assert_idle(scheduler)
+            second.find_ranks()
+            second.process.send_signal(signal.SIGTERM)
+            assert await second.until_gone() == 0
