@@ -82,10 +82,8 @@ def check_environment() -> None:
     known = {*KNOWN, *others, *VLLM_FLAGS, *REMOVED}
     for name in sorted(given):
         if name not in known:
-            variables = (ENV_PREFIX + one.upper() for one in known)
-            variable = ENV_PREFIX + name.upper()
-            hint = did_you_mean(variable, variables)
-            raise SettingsError(f"the environment: nothing reads {variable}{hint}")
+            hint = did_you_mean(name.upper(), map(str.upper, known), prefix=ENV_PREFIX)
+            raise SettingsError(f"the environment: nothing reads {ENV_PREFIX}{name.upper()}{hint}")
 
 
 def merge_sources(

@@ -9,7 +9,6 @@ from typing import Any
 
 from signalbox.settings.sources import SettingsError, Source
 
-_HTTP = "--port is the HTTP API's port, as in vLLM; the port of gRPC is --grpc-port"
 _GRPC = (
     "--port beside --http-port or --no-http is read as --grpc-port, in this release only;"
     " write --grpc-port"
@@ -32,7 +31,7 @@ def split_port(
     """Returns one source's settings with `port` renamed to the setting that it means.
 
     Args:
-        tell: called with one line on how `port` is read, unless that is certain.
+        tell: called with one line on how `port` is read, if not as the HTTP API's port.
     """
     if "port" not in values:
         return dict(values)
@@ -44,6 +43,4 @@ def split_port(
     if http_is_off or "http_port" in rest:
         tell(_GRPC)
         return {**rest, "grpc_port": values["port"]}
-    if "grpc_port" not in rest:
-        tell(_HTTP)
     return {**rest, "http_port": values["port"]}

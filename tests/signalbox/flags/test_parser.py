@@ -120,6 +120,14 @@ def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatc
     assert SECRET not in str(caught.value)
 
 
+def test_a_variable_is_like_another_by_what_follows_the_prefix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SIGNALBOX_FOO", "1")
+    with pytest.raises(SettingsError, match=r"nothing reads SIGNALBOX_FOO$"):
+        load(RouterSettings, {})
+
+
 def test_a_command_that_asks_refuses_such_a_variable_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
