@@ -104,7 +104,7 @@ def _read_file(path: Path) -> GGUFContent:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with mapped:
             return _Cursor(mapped, path).content()
-    except (ValueError, LookupError, struct.error, ArithmeticError, OSError) as error:
+    except (ValueError, LookupError, ArithmeticError, OSError) as error:
         raise ModelError(f"{path} is no readable GGUF file ({error}); fetch it again") from None
 
 
@@ -114,6 +114,14 @@ def _distinct(pairs: list[tuple[str, T]]) -> dict[str, T]:
     if len(found) != len(pairs):
         raise ValueError("two of its entries have one name")
     return found
+
+
+def _layout(kind: int) -> str:
+    """Returns the layout of a number. Raises ValueError for a type that GGUF does not have."""
+    layout = _NUMBERS[kind] if kind < len(_NUMBERS) else None
+    if layout is None:
+        raise ValueError(f"a field has type {kind}, which is not known")
+    return layout
 
 
 class _Cursor:
@@ -145,7 +153,7 @@ class _Cursor:
 
     def _times(self, count: int, read: Callable[[], T]) -> list[T]:
         if count > len(self._bytes):
-            raise ValueError("it counts more entries than it has bytes")
+            raise ValueError("it is cut off")
         return [read() for _ in range(count)]
 
     def _read(self, count: int) -> bytes:
@@ -157,8 +165,7 @@ class _Cursor:
         return taken
 
     def _number(self, layout: str) -> Any:
-        (value,) = struct.unpack_from(layout, self._bytes, self._at)
-        self._at += struct.calcsize(layout)
+        (value,) = struct.unpack(layout, self._read(struct.calcsize(layout)))
         return value
 
     def _string(self) -> str:
@@ -173,14 +180,12 @@ class _Cursor:
             return self._string()
         if kind == _ARRAY:
             return self._array(self._number("<I"), self._number("<Q"))
-        layout = _NUMBERS[kind]
-        assert layout is not None
-        return self._number(layout)
+        return self._number(_layout(kind))
 
     def _array(self, kind: int, count: int) -> list[Any]:
         if kind in (_STRING, _ARRAY):
             return self._times(count, self._string if kind == _STRING else self._nested)
-        dtype = np.dtype(_NUMBERS[kind] or "V")
+        dtype = np.dtype(_layout(kind))
         values: list[Any] = np.frombuffer(self._read(count * dtype.itemsize), dtype=dtype).tolist()
         return values
 

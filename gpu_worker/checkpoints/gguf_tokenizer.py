@@ -120,16 +120,19 @@ def adds_bos(*, model: str, pre: str) -> bool:
 
 def build(vocab: GGUFVocab) -> str:
     """Returns tokenizer.json."""
-    if vocab.model == "llama":
-        tokenizer = _sentencepiece(vocab)
-    elif vocab.model == "gpt2":
-        tokenizer = _byte_level(vocab)
-    else:
+    make = {"llama": _sentencepiece, "gpt2": _byte_level}.get(vocab.model)
+    if make is None:
         raise ModelError(
             f"tokenizers of kind {vocab.model!r} are not supported in GGUF files; "
             "use a model directory with a tokenizer.json"
         )
-    _add_tokens(tokenizer, vocab)
+    try:
+        tokenizer = make(vocab)
+        _add_tokens(tokenizer, vocab)
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises no narrower type
+        raise ModelError(f"the tokenizer is damaged ({error}); fetch the file again") from None
     return str(tokenizer.to_str())
 
 

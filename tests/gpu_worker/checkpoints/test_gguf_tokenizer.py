@@ -56,9 +56,10 @@ def test_built_tokenizer_adds_the_tokens_that_it_is_told_to() -> None:
         ({"pre": "unheard-of"}, "called 'unheard-of', which is not supported; use a"),
         ({"model": "bert"}, "tokenizers of kind 'bert' are not supported"),
         ({"model": "llama"}, "tokenizer has no scores"),
+        ({"merges": ["x y"]}, r"the tokenizer is damaged \(.*\); fetch the file again"),
     ],
 )
-def test_tokenizer_that_is_not_known_is_refused(fields: dict[str, str], message: str) -> None:
+def test_tokenizer_that_is_not_known_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         build(make_vocab(**fields))
 

@@ -135,7 +135,8 @@ def counting(num_entries: int) -> bytes:
         (b"", "no readable GGUF"),
         (b"not a gguf file, but long enough to look at", "no readable GGUF"),
         (b"GGUF", "no readable GGUF"),
-        (counting(1 << 60), "counts more entries than it has bytes"),
+        *((counting(3)[:length], r"\(it is cut off\)") for length in (6, 12, 20, 24, 30)),
+        (counting(1 << 60), "it is cut off"),
         *((share, "no readable GGUF file") for share in (0.001, 0.02, 0.3, 0.9, 0.9999)),
     ],
 )
