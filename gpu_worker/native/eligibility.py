@@ -8,7 +8,7 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.opened_model import OpenedModel
 from signalbox_kernels.native import NativeUnavailable, best_isa
 
@@ -29,7 +29,8 @@ def why_not_natively(
 ) -> str | None:
     """Says what keeps a model from running natively; None if it can, and is to.
 
-    Raises ValueError if it must, or if SIGNALBOX_ISA names no instruction set.
+    Raises ValueError if it must, or if SIGNALBOX_ISA names no instruction set; ModelError if there
+    are neither native kernels nor PyTorch.
     """
     wanted = device_config.cpu_backend
     if wanted == "torch":
@@ -61,6 +62,11 @@ def _why_no_library(*, warn: bool) -> str | None:
     try:
         best_isa()
     except NativeUnavailable as error:
+        if find_spec("torch") is None:
+            raise ModelError(
+                f"no native CPU kernels: {error}; mend that, or pip install"
+                " 'signalbox-serving[worker]' to compute in PyTorch, more slowly"
+            ) from error
         if warn:
             logger.warning("no native CPU kernels: %s; PyTorch computes, more slowly", error)
         return str(error)

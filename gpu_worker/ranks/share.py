@@ -1,9 +1,11 @@
 """Loads a rank's share of a model: natively, or through PyTorch, which is imported for it alone."""
 
+from importlib.util import find_spec
 from typing import Protocol
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Inspectable, Runner
+from gpu_worker.checkpoints.quantization import choose_quantization
 from gpu_worker.device.keys import Keys
 from gpu_worker.loading.layer_partition import stage_layers
 from gpu_worker.loading.missing_packages import needing_pytorch
@@ -56,6 +58,8 @@ def load_share(
                 layers=layers,
                 progress=progress,
             )
+        if find_spec("torch") is None and start.device.device != "cuda":
+            choose_quantization(start.model, opened.source, why_not)  # refuses what PyTorch would
         progress(StartupProgress(StartupPhase.IMPORT))
         with needing_pytorch(f"{THROUGH_PYTORCH}, not natively ({why_not})"):
             from gpu_worker.runner.model_runner import ModelRunner

@@ -14,7 +14,8 @@ import json
 from signalbox import LLM, SamplingParams
 from signalbox.sampling_params import BeamSearchParams, StructuredOutputsParams
 
-llm = LLM(sys.argv[1], load_format=sys.argv[3], device="cpu", dtype=sys.argv[4], num_threads=1,
+llm = LLM(sys.argv[1], load_format=sys.argv[3], device="cpu", dtype=sys.argv[4],
+          quantization=sys.argv[5], num_threads=1,
           swap_space=0.001, kv_cache_memory_bytes=1 << 22, max_num_seqs=8)
 prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[2])]
 greedy = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
@@ -41,10 +42,11 @@ print(json.dumps({
 
 
 def run(
-    path: Path, *, load_format: str = "auto", dtype: str = "float32"
+    path: Path, *, load_format: str = "auto", dtype: str = "float32", quantization: str = "auto"
 ) -> subprocess.CompletedProcess[str]:
+    options = [load_format, dtype, quantization]
     return subprocess.run(
-        [sys.executable, "-c", SERVE, str(path), json.dumps(PROMPTS), load_format, dtype],
+        [sys.executable, "-c", SERVE, str(path), json.dumps(PROMPTS), *options],
         capture_output=True,
         text=True,
         check=False,

@@ -1,14 +1,15 @@
 """What runs natively is decided from configurations, before any weight is read."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.opened_model import open_with_config
 from gpu_worker.native import eligibility
 from gpu_worker.native.eligibility import why_not_natively
+from signalbox_kernels.native import NativeUnavailable
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -46,6 +47,22 @@ def test_options_decide(options: dict[str, Any], expected: str | None, native_ti
 def test_what_must_run_natively_and_cannot_is_refused(native_tiny: Path) -> None:
     with pytest.raises(ValueError, match="cpu_backend is 'native', but block size 8"):
         reason(native_tiny, device="cpu", cpu_backend="native", block_size=8)
+
+
+@pytest.mark.parametrize("has_pytorch", [True, False])
+def test_without_kernels_pytorch_computes_if_it_is_there(
+    has_pytorch: bool, native_tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> NoReturn:
+        raise NativeUnavailable("no space left")
+
+    monkeypatch.setattr(eligibility, "best_isa", fail)
+    monkeypatch.setattr(eligibility, "find_spec", lambda _: has_pytorch or None)
+    if has_pytorch:
+        assert reason(native_tiny, device="cpu") == "no space left"
+        return
+    with pytest.raises(ModelError, match="no native CPU kernels: no space left; mend that, or pip"):
+        reason(native_tiny, device="cpu")
 
 
 def test_weights_are_not_read(native_tiny: Path, tmp_path: Path) -> None:

@@ -101,3 +101,16 @@ def test_a_setting_that_needs_pytorch_is_named_beside_the_extra(tmp_path: Path) 
     assert done.returncode != 0
     assert "not natively (it computes in float32 and bfloat16, not in float16)" in done.stderr
     assert "torch is not installed; pip install 'signalbox-serving[worker]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"), [("int8", "takes a native program, but"), ("fp8", "takes a CUDA device")]
+)
+def test_what_pytorch_would_refuse_does_not_ask_for_it(
+    form: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    done = run(tmp_path, load_format="dummy", dtype="float16", quantization=form)
+    assert done.returncode != 0
+    assert expected in done.stderr
+    assert "not installed" not in done.stderr
