@@ -50,6 +50,9 @@ def download(
 
     Raises ModelError, in one line, for what cannot be had.
     """
+    import huggingface_hub as hub
+
+    logging.getLogger(hub.__name__).handlers.clear()  # with its own, each line comes twice
     name = parse_hub_name(model)
     if name is None:
         raise ModelError(f"{model} is no hub id; give org/name or org/name:Q4_K_M")

@@ -1,5 +1,6 @@
 """Models on the hub: which files are fetched, what is kept of them, what is refused in one line."""
 
+import io
 import logging
 import os
 import shutil
@@ -152,6 +153,17 @@ def test_a_whole_copy_is_used_at_once_where_the_hub_does_not_answer(
             assert fetch(name) == path
     line = f"the hub does not answer; using the copy of {name} in the cache: {path}"
     assert caplog.messages.count(line) == 1
+
+
+def test_a_line_of_the_library_is_written_once(hub: FakeHub) -> None:
+    written = io.StringIO()
+    logger = logging.getLogger("huggingface_hub")
+    logger.addHandler(logging.StreamHandler(written))  # as the library itself does
+    make_model(hub.repository())
+    fetch("some-org/Some-Model")
+    logger.warning("it tries again")
+    assert written.getvalue() == ""
+    assert logger.propagate  # to the handler of the service
 
 
 @pytest.mark.parametrize("missing", ["config.json", "*-00002-of-*", "*.safetensors", None])
