@@ -23,7 +23,11 @@ from signalbox.stack import machine_info
 
 DISTRIBUTION = "signalbox-serving"
 DEMO_MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
-PORTS = {50051: ("router", "--grpc-port"), 50052: ("scheduler", "--port")}
+PORTS = {
+    8000: ("router, HTTP", "--http-port"),
+    50051: ("router, gRPC", "--grpc-port"),
+    50052: ("scheduler", "--port"),
+}
 OUR_PACKAGES = (
     "protos",
     "contract",
@@ -187,7 +191,9 @@ def _surroundings(report: Report) -> dict[str, str | None]:
             found[f"port {port} ({service})"] = "free"
         except BindError as error:
             found[f"port {port} ({service})"] = str(error)
-            report.notes.append(f"port {port} is taken; give the {service} another {flag}")
+            report.notes.append(
+                f"port {port} is taken; give the {service.partition(',')[0]} another {flag}"
+            )
     found["demo model"] = str(DEMO_MODEL) if DEMO_MODEL.is_file() else None
     return found
 
@@ -216,6 +222,10 @@ def _add_worker(report: Report) -> None:
     }
     if _is_there("torch"):
         _add_pytorch(report)
+    elif found.kernels.startswith("none"):
+        report.problems.append(
+            f"no model can be served without native CPU kernels ({found.kernels}); {INSTALL_WORKER}"
+        )
     else:
         report.notes.append(
             f"only models that run natively can be served, without PyTorch; {INSTALL_WORKER}"

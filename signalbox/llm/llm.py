@@ -195,7 +195,7 @@ class LLM(Controls):
 
         `embed`, `classify`, `score` and `reward` do the same.
         """
-        refuse_pooling("LLM.encode")
+        refuse_pooling("pooling by encode, embed, classify, score or reward")
 
     embed = classify = score = reward = encode
 

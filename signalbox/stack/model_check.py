@@ -38,22 +38,25 @@ def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
 
 
 def _check_memory(settings: EngineSettings, sizes: WeightSizes, *, num_workers: int) -> None:
-    fitting = _fitting_bytes(settings, num_workers=num_workers)
+    free = max(0, available_ram() // num_workers - WORKER_BYTES)
+    fitting = max(0, free - _cache_bytes(settings))
     form = _chosen_form(settings, sizes)
     needed = sizes.bytes_in(form)
     if needed <= fitting or (settings.device == "auto" and visible_gpus()):
         return
+    remedy = _remedy(settings, sizes, fitting=fitting, num_workers=num_workers)
+    if needed <= free:
+        remedy = "lower --kv-cache-memory or --swap-space"
     raise MemoryError(
         f"{settings.model} takes {_gib(needed)} in {form}, and weights of at most {_gib(fitting)}"
         f" fit in the memory that is free{_for_each(num_workers)};"
-        f" {_remedy(settings, sizes, fitting=fitting, num_workers=num_workers)}"
+        f" {remedy}"
     )
 
 
-def _fitting_bytes(settings: EngineSettings, *, num_workers: int) -> int:
-    """Returns the bytes of RAM for one worker's weights, beside its KV cache and swap space."""
-    told = (settings.kv_cache_memory or 0.0) + (settings.swap_space or 0.0)
-    return max(0, available_ram() // num_workers - WORKER_BYTES - int(told * GIB))
+def _cache_bytes(settings: EngineSettings) -> int:
+    """Returns the bytes that flags ask for as KV cache and swap space."""
+    return int(((settings.kv_cache_memory or 0.0) + (settings.swap_space or 0.0)) * GIB)
 
 
 def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:

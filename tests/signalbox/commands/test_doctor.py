@@ -9,13 +9,14 @@ from collections.abc import Callable
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from signalbox.commands import doctor
 from signalbox.settings.loading import in_words_of_flags
 from signalbox.stack import machine_info
-from signalbox_kernels.native import ISA_VARIABLE
+from signalbox_kernels.native import ISA_VARIABLE, NativeUnavailable
 from tests.signalbox.stacks import run_here, serve
 
 REQUIREMENTS = [
@@ -70,6 +71,18 @@ def test_without_torch_native_programs_are_reported(monkeypatch: pytest.MonkeyPa
     assert report.sections["worker"]["native CPU kernels"]
     assert "pytorch" not in report.sections
     assert any("signalbox-serving[worker]" in note for note in report.notes)
+
+
+def test_without_kernels_and_pytorch_no_model_can_be_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> NoReturn:
+        raise NativeUnavailable("no space left")
+
+    install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0", gguf="0.17")
+    monkeypatch.setattr("gpu_worker.native.capabilities.best_isa", fail)
+    (problem,) = doctor.examine().problems
+    assert "(none: no space left); pip install 'signalbox-serving[worker]'" in problem
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_each_worker_takes_its_own_copy_beside_its_cache(
     check_model(WorkerSettings(model=model))
     with pytest.raises(MemoryError, match="for each of 2 workers; --quantization int8"):
         check_model(WorkerSettings(model=model), num_workers=2)
-    with pytest.raises(MemoryError, match=r"at most 1\.5 GiB fit"):
+    with pytest.raises(MemoryError, match=r"at most 1\.5 GiB fit .*; lower --kv-cache-memory or"):
         check_model(WorkerSettings(model=model, kv_cache_memory=1.5))
 
 
@@ -218,6 +218,8 @@ EMPTY_LIST = struct.pack("<IQ", U32, 0)
     [
         (gguf_field("a", LIST, struct.pack("<IQ", LIST, 1) * 5000 + EMPTY_LIST), "too deep"),
         (gguf_field("general.alignment", U32, bytes(4)), "alignment is 0"),
+        (gguf_field("a", 13, bytes(8)), "type 13, which is not known"),
+        (gguf_field("a", LIST, struct.pack("<IQQ", 13, 1, 0)), "type 13, which is not known"),
         (gguf_field("general.alignment", LIST, EMPTY_LIST), "no whole number"),
         (gguf_field("split.count", LIST, EMPTY_LIST), "no whole number"),
         (gguf_field("split.count", TEXT, struct.pack("<Q3s", 3, b"two")), "no whole number"),
