@@ -1,6 +1,7 @@
 """The ASGI application: its routes, and its answers to failures."""
 
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -90,7 +91,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Answers unknown paths and methods."""
     assert isinstance(error, HTTPException)
     asked_for = f"{request.method} {request.url.path}"[:MAX_PATH_CHARS]
-    message = f"{asked_for}: {error.detail}; /docs lists what is served"
+    is_elsewhere = error.status_code == HTTPStatus.NOT_FOUND and " /v1/" not in asked_for
+    hint = "; OpenAI's API is below /v1" if is_elsewhere else ""
+    message = f"{asked_for}: {error.detail}{hint}; /docs lists what is served"
     body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return json_response({"error": body}, status=error.status_code, headers=error.headers)
 

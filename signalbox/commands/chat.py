@@ -40,7 +40,8 @@ COMMANDS = """\
 /set            show the sampling parameters that are set
 /set NAME X     set one for the next answers, as in /set temperature 0; without X, unset it
 /help, /?       show this list
-/exit, /bye     end the conversation, as Ctrl-D does
+/exit, /quit, /bye
+                end the conversation, as Ctrl-D does
 \"""             begins a message of several lines, and ends it
 Ctrl-C          stop an answer; the part that was generated stays in the conversation"""
 _NAMES = re.findall(r"/\w+", COMMANDS)
@@ -94,7 +95,13 @@ class Conversation:
 async def talk(options: dict[str, Any]) -> None:
     """Answers options["message"], standard input, or typed messages, by the router of the flags."""
     conversation = Conversation(options["system"], asked=request_options(options))
-    as_json = options["json"]
+    as_json, message = options["json"], options["message"]
+    if message is None and not sys.stdin.isatty():
+        message = sys.stdin.read()
+    if message is not None and not message.strip():
+        raise ValueError(
+            "the message is empty; give one, or none on a terminal to hold a conversation"
+        )
     async with router_client(options["router"], connection(options)) as client:
         with explained(client.address):
             served = await client.model()
@@ -118,11 +125,10 @@ async def talk(options: dict[str, Any]) -> None:
                 _say(f"ended at {defaults.max_tokens:,} tokens; --max-tokens allows more")
             return came
 
-        message = options["message"]
-        if message is None and sys.stdin.isatty():
+        if message is None:
             await _converse(conversation, answer)
             return
-        conversation.ask(sys.stdin.read() if message is None else message)
+        conversation.ask(message)
         await answer()
 
 
@@ -230,7 +236,7 @@ def obey(command: str, conversation: Conversation, console: Console) -> bool:
                 console.print(f"{turn['role']}: {turn['content']}", markup=False)
         case "/set":
             _set(rest, conversation, console)
-        case "/exit" | "/bye":
+        case "/exit" | "/quit" | "/bye":
             return False
         case "/help" | "/?":
             console.print(COMMANDS, markup=False)

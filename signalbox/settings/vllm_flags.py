@@ -97,7 +97,9 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "use_tqdm_on_load": NoEffect(why="loading is logged", takes=SWITCH),
     "pt_load_map_location": NoEffect(why="weights are read on the CPU first"),
     "disable_sliding_window": Refused(remedy="--max-model-len bounds the window", takes=SWITCH),
-    "quantization_param_path": Refused(remedy="scales of a KV cache in FP8 are not read"),
+    "quantization_param_path": Refused(
+        remedy="scales of a KV cache in FP8 come from the checkpoint"
+    ),
     "override_attention_dtype": Refused(remedy="--dtype is that of attention too"),
     # Memory and cache.
     "enable_prefix_caching": Alias(setting="prefix_caching", takes=SWITCH),

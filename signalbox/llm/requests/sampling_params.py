@@ -181,7 +181,8 @@ class SamplingParams:
             value = getattr(self, name)
             is_empty = neutral is None and isinstance(value, list | dict | tuple) and not value
             if value != neutral and not is_empty:
-                raise ValueError(f"sampling_params.{name} is not served yet; leave it {neutral!r}")
+                instead = "give structured_outputs" if "guided" in name else f"leave it {neutral!r}"
+                raise ValueError(f"sampling_params.{name} is not served; {instead}")
 
     def _check_types(self) -> None:
         check_types(self)

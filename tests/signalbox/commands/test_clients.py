@@ -75,6 +75,17 @@ def test_what_cannot_be_asked_is_refused_by_name(flags: tuple[str, str], expecte
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("piped", ["", " \n"])
+def test_an_empty_message_is_refused_before_a_router_is_called(
+    piped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    for given in ([], [piped]):
+        done = run_here("chat", *given, "--router", "127.0.0.1:9")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "the message is empty" in done.stderr
+
+
 def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
     done = run_here("models", "--json", "--router", stack.address)
     answer = json.loads(done.stdout)
@@ -233,7 +244,8 @@ def test_commands_of_a_conversation_forget_what_they_say(command: str, left: lis
     conversation = make_conversation()
     assert obey(command, conversation, Console(file=io.StringIO()))
     assert [message["content"] for message in conversation.messages] == left
-    assert not obey("/exit", conversation, Console(file=io.StringIO()))
+    for end in ("/exit", "/quit"):
+        assert not obey(end, conversation, Console(file=io.StringIO()))
 
 
 def test_an_unknown_command_is_named_and_help_lists_every_command() -> None:

@@ -370,6 +370,12 @@ async def test_a_bug_is_a_500_that_tells_nothing(monkeypatch: pytest.MonkeyPatch
         assert "NoneType" not in error["message"]
 
 
+async def test_a_base_url_without_its_version_is_told(http: Http) -> None:
+    answers = [await http.raw.get(path) for path in ("/models", "/v1/nothing")]
+    messages = [answer.json()["error"]["message"] for answer in answers]
+    assert ["is below /v1; /docs" in message for message in messages] == [True, False]
+
+
 async def test_a_long_path_is_not_repeated(http: Http) -> None:
     answer = await http.raw.get("/" + "a" * 20_000)
     assert answer.status_code == 404
