@@ -143,7 +143,7 @@ def test_stop_tokens_are_checked_against_the_model() -> None:
         {"tensor_parallel_size": 0},
         {"load_format": "tensorizer"},
         {"model_impl": "other"},
-        {"quantization": "bitsandbytes"},
+        {"quantization": "marlin"},
         {"tokenizer_mode": "slow"},
         {"pipeline_layer_partition": "1,2"},
         {"fully_sharded_loras": True},

@@ -171,7 +171,7 @@ def test_vllms_names_of_a_models_settings_set_ours(
         (["--simulate", "--enable-log-requests", "--log-requests=none"], "are the same setting"),
         (["m", "--model", "n"], "are the same setting"),
         (["m", "--kv-cache-memory-bytes", "lots"], "it is no number"),
-        (["m", "--quantization", "bitsandbytes"], "--quantization is 'bitsandbytes'"),
+        (["m", "--quantization", "marlin"], "--quantization is 'marlin'"),
         (["m", "-pp", "0"], "--pipeline-parallel-size is '0'"),
         (["m", "-pp", "2", "--pipeline-layer-partition", "1,2,3"], "has 3 numbers, and pipeline_"),
         (["m", "--pipeline-layer-partition", "3,0"], "whole numbers of at least 1, with commas"),
