@@ -148,7 +148,7 @@ def _folders() -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """Returns the folder that libraries are built into. Raises BuildError if none is writable."""
+    """Returns the folder that libraries are built into. Raises BuildError if none will do."""
     return _first_writable(_folders()[1:])
 
 
@@ -158,9 +158,11 @@ def _first_writable(folders: Sequence[Path]) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
+        may_execute = not os.statvfs(folder).f_flag & os.ST_NOEXEC
+        if os.access(folder, os.W_OK) and may_execute:  # else no library of it is loaded
             return folder
-    raise BuildError(f"none of {', '.join(map(str, folders))} is writable")
+    names = ", ".join(map(str, folders))
+    raise BuildError(f"none of {names} is writable and on a file system without noexec")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,17 @@ def test_a_user_without_a_home_has_the_folder_of_the_environment(
     package, of_environment = build._folders()
     assert package.is_relative_to(SOURCES.parent)
     assert of_environment.is_relative_to(sys.prefix)
+
+
+def test_a_folder_on_a_file_system_without_execution_is_passed_over(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {folders[1]: os.ST_NOEXEC}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags.get(path, 0)))
+    with pytest.raises(build.BuildError, match="without noexec"):
+        build.cache_folder()
+    folders.append(tmp_path / "environment")
+    assert build.cache_folder() == folders[-1]
 
 
 def test_a_library_of_the_package_is_not_built_again(
