@@ -13,6 +13,7 @@ from rpc.settings.quantities import renamed, texts, window
 from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 
 GIB = 1 << 30
+_MAX_GIB = 1 << 30  # an exbibyte
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
 _MAX_NAME_CHARS = 100
@@ -219,6 +220,7 @@ class CacheConfig(LimitSettings):
     swap_space: float | None = Field(
         None,
         ge=0,
+        le=_MAX_GIB,
         allow_inf_nan=False,
         description="GiB of CPU memory for swapped blocks (default: 4, at most a quarter of free"
         " RAM; on a CPU 1, at most a sixteenth)",
@@ -229,6 +231,7 @@ class CacheConfig(LimitSettings):
     kv_cache_memory: float | None = Field(
         None,
         gt=0,
+        le=_MAX_GIB,
         allow_inf_nan=False,
         description="GiB of KV cache (default: on CUDA what --gpu-memory-utilization leaves; on a"
         " CPU 2, at most an eighth of free RAM)",

@@ -106,6 +106,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (SchedulerSettings, {"max_queued_tokens": "0"}, "--max-queued-tokens is '0'"),
         (WorkerSettings, {"model": "m", "dtype": "int3"}, "--dtype is 'int3'"),
         (WorkerSettings, {"model": "m", "swap_space": "nan"}, "--swap-space is 'nan'"),
+        (WorkerSettings, {"model": "m", "swap_space": "1e308"}, "--swap-space is '1e308'"),
         (WorkerSettings, {}, "give a MODEL"),
         (ServeSettings, {"model": "m", "simulate": True}, "takes no MODEL"),
         (ServeSettings, {"dtype": "float32", "simulate": True}, "--dtype has no effect with"),
