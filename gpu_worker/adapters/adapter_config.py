@@ -7,12 +7,15 @@ as PEFT 0.21 does it.
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
+
+T = TypeVar("T")
 
 ALL_LINEAR = "all-linear"
 _REMARKS = {
@@ -106,7 +109,7 @@ class AdapterConfig:
         return None
 
     def rank(self, module: str) -> int:
-        return int(_of_pattern(self.rank_pattern, module, self.r))
+        return _of_pattern(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
         """Returns the factor of the product of B and A."""
@@ -126,29 +129,18 @@ def _names(names: str | Iterable[str], module: str) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def _of_pattern(pattern: Mapping[str, Any], module: str, default: float) -> float:
-    for name, value in pattern.items():
-        if re.match(rf"(.*\.)?({name})$", module):
-            return float(value)
-    return default
+def _of_pattern(pattern: Mapping[str, T], module: str, default: T) -> T:
+    found = (value for name, value in pattern.items() if re.match(rf"(.*\.)?({name})$", module))
+    return next(found, default)
 
 
 def read_adapter_config(path: Path) -> AdapterConfig:
     """Raises ModelError with the field that cannot be served."""
-    try:
-        config = json.loads(path.read_bytes())
-        if not isinstance(config, dict):
-            raise ValueError("it is no object")
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path.parent} has no {path.name}; give the folder of an adapter"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); save the adapter again") from None
+    config = read_json(path)
     _check_served(config, path)
     try:
         return _config(config)
-    except (TypeError, ValueError, KeyError, re.error) as error:
+    except (TypeError, ValueError, KeyError, OverflowError, re.error) as error:
         raise ModelError(f"{path} is not sound ({error}); save the adapter again") from None
 
 
@@ -178,8 +170,8 @@ def _config(config: Mapping[str, Any]) -> AdapterConfig:
         use_rslora=_flag(config.get("use_rslora", False)),
         target_modules=_modules(config["target_modules"]),
         exclude_modules=_modules(config.get("exclude_modules") or []),
-        rank_pattern={k: _rank(v) for k, v in (config.get("rank_pattern") or {}).items()},
-        alpha_pattern={k: _number(v) for k, v in (config.get("alpha_pattern") or {}).items()},
+        rank_pattern=_pattern(config.get("rank_pattern"), _rank),
+        alpha_pattern=_pattern(config.get("alpha_pattern"), _number),
         layers_to_transform=(layers,) if type(layers) is int else tuple(map(int, layers or ())),
         layers_pattern=_listed(config.get("layers_pattern") or []),
         base_model=str(config.get("base_model_name_or_path") or ""),
@@ -206,6 +198,12 @@ def _number(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"an alpha is {_shown(value)}, must be a number")
     return float(value)
+
+
+def _pattern(value: Any, checked: Callable[[Any], T]) -> dict[str, T]:
+    if not isinstance(value or {}, dict):
+        raise ValueError(f"{_shown(value)} is no object of patterns")
+    return {name: checked(each) for name, each in (value or {}).items()}
 
 
 def _flag(value: Any) -> bool:

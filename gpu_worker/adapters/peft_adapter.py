@@ -48,9 +48,11 @@ class PeftAdapter:
         """Yields each module with its matrices. Raises ModelError if they are not finite."""
         for module in self.modules:
             a, b = (to_float32(self._tensors[module, part].read()) for part in "AB")
+            with np.errstate(over="ignore"):
+                b = b * np.float32(self.config.scale(module))
             if not (np.isfinite(a).all() and np.isfinite(b).all()):
                 raise ModelError(f"the adapter {self.info.name} is not finite in {module}")
-            yield module, LoraPair(a, b * np.float32(self.config.scale(module)))
+            yield module, LoraPair(a, b)
 
 
 def describe_adapter(name: str, folder: Path) -> Adapter:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contract.sampling_defaults import SamplingDefaults
+from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.generation_fields import default_params, end_token_ids
-from gpu_worker.loading.hf_directory import GENERATION_CONFIG, read_json
+from gpu_worker.loading.hf_directory import GENERATION_CONFIG
 from gpu_worker.loading.model_source import ModelSource
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.safetensors_file import read_safetensors, stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
@@ -138,17 +139,6 @@ def _of_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:
 
 def _same(values: AnyArray) -> AnyArray:
     return values
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Reads a JSON object; names the file if that fails."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); fetch it again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object; fetch it again")
-    return value
 
 
 def _ids(value: Any) -> list[int]:

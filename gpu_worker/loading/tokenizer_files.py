@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
 from gpu_worker.loading.missing_packages import needing_pytorch
 
@@ -35,7 +36,7 @@ def has_tokenizer(path: Path) -> bool:
 
 def _directory_config(path: Path) -> dict[str, Any]:
     file = path / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = dict(read_json(file)) if file.is_file() else {}
     template = path / "chat_template.jinja"
     if template.is_file():
         config["chat_template"] = template.read_text(encoding="utf-8")
@@ -65,9 +66,12 @@ def convert_tokenizer(directory: str, *, gguf_file: str | None = None) -> dict[s
     }
 
 
-def special_token(value: str | dict[str, Any] | None) -> str | None:
-    """Special tokens are stored as text, or as an object around it."""
-    return value["content"] if isinstance(value, dict) else value
+def special_token(value: Any) -> str | None:
+    """Special tokens are stored as text, or as an object around it. Raises TypeError."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if value is None or isinstance(text, str):
+        return text
+    raise TypeError(f"{str(value)[:40]} is no token")
 
 
 def token_id(tokenizer_json: bytes, token: str) -> int | None:
@@ -79,19 +83,21 @@ def token_id(tokenizer_json: bytes, token: str) -> int | None:
                 return int(added["id"])
         vocab = content["model"].get("vocab", {})
         return vocab.get(token) if isinstance(vocab, dict) else None
-    except (ValueError, LookupError, AttributeError, TypeError):
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         raise ModelError("tokenizer.json describes no tokenizer; fetch it again") from None
 
 
 def _config_bytes(config: dict[str, Any]) -> bytes:
-    """Makes special tokens plain strings and the chat template one template."""
+    """Makes special tokens plain strings and the chat template one template. Raises ModelError."""
     plain = dict(config)
-    for name in _SPECIAL:
-        if name in plain:
-            plain[name] = special_token(plain[name])
-    template = plain.get("chat_template")
-    if isinstance(template, list):  # several by name
-        named = {entry["name"]: entry["template"] for entry in template}
-        plain["chat_template"] = named.get("default")
-    kept = {name: value for name, value in plain.items() if value is not None}
-    return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True).encode()
+    try:
+        for name in _SPECIAL:
+            plain[name] = special_token(plain.get(name))
+        template = plain.get("chat_template")
+        if isinstance(template, list):  # several by name
+            named = {entry["name"]: entry["template"] for entry in template}
+            plain["chat_template"] = named.get("default")
+        kept = {name: value for name, value in plain.items() if value is not None}
+        return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True).encode()
+    except (KeyError, TypeError, UnicodeError) as error:
+        raise ModelError(f"tokenizer_config.json is not sound ({error}); fetch it again") from None

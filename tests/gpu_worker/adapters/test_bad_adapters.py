@@ -77,6 +77,9 @@ def test_a_sound_adapter_is_opened(adapter: Path) -> None:
         ("r", "4", 'a rank is "4"'),
         ("lora_alpha", None, "an alpha is null"),
         ("lora_alpha", float("nan"), "an alpha is NaN"),
+        ("lora_alpha", 10**400, "is not sound"),
+        ("rank_pattern", ["q_proj"], r"\[\"q_proj\"\] is no object of patterns"),
+        ("rank_pattern", {"q_proj": 10**400}, "is expected; the adapter is of another"),
         ("target_modules", [], "target_modules names no module"),
         ("target_modules", "(", "is not sound"),
         ("target_modules", [3], "no list of names"),
@@ -138,8 +141,12 @@ def test_tensors_that_do_not_fit_are_named(
     refused(adapter, message)
 
 
-def test_numbers_that_are_not_finite_are_refused(adapter: Path) -> None:
-    change_tensors(adapter, lambda tensors: tensors | {FIRST: tensors[FIRST] * float("inf")})
+@pytest.mark.parametrize("is_scale", [False, True])
+def test_numbers_that_are_not_finite_are_refused(adapter: Path, is_scale: bool) -> None:
+    if is_scale:
+        change_config(adapter, lora_alpha=1e40)
+    else:
+        change_tensors(adapter, lambda tensors: tensors | {FIRST: tensors[FIRST] * float("inf")})
     opened = open_adapter("mine", adapter, shapes=SHAPES)
     with pytest.raises(ModelError, match="is not finite in model"):
         list(opened.pairs())

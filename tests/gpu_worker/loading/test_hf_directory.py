@@ -85,6 +85,14 @@ def shorten(path: Path) -> None:
         (lambda path: shorten(min(path.glob("*.safetensors"))), "model-00001-of.* cannot be read"),
         (lambda path: (path / "tokenizer.json").write_text("{}"), "describes no tokenizer"),
         (
+            lambda path: (path / "tokenizer_config.json").write_text("version https://git-lfs"),
+            r"tokenizer_config\.json cannot be read",
+        ),
+        (
+            lambda path: (path / "tokenizer_config.json").write_text('{"eos_token": {"id": 2}}'),
+            r"tokenizer_config\.json is not sound",
+        ),
+        (
             lambda path: (path / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"a": "../other/model.safetensors"}}'
             ),
