@@ -317,6 +317,12 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     layer_partition: tuple[int, ...] = ()
     """Layers of each stage; empty divides them by bytes."""
+    local_rank: int = 0
+    """Place of the rank among those of its host."""
+    local_size: int = 1
+    """Ranks on its host."""
+    collective_host: str = "127.0.0.1"
+    """Address on which the collectives of its stage listen."""
 
     @property
     def num_ranks(self) -> int:

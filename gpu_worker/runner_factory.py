@@ -1,12 +1,16 @@
 """Makes the runner of a model: in this process, or over several ranks."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from contract.startup import ReportProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.rank_messages import Start
 from gpu_worker.ranks.share import load_share
+
+if TYPE_CHECKING:
+    from gpu_worker.ranks.rank_network import RankNetwork
 
 
 def make_runner(
@@ -17,12 +21,14 @@ def make_runner(
     parallel_config: ParallelConfig | None = None,
     progress: ReportProgress = ignore_progress,
     on_lost: Callable[[str], None] = lambda _: None,
+    network: "RankNetwork | None" = None,
 ) -> Runner:
     """Loads a model.
 
     Args:
         parallel_config: sizes; None is one rank.
         on_lost: called on any thread when a rank is lost; every call raises DeviceLost then.
+        network: None starts the other ranks here; else others start them.
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
@@ -36,4 +42,4 @@ def make_runner(
         return load_share(start, progress=progress)
     from gpu_worker.ranks.ranked_runner import RankedRunner  # gRPC's blocking server, and threads
 
-    return RankedRunner(start, progress=progress, on_lost=on_lost)
+    return RankedRunner(start, progress=progress, on_lost=on_lost, network=network)

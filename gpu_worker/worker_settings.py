@@ -1,12 +1,12 @@
 """Settings of `signalbox worker`: a runner or a simulation, and the addresses of the service."""
 
 import re
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
-from rpc.settings.addresses import Address, HostOrAddress, Port
+from rpc.settings.addresses import Address, Host, HostOrAddress, Port
 from rpc.settings.service_settings import (
     HostSettings,
     InnerSettings,
@@ -122,7 +122,29 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
         return self
 
 
-class WorkerSettings(HostSettings, EngineSettings, InnerSettings):
+class PlacementSettings(SettingsGroup):
+    """What starts a worker's ranks, and where they listen."""
+
+    GROUP: ClassVar[str] = "placement of ranks"
+
+    placement: Literal["local", "environment"] = Field(
+        "local",
+        description="what starts the ranks of the worker: local is this command; environment is"
+        " torchrun, Slurm or a LeaderWorkerSet, which starts it once for each rank",
+    )
+    rank_host: Host | None = Field(
+        None,
+        description="with --placement environment, name, address or interface (eth0) that this rank"
+        " listens on (default: loopback if all ranks are on one host, else what leads to rank 0)",
+    )
+    rank_port: Port = Field(
+        50100,
+        gt=0,
+        description="with --placement environment, port of rank 0; rank R has the one R above it",
+    )
+
+
+class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSettings):
     """`signalbox worker`."""
 
     GROUP: ClassVar[str] = "addresses"
@@ -132,3 +154,14 @@ class WorkerSettings(HostSettings, EngineSettings, InnerSettings):
     advertise: HostOrAddress | None = Field(
         None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
     )
+
+    @model_validator(mode="after")
+    def _has_ranks_to_place(self) -> Self:
+        useless = self.model_fields_set & {"rank_host", "rank_port"}
+        if self.placement == "local" and useless:
+            raise ValueError(
+                f"{flag_name(min(useless))} has no effect without --placement environment"
+            )
+        if self.placement != "local" and self.simulate:
+            raise ValueError("--placement environment has no effect with --simulate")
+        return self

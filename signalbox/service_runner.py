@@ -6,6 +6,7 @@ often on two cores.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from signalbox.version import VERSION
 
 if TYPE_CHECKING:
     from gpu_worker.batch.runner_protocol import Runner
+    from gpu_worker.ranks.rank_messages import Start
+    from gpu_worker.ranks.rank_network import RankNetwork
     from gpu_worker.worker_settings import WorkerSettings
     from router.config import RouterSettings
     from rpc.settings.service_settings import Settings, TelemetrySettings
@@ -66,21 +69,60 @@ def run_scheduler(settings: "SchedulerSettings") -> None:
 def run_worker(settings: "WorkerSettings") -> None:
     from gpu_worker.main import run
     from gpu_worker.startup_client import Startup
+    from signalbox.startup_display import log_progress
 
-    if has_listener():  # the parent has checked the model
+    network = None
+    if settings.placement == "environment":
+        network = _join_from_environment(settings)
+        startup = Startup(log_progress())
+    elif has_listener():  # the parent has checked the model
         startup = Startup(_announce_progress)
     else:
         from signalbox.stack.model_check import check_model
-        from signalbox.startup_display import log_progress
 
         check_model(settings)
         startup = Startup(log_progress())
     if settings.simulate:
         make_runner = _simulated_runner(settings)
     else:
-        make_runner = _model_runner(settings, startup.set)
+        make_runner = _model_runner(settings, startup.set, network)
     _configure_tracing("worker", settings)
     asyncio.run(run(make_runner, settings, startup))
+
+
+def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
+    """Returns the network of rank 0, or None if it is the only rank; obeys it as another rank."""
+    from gpu_worker.ranks.environment import read_place
+    from gpu_worker.ranks.rank_network import RankNetwork
+
+    place, size = read_place(os.environ), settings.parallel.num_ranks
+    if place.size != size:
+        raise ValueError(
+            f"{place.launcher} has started {place.size} ranks, but tensor_parallel_size times"
+            f" pipeline_parallel_size is {size}; start as many"
+        )
+    if size == 1:
+        return None
+    network = RankNetwork.of(
+        place, host=settings.rank_host, port=settings.rank_port, tls=settings.tls
+    )
+    if place.rank:
+        from gpu_worker.ranks.follower_process import follow
+
+        follow(place.rank, network, _start(settings))
+    return network
+
+
+def _start(settings: "WorkerSettings") -> "Start":
+    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+    from gpu_worker.ranks.rank_messages import Start
+
+    return Start(
+        model=settings.part(ModelConfig),
+        cache=settings.part(CacheConfig),
+        parallel=settings.parallel,
+        device=settings.part(DeviceConfig),
+    )
 
 
 def _announce_progress(progress: StartupProgress) -> None:
@@ -115,7 +157,9 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
     )
 
 
-def _model_runner(settings: "WorkerSettings", progress: ReportProgress) -> "Callable[[], Runner]":
+def _model_runner(
+    settings: "WorkerSettings", progress: ReportProgress, network: "RankNetwork | None"
+) -> "Callable[[], Runner]":
     from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
     from gpu_worker.main import end_at_once
 
@@ -127,6 +171,7 @@ def _model_runner(settings: "WorkerSettings", progress: ReportProgress) -> "Call
         device_config=settings.part(DeviceConfig),
         progress=progress,
         on_lost=end_at_once,
+        network=network,
     )
     logger.info("loading %s", settings.model)
     return make

@@ -24,12 +24,15 @@ def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) 
     if parallel is None or parallel.num_ranks == 1:
         return torch.device("cuda", torch.cuda.current_device())
     count = torch.cuda.device_count()
-    if parallel.num_ranks > count:
+    if parallel.local_size > count:
         sizes = f"tensor_parallel_size is {parallel.tensor_parallel_size}"
         if parallel.pipeline_parallel_size > 1:
             sizes += f" and pipeline_parallel_size {parallel.pipeline_parallel_size}"
-        raise ValueError(f"{sizes}, but PyTorch finds {count} CUDA devices; use at most as many")
-    return torch.device("cuda", parallel.rank)
+        raise ValueError(
+            f"{sizes}, of which {parallel.local_size} ranks are here, but PyTorch finds {count}"
+            " CUDA devices; use at most as many"
+        )
+    return torch.device("cuda", parallel.local_rank)
 
 
 def compute_capability(device: torch.device) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 The group is an object of ours, not torch.distributed's global one, so that a process may hold
 several models, one after another or at once. Ranks meet through keys that rank 0 keeps, never
 through PyTorch's own store, which asks nobody who they are; they connect over the loopback
-interface.
+interface if they are on one host.
 """
 
 import os
@@ -20,10 +20,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from gpu_worker.config import ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost
+from gpu_worker.device.interfaces import interface_of
 from gpu_worker.device.keys import Keys
 from gpu_worker.device.parallel_group import ParallelGroup
 
-LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
 """Limit for a rank that is alive but does not join; the socket of a dead rank is noticed at
 once."""
@@ -84,16 +84,16 @@ def join(config: ParallelConfig, device: torch.device, keys: Keys | None) -> Par
     if keys is None:
         raise ValueError(f"tensor_parallel_size is {size}, but the ranks have no place to meet at")
     store = _Store(keys, f"stage {config.stage}/")
-    make = partial(_connect, store, config.tensor_rank, size, device)
+    make = partial(_connect, store, config, device)
     return ParallelGroup(config.tensor_rank, size, _unless_lost(make, keys))
 
 
-def _connect(store: Any, rank: int, size: int, device: torch.device) -> GroupCollectives:
+def _connect(store: Any, config: ParallelConfig, device: torch.device) -> GroupCollectives:
     make = _gloo
     if device.type == "cuda":
         torch.cuda.set_device(device)  # each thread has its own
         make = _nccl
-    together = GroupCollectives(make(store, rank, size), size)
+    together = GroupCollectives(make(store, config), config.tensor_parallel_size)
     together.all_reduce(torch.zeros(1, device=device))  # NCCL connects when it is first used
     return together
 
@@ -118,21 +118,22 @@ def _unless_lost(connect: Callable[[], GroupCollectives], keys: Keys) -> GroupCo
 # PyTorch's stubs know neither how these are made nor what they have in common.
 
 
-def _gloo(store: Any, rank: int, size: int) -> Any:
+def _gloo(store: Any, config: ParallelConfig) -> Any:
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._devices = [gloo.create_device(hostname=config.collective_host)]
     options._timeout = TIMEOUT
-    return gloo(store, rank, size, options)
+    return gloo(store, config.tensor_rank, config.tensor_parallel_size, options)
 
 
-def _nccl(store: Any, rank: int, size: int) -> Any:
+def _nccl(store: Any, config: ParallelConfig) -> Any:
     if not c10d.is_nccl_available():
         raise ValueError("tensor_parallel_size needs NCCL, which this PyTorch is built without")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # no other machine may join
+    if interface := interface_of(config.collective_host):  # no other machine may join by another
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     # Its monitor asks the store every second, for dumps that training wants; the store is gone.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     nccl: Any = c10d.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = TIMEOUT
-    return nccl(store, rank, size, options)
+    return nccl(store, config.tensor_rank, config.tensor_parallel_size, options)

@@ -34,7 +34,7 @@ class RankShare:
 
     cache: float = 1.0
     """Share of the KV cache: that of its layers, divided by the ranks of its stage."""
-    num_ranks: int = 1
+    local_size: int = 1
     """Ranks that use the memory of this machine at once."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -43,7 +43,7 @@ class RankShare:
     def of(cls, parallel: ParallelConfig, layers: StageLayers) -> "RankShare":
         return cls(
             cache=len(layers) / layers.total / parallel.tensor_parallel_size,
-            num_ranks=parallel.num_ranks,
+            local_size=parallel.local_size,
             tensor_parallel_size=parallel.tensor_parallel_size,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
         )
@@ -191,7 +191,7 @@ def _budget(
     if cache_config.kv_cache_bytes is not None:
         return int(cache_config.kv_cache_bytes * share.cache)
     if device.type == "cpu":
-        free = available_ram() - share.num_ranks * activations
+        free = available_ram() - share.local_size * activations
         return max(0, int(min(_CPU_LIMIT, free // _CPU_SHARE) * share.cache))
     free, total = device.free_and_total()
     return share_left(

@@ -8,27 +8,39 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.ranks.launchers import Launcher, LocalRank, StartedRank
+from gpu_worker.ranks.launchers import AwaitedRank, Launcher, LocalRank, StartedRank
 from gpu_worker.ranks.meeting import Meeting
-from gpu_worker.ranks.rank_messages import Ask, Command, Failure, Hello, InStep, LogLine, Report
+from gpu_worker.ranks.rank_messages import (
+    Ask,
+    Command,
+    Failure,
+    Hello,
+    InStep,
+    LogLine,
+    RankAddress,
+    Report,
+)
+from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, own_name
 from gpu_worker.ranks.rank_servicer import FirstRankServicer, JoinedRank, RankServer
 from gpu_worker.ranks.versions import versions
+from rpc.transport.tls import CLEAR
 
 logger = logging.getLogger(__name__)
 
 AGREE_S = 20.0
 """Seconds for all ranks to fail at the same place; a rank that continues alone waits for ever."""
-JOIN_S = 120.0
-"""Seconds for a started rank to join."""
 LINK_S = 1.5
 """Seconds for the end of a rank to be known as such, and not as that of its link."""
 _END_S = 5.0
+_LEAVE_S = 1.0
+"""Seconds for ranks that others start to read that they may end."""
 
 R = TypeVar("R", bound=Report)
 
@@ -48,13 +60,19 @@ class Followers:
     """Ranks 1 and up. Commands come from one thread at a time."""
 
     def __init__(
-        self, num_ranks: int, on_lost: Callable[[str], None], *, launch: Launcher = LocalRank
+        self,
+        num_ranks: int,
+        on_lost: Callable[[str], None],
+        *,
+        launch: Launcher = LocalRank,
+        network: RankNetwork | None = None,
     ) -> None:
-        """Starts the ranks.
+        """Starts the ranks, or lets them join.
 
         Args:
             num_ranks: rank 0 included.
             on_lost: called once, on any thread, with what has happened.
+            network: None starts processes of this machine by `launch`; else others start the ranks.
         """
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -63,11 +81,18 @@ class Followers:
         self._num_agreed = 0
         """Commands whose failures have been reported and handled."""
         self.meeting = Meeting()
-        self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost)
-        self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))  # for this user alone
-        address = f"unix:{self._folder}/0"
+        self._folder: Path | None = None
+        self.tls = CLEAR
+        if network is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))  # for this user alone
+            address = f"unix:{self._folder}/0"
+        else:
+            address, self.tls, launch = network.address, network.tls, AwaitedRank
+            logger.info("waiting at %s for %d ranks", address, num_ranks - 1)
+        self._join_s = JOIN_S if network is None else 5 * JOIN_S
+        self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost, self.tls)
         # A rank has its stream, what it passes, and a call for a key.
-        self._server = RankServer(self.servicer, address, num_streams=3 * num_ranks)
+        self._server = RankServer(self.servicer, address, num_streams=3 * num_ranks, tls=self.tls)
         self._all: list[_Follower] = []
         try:
             with self._lock:  # the first joins before the last is started
@@ -81,9 +106,10 @@ class Followers:
             threading.Thread(target=self._watch, args=(follower,), name=name, daemon=True).start()
 
     @property
-    def address(self) -> str:
-        """Address of rank 0."""
-        return self._server.address
+    def addresses(self) -> tuple[RankAddress, ...]:
+        """Of rank 0, and of the ranks that have joined."""
+        joined = [one.joined.address for one in self._all if one.joined is not None]
+        return (RankAddress(self._server.address, own_name(self.tls)), *joined)
 
     @property
     def pids(self) -> list[int]:
@@ -96,7 +122,19 @@ class Followers:
 
     def wait_until_joined(self) -> None:
         """Raises DeviceLost if a rank does not join, ValueError if one is of another version."""
-        self.answers(Hello, within_s=JOIN_S)
+        ends_at = time.monotonic() + self._join_s
+        for follower in self._all:
+            try:
+                answer = follower.answers.get(timeout=max(0.0, ends_at - time.monotonic()))
+            except Empty:
+                missing = [str(one.rank) for one in self._all if one.joined is None]
+                self.lose(
+                    f"ranks {', '.join(missing)} have not joined at {self._server.address} within"
+                    f" {self._join_s:g} s"
+                )
+                answer = None
+            if answer is None:
+                self._check()
         for hello in self.hellos:
             if hello.versions != versions():
                 raise ValueError(
@@ -108,7 +146,7 @@ class Followers:
         """Sends a command to all. Raises DeviceLost."""
         self.send_each([command] * len(self._all))
 
-    def send_each(self, commands: "list[Command]") -> None:
+    def send_each(self, commands: Sequence[Command]) -> None:
         """Sends each rank its own. Raises DeviceLost."""
         self.num_commands += 1
         for follower, command in zip(self._all, commands, strict=True):
@@ -164,8 +202,12 @@ class Followers:
                 follower.started.kill()
         for follower in self._all:
             follower.started.end(within_s=_END_S)
-        self._server.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._server.close(grace_s=_LEAVE_S)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _take_in(self, joined: JoinedRank) -> str | None:
         """Takes the stream of a rank; returns why it may not join, if it may not."""
@@ -239,10 +281,12 @@ class Followers:
                 return
             self.meeting.call_off(reason)
         for follower in self._all:
+            if follower.joined is not None:
+                follower.joined.end()
             follower.started.kill()
             follower.answers.put(None)
         self.servicer.incoming.put(None)
-        shutil.rmtree(self._folder, ignore_errors=True)  # the process may end within the next call
+        self._remove_folder()  # the process may end within the next call
         self._on_lost(reason)
 
     def _check(self) -> None:

@@ -1,6 +1,7 @@
 """A rank but the first: obeys rank 0, and ends when rank 0 does.
 
-`python -m gpu_worker.ranks.follower_process RANK ADDRESS`, where ADDRESS is rank 0's.
+`python -m gpu_worker.ranks.follower_process RANK ADDRESS`, where ADDRESS is rank 0's Unix socket;
+`follow` where others start ranks.
 A thread reads commands, so that the process ends with rank 0 even while it computes, or waits in a
 collective that no other rank joins any more. It ends with status 0 only if rank 0 has ended the
 worker in order: a supervisor then starts none of the ranks again. Signals that a terminal or a
@@ -16,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.ranks.meeting import RankLost
-from gpu_worker.ranks.rank_client import FirstRank, NextRank
+from gpu_worker.ranks.rank_client import REACH_S, FirstRank, NextRank
 from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
@@ -36,6 +38,7 @@ from gpu_worker.ranks.rank_messages import (
     LogLine,
     Start,
 )
+from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, reach_all
 from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.share import Share, load_share
 from gpu_worker.ranks.stage import FailedBefore, Stage
@@ -51,19 +54,28 @@ _VERDICT_S = 4.0
 class Follower:
     """Executes one command after the other."""
 
-    def __init__(self, rank: int, address: str, *, on_end: Callable[[int], None]) -> None:
-        """Joins rank 0.
+    def __init__(
+        self,
+        rank: int,
+        network: RankNetwork,
+        *,
+        on_end: Callable[[int], None],
+        told: Start | None = None,
+        within_s: float = REACH_S,
+    ) -> None:
+        """Joins rank 0. Raises TimeoutError if that cannot be reached.
 
         Args:
             on_end: called on any thread with the status to exit with.
+            told: what the command line of this rank says; None obeys rank 0 alone.
         """
         self._rank = rank
         self._on_end = on_end
-        self._first = FirstRank(address)
-        self._servicer = RankServicer(self._on_link_lost)
-        self._folder = address.rpartition("/")[0]
-        self._server = RankServer(self._servicer, f"{self._folder}/{rank}", num_streams=1)
-        self._first.report(Hello(rank, versions(), self._server.address, os.getpid()))
+        self._network, tls = network, network.tls
+        self._servicer = RankServicer(rank, self._on_link_lost, tls)
+        self._server = RankServer(self._servicer, network.address, num_streams=1, tls=tls)
+        self._first = FirstRank(network.first_address, tls=tls, within_s=within_s)
+        self._first.report(Hello(rank, versions(), network.address, os.getpid(), told))
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._num_commands = 0
         self._reader = threading.Thread(target=self._read, name="rank 0", daemon=True)
@@ -76,7 +88,7 @@ class Follower:
                 self._commands.put(command)
         except RankLost as error:
             logger.error("%s", error)
-            shutil.rmtree(self._folder.removeprefix("unix:"), ignore_errors=True)
+            self._remove_sockets()
             status = 1
         self._commands.put(None)
         self._on_end(status)
@@ -133,14 +145,19 @@ class Follower:
         self._first.close()
         self._server.close()
 
+    def _remove_sockets(self) -> None:
+        """Does it for rank 0, which may have been killed."""
+        if self._network.address.startswith("unix:"):
+            shutil.rmtree(Path(self._network.address.removeprefix("unix:")).parent, True)
+
     def _load(self, start: Start) -> None:
-        next_rank = None
-        if start.next_address:
-            below = self._rank - start.parallel.tensor_parallel_size
-            next_rank = NextRank(
-                start.next_address, rank=self._rank, on_lost=partial(self._on_link_lost, below)
-            )
+        tls, below = self._network.tls, start.next_rank
+        reach_all(start.addresses, rank=self._rank, tls=tls)
         self.report(Connected())
+        next_rank = None
+        if below is not None:
+            on_lost = partial(self._on_link_lost, below)
+            next_rank = NextRank(start.addresses[below], rank=self._rank, on_lost=on_lost, tls=tls)
         self._share: Share = load_share(start, self._first)
         incoming = self._servicer.incoming if start.parallel.stage else None
         self._stage = Stage(self._share, incoming, next_rank)
@@ -192,10 +209,24 @@ class _Forwarding(logging.Handler):
 
 
 def main() -> None:
+    """Runs a rank that rank 0 has started."""
+    rank, first = int(sys.argv[1]), sys.argv[2]
+    address = f"{first.rpartition('/')[0]}/{rank}"
+    _run(rank, RankNetwork(address=address, first_address=first), None, within_s=REACH_S)
+
+
+def follow(rank: int, network: RankNetwork, told: Start) -> None:
+    """Runs a rank that others have started. Raises TimeoutError if rank 0 does not listen in time,
+    and does not return."""
+    logger.info("rank %d waits for rank 0 at %s", rank, network.first_address)
+    _run(rank, network, told, within_s=5 * JOIN_S)
+
+
+def _run(rank: int, network: RankNetwork, told: Start | None, *, within_s: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    follower = Follower(int(sys.argv[1]), sys.argv[2], on_end=os._exit)
-    logging.basicConfig(level=logging.WARNING, handlers=[_Forwarding(follower)])
+    follower = Follower(rank, network, on_end=os._exit, told=told, within_s=within_s)
+    logging.getLogger().addHandler(_Forwarding(follower))
     try:
         follower.serve()
     except Exception:

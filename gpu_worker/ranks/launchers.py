@@ -1,4 +1,4 @@
-"""Starts the ranks of a worker: as processes of this machine, for now.
+"""Starts the ranks of a worker: as processes of this machine, or waits for what others start.
 
 A launcher starts and ends ranks; what they say to each other never goes through it.
 """
@@ -6,6 +6,7 @@ A launcher starts and ends ranks; what they say to each other never goes through
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -64,3 +65,22 @@ class LocalRank:
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
+
+
+class AwaitedRank:
+    """A rank that torchrun, Slurm or a LeaderWorkerSet starts, and that ends with its stream."""
+
+    def __init__(self, rank: int, address: str) -> None:
+        self._is_given_up = threading.Event()
+
+    def wait(self) -> None:
+        self._is_given_up.wait()
+
+    def kill(self) -> None:
+        self._is_given_up.set()
+
+    def end(self, *, within_s: float) -> None:
+        self._is_given_up.set()
+
+    def how_it_ended(self) -> str:
+        return "has ended, or no longer answers"

@@ -1,5 +1,7 @@
 """Calls RankService of other ranks: joins rank 0, meets ranks there, passes hidden states on."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -8,30 +10,59 @@ import grpc
 
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.meeting import RankLost
-from gpu_worker.ranks.rank_messages import Command, HiddenStates, Report
+from gpu_worker.ranks.rank_messages import Command, HiddenStates, RankAddress, Report
 from gpu_worker.ranks.rank_servicer import OPTIONS
 from protos.rank.v1 import rank_pb2 as pb
 from protos.rank.v1 import rank_pb2_grpc
 from rpc.transport.tls import CLEAR, TlsConfig, channel_credentials
 
+logger = logging.getLogger(__name__)
+
 REACH_S = 10.0
 """Seconds in which a rank must be reached."""
+_LOG_S = 10.0
 
 
-def _open(address: str, tls: TlsConfig, *, within_s: float) -> grpc.Channel:
-    """Returns a channel that has connected. Raises TimeoutError that names the address."""
-    if tls.dials and not address.startswith("unix:"):
-        channel = grpc.secure_channel(address, channel_credentials(tls), options=OPTIONS)
-    else:
-        channel = grpc.insecure_channel(address, options=OPTIONS)
+def greet(to: RankAddress, *, rank: int, other: int, tls: TlsConfig) -> str:
+    """Exchanges a message with a rank; returns what is wrong if that fails, else an empty text."""
+    channel, address = _channel(to, tls), to.address
+    make_stub: Any = rank_pb2_grpc.RankServiceStub
     try:
-        grpc.channel_ready_future(channel).result(within_s)
-    except grpc.FutureTimeoutError:
+        answer = make_stub(channel).Greet(
+            pb.GreetRequest(rank=rank), timeout=REACH_S, wait_for_ready=True
+        )
+    except grpc.RpcError as error:
+        return f"rank {other} at {address} within {REACH_S:g} s ({_details(error)})"
+    finally:
         channel.close()
-        raise TimeoutError(
-            f"a rank at {address} cannot be reached within {within_s:g} s; let that port through"
-        ) from None
-    return channel
+    return "" if answer.rank == other else f"rank {other} at {address}: rank {answer.rank} answers"
+
+
+def _channel(to: RankAddress, tls: TlsConfig) -> grpc.Channel:
+    if not tls.dials or to.address.startswith("unix:"):
+        return grpc.insecure_channel(to.address, options=OPTIONS)
+    name = to.certified_name
+    named = (("grpc.ssl_target_name_override", name),) if name else ()
+    return grpc.secure_channel(to.address, channel_credentials(tls), options=[*OPTIONS, *named])
+
+
+def _open(to: RankAddress, tls: TlsConfig, *, within_s: float) -> grpc.Channel:
+    """Returns a channel that has connected. Raises TimeoutError that names the address."""
+    channel = _channel(to, tls)
+    ready, ends_at = grpc.channel_ready_future(channel), time.monotonic() + within_s
+    while True:
+        try:
+            ready.result(max(0.0, min(_LOG_S, ends_at - time.monotonic())))
+        except grpc.FutureTimeoutError:
+            if time.monotonic() < ends_at:
+                logger.warning("the rank at %s cannot be reached yet", to.address)
+                continue
+            channel.close()
+            raise TimeoutError(
+                f"the rank at {to.address} cannot be reached within {within_s:g} s; let that port"
+                " through"
+            ) from None
+        return channel
 
 
 class FirstRank:
@@ -45,7 +76,7 @@ class FirstRank:
 
     def __init__(self, address: str, *, tls: TlsConfig = CLEAR, within_s: float = REACH_S) -> None:
         """Connects. Raises TimeoutError."""
-        self._channel = _open(address, tls, within_s=within_s)
+        self._channel = _open(RankAddress(address), tls, within_s=within_s)
         make_stub: Any = rank_pb2_grpc.RankServiceStub  # generated without types
         self._stub = make_stub(self._channel)
         self._reports: SimpleQueue[pb.JoinRequest | None] = SimpleQueue()
@@ -86,7 +117,7 @@ class NextRank:
 
     def __init__(
         self,
-        address: str,
+        to: RankAddress,
         *,
         rank: int,
         on_lost: Callable[[], None],
@@ -99,7 +130,7 @@ class NextRank:
             rank: that of the caller.
             on_lost: called on any thread when the rank takes no more.
         """
-        self._channel = _open(address, tls, within_s=within_s)
+        self._channel = _open(to, tls, within_s=within_s)
         self._states: SimpleQueue[pb.PassRequest | None] = SimpleQueue()
         self._states.put(pb.PassRequest(rank=rank))
         make_stub: Any = rank_pb2_grpc.RankServiceStub

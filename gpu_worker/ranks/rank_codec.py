@@ -25,6 +25,7 @@ from gpu_worker.ranks.rank_messages import (
     InStep,
     Loaded,
     LogLine,
+    RankAddress,
     Report,
     Start,
     prompt_rows_of,
@@ -81,7 +82,8 @@ def encode_report(report: Report, *, command: int) -> pb.JoinRequest:
 def _report_message(report: Report) -> pb.JoinRequest:
     match report:
         case Hello():
-            return pb.JoinRequest(hello=pb.RankHello(**report._asdict()))
+            told = None if report.told is None else _start_message(report.told)
+            return pb.JoinRequest(hello=pb.RankHello(**report._asdict() | {"told": told}))
         case Connected():
             return pb.JoinRequest(connected=pb.RankConnected())
         case Loaded():
@@ -107,7 +109,8 @@ def _report(message: pb.JoinRequest) -> Report:
     match message.WhichOneof("report"):
         case "hello":
             hello = message.hello
-            return Hello(hello.rank, hello.versions, hello.address, hello.pid)
+            told = _start(hello.told) if hello.HasField("told") else None
+            return Hello(hello.rank, hello.versions, hello.address, hello.pid, told)
         case "connected":
             return Connected()
         case "loaded":
@@ -155,7 +158,7 @@ def _start_message(start: Start) -> pb.RankStart:
         cache=_filled(pb.RankCacheConfig(), dict(start.cache)),
         device=_filled(pb.RankDeviceConfig(), dict(start.device)),
         parallel=_filled(pb.RankParallelConfig(), asdict(start.parallel)),
-        next_address=start.next_address,
+        addresses=[pb.RankAddress(**one._asdict()) for one in start.addresses],
     )
 
 
@@ -165,7 +168,7 @@ def _start(message: pb.RankStart) -> Start:
         cache=_config(CacheConfig, message.cache),
         device=_config(DeviceConfig, message.device),
         parallel=ParallelConfig(**_values(message.parallel)),
-        next_address=message.next_address,
+        addresses=tuple(RankAddress(one.address, one.certified_name) for one in message.addresses),
     )
 
 

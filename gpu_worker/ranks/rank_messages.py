@@ -18,6 +18,14 @@ from gpu_worker.batch.sampling_rows import NO_LOGPROBS, PromptRows, SampleRows
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 
 
+class RankAddress(NamedTuple):
+    """Where a rank listens."""
+
+    address: str
+    certified_name: str = ""
+    """Name that its certificate is for; empty without certificates."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Command to load a share of a model."""
@@ -26,8 +34,14 @@ class Start:
     cache: CacheConfig
     parallel: ParallelConfig
     device: DeviceConfig
-    next_address: str = ""
-    """Address of the rank that takes this one's hidden states; empty on the last stage."""
+    addresses: tuple[RankAddress, ...] = ()
+    """Of all ranks, by rank."""
+
+    @property
+    def next_rank(self) -> int | None:
+        """The rank that takes this one's hidden states; None on the last stage."""
+        below = self.parallel.rank - self.parallel.tensor_parallel_size
+        return below if below >= 0 else None
 
 
 class Ask(Enum):
@@ -55,10 +69,12 @@ class Hello(NamedTuple):
     versions: str
     address: str
     pid: int
+    told: Start | None = None
+    """What its own command line says; None of a rank that rank 0 has started."""
 
 
 class Connected(NamedTuple):
-    """The rank listens, and has reached the rank that it passes hidden states to."""
+    """The rank has reached all others."""
 
 
 class Loaded(NamedTuple):

@@ -15,7 +15,7 @@ import grpc
 
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.meeting import Meeting, RankLost
-from gpu_worker.ranks.rank_messages import Command, Hello, Report
+from gpu_worker.ranks.rank_messages import Command, Hello, RankAddress, Report
 from protos.rank.v1 import rank_pb2 as pb
 from protos.rank.v1 import rank_pb2_grpc
 from rpc.interceptors.call_handlers import Context
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_timeout_ms", 1_500),
     # Without it a stopped peer is noticed after a minute, whatever the keepalive says.
@@ -45,8 +47,11 @@ _SPARE_THREADS = 4
 class JoinedRank:
     """The open stream of one rank: commands go out, reports come in."""
 
-    def __init__(self, hello: Hello, reports: Iterator[pb.JoinRequest]) -> None:
+    def __init__(
+        self, hello: Hello, reports: Iterator[pb.JoinRequest], certified_name: str
+    ) -> None:
         self.hello = hello
+        self.address = RankAddress(hello.address, certified_name)
         self._reports = reports
         self._commands: SimpleQueue[pb.JoinResponse | None] = SimpleQueue()
 
@@ -90,9 +95,12 @@ class IncomingStates:
 class RankServicer(rank_pb2_grpc.RankServiceServicer):
     """What every rank serves."""
 
-    def __init__(self, on_link_lost: Callable[[int], None], tls: TlsConfig = CLEAR) -> None:
+    def __init__(
+        self, rank: int, on_link_lost: Callable[[int], None], tls: TlsConfig = CLEAR
+    ) -> None:
         """Args: on_link_lost: called on any thread with a rank that passes no more states."""
         self.incoming = IncomingStates()
+        self._rank = rank
         self._on_link_lost = on_link_lost
         self._tls = tls
 
@@ -109,17 +117,23 @@ class RankServicer(rank_pb2_grpc.RankServiceServicer):
             self._on_link_lost(rank)
         return pb.PassResponse()
 
-    def _check_role(self, context: grpc.ServicerContext) -> None:
-        """Ends a call of what shows no certificate of a worker, where certificates are shown."""
+    def Greet(self, request: pb.GreetRequest, context: grpc.ServicerContext) -> pb.GreetResponse:
+        self._check_role(context)
+        return pb.GreetResponse(rank=self._rank)
+
+    def _check_role(self, context: grpc.ServicerContext) -> str:
+        """Returns the name that the caller's certificate is for, or an empty text where none are
+        shown; ends a call of what is no worker."""
         tls = self._tls
-        if (
-            tls.identifies_clients
-            and tls.peer_names.find(WORKER, names_of(cast(Context, context))) is None
-        ):
+        if not tls.identifies_clients:
+            return ""
+        name = tls.peer_names.find(WORKER, names_of(cast(Context, context)))
+        if name is None:
             context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "ranks show a certificate for the role worker (--allow-peer-names)",
             )
+        return name or ""
 
 
 class FirstRankServicer(RankServicer):
@@ -133,18 +147,18 @@ class FirstRankServicer(RankServicer):
         tls: TlsConfig = CLEAR,
     ) -> None:
         """Args: on_join: takes a rank on any thread; returns why it may not join, if it may not."""
-        super().__init__(on_link_lost, tls)
+        super().__init__(0, on_link_lost, tls)
         self._on_join = on_join
         self._meeting = meeting
 
     def Join(
         self, requests: Iterator[pb.JoinRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.JoinResponse]:
-        self._check_role(context)
+        name = self._check_role(context)
         _, hello = rank_codec.decode_report(next(requests))
         if not isinstance(hello, Hello):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report is `hello`")
-        joined = JoinedRank(hello, requests)
+        joined = JoinedRank(hello, requests, name)
         context.add_callback(joined.end)
         if (refusal := self._on_join(joined)) is not None:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
@@ -192,10 +206,10 @@ class RankServer:
             else:
                 port = self._server.add_insecure_port(address)
         except RuntimeError:
-            raise OSError(f"ranks cannot listen on {address}; the port may be taken") from None
+            raise OSError(f"ranks cannot listen on {address}") from None
         self.address = address if is_local else f"{address.rpartition(':')[0]}:{port}"
         self._server.start()
 
     def close(self, *, grace_s: float | None = None) -> None:
-        """Ends it on another thread, cutting off calls after a grace."""
-        self._server.stop(grace_s)
+        """Ends it, cutting off calls after a grace."""
+        self._server.stop(grace_s).wait()

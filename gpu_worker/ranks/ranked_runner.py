@@ -14,8 +14,10 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from contract.model import ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, ignore_progress
@@ -28,21 +30,24 @@ from gpu_worker.batch.runner_protocol import (
     ProfileOptions,
     Recording,
 )
-from gpu_worker.config import DeviceConfig, ParallelConfig
+from gpu_worker.config import ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
-from gpu_worker.native.threads import default_num_threads
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.launchers import Launcher, LocalRank
 from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Connected,
+    Hello,
     InitCacheEngine,
     Loaded,
+    RankAddress,
     Start,
 )
+from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of, reach_all
 from gpu_worker.ranks.share import Share, load_share
 from gpu_worker.ranks.stage import Stage
+from rpc.transport.tls import TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +79,14 @@ class RankedRunner:
         progress: ReportProgress = ignore_progress,
         on_lost: Callable[[str], None],
         launch: Launcher = LocalRank,
+        network: RankNetwork | None = None,
     ) -> None:
         """Loads a share on every rank.
 
         Args:
             start: that of rank 0.
             on_lost: called on any thread when a rank is lost; every call raises DeviceLost then.
+            network: None starts the ranks by `launch`; else others start them.
         """
         self._on_lost = on_lost
         self._parallel = start.parallel
@@ -89,10 +96,11 @@ class RankedRunner:
         if self.launches:
             self._thread = ThreadPoolExecutor(1, "last stage")
         self._swap_ns = 0
-        device = _shared(start.device, start.parallel.num_ranks)
-        self._others = Followers(start.parallel.num_ranks, self._lose, launch=launch)
+        self._others = Followers(
+            start.parallel.num_ranks, self._lose, launch=launch, network=network
+        )
         try:
-            self._load(replace(start, device=device), progress)
+            self._load(start, progress)
         except BaseException as error:
             self.close(f"rank 0 ends: {error}")
             raise
@@ -106,24 +114,18 @@ class RankedRunner:
     def _load(self, start: Start, progress: ReportProgress) -> None:
         others = self._others
         others.wait_until_joined()
-        addresses = [others.address, *(hello.address for hello in others.hellos)]
-        others.send_each(
-            [
-                replace(
-                    start,
-                    parallel=replace(start.parallel, rank=rank),
-                    next_address=_next_address(start.parallel, rank, addresses),
-                )
-                for rank in range(1, start.parallel.num_ranks)
-            ]
-        )
+        for hello in others.hellos:
+            _check_told(hello, start)
+        own, *their = _placed(start, others.addresses, others.tls)
+        others.send_each(their)
+        reach_all(own.addresses, rank=0, tls=others.tls)
         others.answers(Connected)
-        self._share = share = load_share(start, others.meeting, progress)
+        self._share = share = load_share(own, others.meeting, progress)
         incoming = others.servicer.incoming if self.launches else None
         self._stage = Stage(share, incoming, None)
-        own = Loaded(share.model.fingerprint, str(share.model.arithmetic))
-        for rank, loaded in enumerate(others.answers(Loaded), start=1):
-            _check_alike(rank, loaded, own)
+        loaded = Loaded(share.model.fingerprint, str(share.model.arithmetic))
+        for rank, theirs in enumerate(others.answers(Loaded), start=1):
+            _check_alike(rank, theirs, loaded)
 
     def _lose(self, reason: str) -> None:
         self._on_lost(reason)
@@ -258,10 +260,48 @@ class RankedRunner:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _next_address(parallel: ParallelConfig, rank: int, addresses: list[str]) -> str:
-    """Returns where a rank passes its hidden states to."""
-    below = rank - parallel.tensor_parallel_size
-    return addresses[below] if below >= 0 else ""
+def _placed(start: Start, addresses: tuple[RankAddress, ...], tls: TlsConfig) -> list[Start]:
+    """Returns what each rank starts with. Raises ValueError; see `collective_hosts`."""
+    parallel, hosts = start.parallel, [host_of(one.address) for one in addresses]
+    collective = collective_hosts(
+        hosts, ranks_of_stage=parallel.tensor_parallel_size, trusted=tls.insecure
+    )
+    return [
+        replace(
+            start,
+            addresses=addresses,
+            parallel=replace(
+                parallel,
+                rank=rank,
+                local_rank=hosts[:rank].count(host),
+                local_size=hosts.count(host),
+                collective_host=collective[rank],
+            ),
+        )
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def _check_told(hello: Hello, start: Start) -> None:
+    """Raises ValueError if a rank was started with other settings than rank 0."""
+    if hello.told is None:
+        return
+    parts = ((hello.told, start, part) for part in ("model", "cache", "device", "parallel"))
+    names = [
+        name
+        for theirs, ours, part in parts
+        for name, value in _fields(getattr(theirs, part)).items()
+        if name != "rank" and value != _fields(getattr(ours, part))[name]
+    ]
+    if names:
+        raise ValueError(
+            f"rank {hello.rank} was started with another {', '.join(names)} than rank 0; start all"
+            " ranks by one command"
+        )
+
+
+def _fields(config: BaseModel | ParallelConfig) -> dict[str, Any]:
+    return asdict(config) if isinstance(config, ParallelConfig) else dict(config)
 
 
 def _check_alike(rank: int, other: Loaded, own: Loaded) -> None:
@@ -272,9 +312,3 @@ def _check_alike(rank: int, other: Loaded, own: Loaded) -> None:
                 f"rank {rank} has another {name} than rank 0, {theirs or 'none'} instead of"
                 f" {ours or 'none'}; give all ranks the same files on the same kind of device"
             )
-
-
-def _shared(config: DeviceConfig, num_ranks: int) -> DeviceConfig:
-    """Returns each rank's share of the worker's threads."""
-    num_threads = config.num_threads or default_num_threads()
-    return config.model_copy(update={"num_threads": max(1, num_threads // num_ranks)})

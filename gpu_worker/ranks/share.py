@@ -1,11 +1,13 @@
 """Loads a rank's share of a model: natively, or through PyTorch, which is imported for it alone."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Protocol
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Inspectable, Runner
 from gpu_worker.checkpoints.quantization import choose_quantization
+from gpu_worker.config import DeviceConfig
 from gpu_worker.device.keys import Keys
 from gpu_worker.loading.layer_partition import stage_layers
 from gpu_worker.loading.missing_packages import needing_pytorch
@@ -13,6 +15,7 @@ from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import THROUGH_PYTORCH, OpenedModel, open_with_config
 from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
+from gpu_worker.native.threads import default_num_threads
 from gpu_worker.ranks.rank_messages import Start
 
 
@@ -44,6 +47,7 @@ def load_share(
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
+    start = replace(start, device=_shared(start.device, start.parallel.local_size))
     with naming(start.model.model):
         opened = open_with_config(start.model, progress)
         layers = stage_layers(opened, start.parallel)
@@ -74,6 +78,14 @@ def load_share(
             opened=opened,
             why_not_natively=why_not,
         )
+
+
+def _shared(config: DeviceConfig, local_size: int) -> DeviceConfig:
+    """Returns a rank's share of the worker's threads on its host."""
+    if local_size == 1:
+        return config
+    num_threads = config.num_threads or default_num_threads()
+    return config.model_copy(update={"num_threads": max(1, num_threads // local_size)})
 
 
 def _why_not_natively(start: Start, opened: OpenedModel) -> str | None:

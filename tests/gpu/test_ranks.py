@@ -21,7 +21,7 @@ CUDA = torch.device("cuda")
 def alone(tmp_path: Path) -> GroupCollectives:
     """A group of one rank, which NCCL takes like any other."""
     store = distributed.FileStore(str(tmp_path / "ranks"), 1)  # type: ignore[attr-defined]
-    together = GroupCollectives(_nccl(store, 0, 1), 1)
+    together = GroupCollectives(_nccl(store, ParallelConfig()), 1)
     together.all_reduce(torch.zeros(1, device=CUDA))
     return together
 

@@ -250,7 +250,8 @@ async def test_a_runner_that_cannot_be_profiled_is_closed() -> None:
         def profile(self) -> WorkerCapacity:
             raise MemoryError("a step does not fit")
 
-        def close(self) -> None:
+        def close(self, failure: str | None = None) -> None:
+            assert failure == "rank 0 ends: a step does not fit"
             self.num_closed += 1
 
     runner = TooLarge(make_config())

@@ -47,20 +47,34 @@ class JoinResponse(_message.Message):
     def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
-    __slots__ = ("rank", "versions", "address", "pid")
+    __slots__ = ("rank", "versions", "address", "pid", "told")
     RANK_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
     rank: int
     versions: str
     address: str
     pid: int
-    def __init__(self, rank: _Optional[int] = ..., versions: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    told: RankStart
+    def __init__(self, rank: _Optional[int] = ..., versions: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., told: _Optional[_Union[RankStart, _Mapping]] = ...) -> None: ...
 
 class RankConnected(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class GreetRequest(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+
+class GreetResponse(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
 
 class RankLoaded(_message.Message):
     __slots__ = ("fingerprint", "arithmetic")
@@ -71,18 +85,26 @@ class RankLoaded(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class RankStart(_message.Message):
-    __slots__ = ("model", "cache", "device", "parallel", "next_address")
+    __slots__ = ("model", "cache", "device", "parallel", "addresses")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
-    NEXT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     model: RankModelConfig
     cache: RankCacheConfig
     device: RankDeviceConfig
     parallel: RankParallelConfig
-    next_address: str
-    def __init__(self, model: _Optional[_Union[RankModelConfig, _Mapping]] = ..., cache: _Optional[_Union[RankCacheConfig, _Mapping]] = ..., device: _Optional[_Union[RankDeviceConfig, _Mapping]] = ..., parallel: _Optional[_Union[RankParallelConfig, _Mapping]] = ..., next_address: _Optional[str] = ...) -> None: ...
+    addresses: _containers.RepeatedCompositeFieldContainer[RankAddress]
+    def __init__(self, model: _Optional[_Union[RankModelConfig, _Mapping]] = ..., cache: _Optional[_Union[RankCacheConfig, _Mapping]] = ..., device: _Optional[_Union[RankDeviceConfig, _Mapping]] = ..., parallel: _Optional[_Union[RankParallelConfig, _Mapping]] = ..., addresses: _Optional[_Iterable[_Union[RankAddress, _Mapping]]] = ...) -> None: ...
+
+class RankAddress(_message.Message):
+    __slots__ = ("address", "certified_name")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFIED_NAME_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    certified_name: str
+    def __init__(self, address: _Optional[str] = ..., certified_name: _Optional[str] = ...) -> None: ...
 
 class RankModelConfig(_message.Message):
     __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len", "lora", "max_lora_rank")
@@ -155,16 +177,22 @@ class RankDeviceConfig(_message.Message):
     def __init__(self, device: _Optional[str] = ..., num_threads: _Optional[int] = ..., cpu_backend: _Optional[str] = ..., attention_backend: _Optional[str] = ..., sampling_backend: _Optional[str] = ..., enforce_eager: _Optional[bool] = ..., max_cudagraph_capture_size: _Optional[int] = ..., kernel_cache: _Optional[str] = ...) -> None: ...
 
 class RankParallelConfig(_message.Message):
-    __slots__ = ("rank", "tensor_parallel_size", "pipeline_parallel_size", "layer_partition")
+    __slots__ = ("rank", "tensor_parallel_size", "pipeline_parallel_size", "layer_partition", "local_rank", "local_size", "collective_host")
     RANK_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAYER_PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_HOST_FIELD_NUMBER: _ClassVar[int]
     rank: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
     layer_partition: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., layer_partition: _Optional[_Iterable[int]] = ...) -> None: ...
+    local_rank: int
+    local_size: int
+    collective_host: str
+    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., layer_partition: _Optional[_Iterable[int]] = ..., local_rank: _Optional[int] = ..., local_size: _Optional[int] = ..., collective_host: _Optional[str] = ...) -> None: ...
 
 class RankProfile(_message.Message):
     __slots__ = ()

@@ -49,6 +49,11 @@ class RankServiceStub:
                 request_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.GetKeyRequest.SerializeToString,
                 response_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.GetKeyResponse.FromString,
                 _registered_method=True)
+        self.Greet = channel.unary_unary(
+                '/signalbox.rank.v1.RankService/Greet',
+                request_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetRequest.SerializeToString,
+                response_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetResponse.FromString,
+                _registered_method=True)
         self.Pass = channel.stream_unary(
                 '/signalbox.rank.v1.RankService/Pass',
                 request_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.PassRequest.SerializeToString,
@@ -82,6 +87,14 @@ class RankServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Greet(self, request, context):
+        """Served by each rank: says that a message and its answer pass. Every rank calls it of every other
+        one before weights are read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pass(self, request_iterator, context):
         """Served by each rank that has a stage before its own: takes the hidden states of all steps, in
         order. The stream lasts as long as the rank that sends.
@@ -107,6 +120,11 @@ def add_RankServiceServicer_to_server(servicer, server):
                     servicer.GetKey,
                     request_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.GetKeyRequest.FromString,
                     response_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.GetKeyResponse.SerializeToString,
+            ),
+            'Greet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Greet,
+                    request_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetRequest.FromString,
+                    response_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetResponse.SerializeToString,
             ),
             'Pass': grpc.stream_unary_rpc_method_handler(
                     servicer.Pass,
@@ -195,6 +213,33 @@ class RankService:
             '/signalbox.rank.v1.RankService/GetKey',
             protos_dot_rank_dot_v1_dot_rank__pb2.GetKeyRequest.SerializeToString,
             protos_dot_rank_dot_v1_dot_rank__pb2.GetKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Greet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.rank.v1.RankService/Greet',
+            protos_dot_rank_dot_v1_dot_rank__pb2.GreetRequest.SerializeToString,
+            protos_dot_rank_dot_v1_dot_rank__pb2.GreetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from torch.distributed import distributed_c10d as c10d
 
+from gpu_worker.config import ParallelConfig
 from gpu_worker.device import process_group
 
 
@@ -26,9 +27,9 @@ def test_nccl_stays_on_this_machine_and_asks_no_store_later(
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(c10d, "is_nccl_available", lambda: True)
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", RecordedNCCL, raising=False)
-    group = process_group._nccl("store", 0, 2)
+    group = process_group._nccl("store", ParallelConfig(tensor_parallel_size=2))
     assert group.environment == {
-        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
     }
     assert group.timeout == process_group.TIMEOUT

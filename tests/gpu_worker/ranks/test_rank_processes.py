@@ -1,20 +1,35 @@
 """Ranks as processes end together, with the right status, and leave nothing."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import psutil
 import pytest
 
 from gpu_worker.config import ModelError, ParallelConfig
+from gpu_worker.device.device_errors import DeviceLost
+from gpu_worker.ranks import follower_handles, rank_client
 from gpu_worker.ranks.launchers import LocalRank
+from gpu_worker.ranks.meeting import RankLost
+from gpu_worker.ranks.rank_client import NextRank
+from gpu_worker.ranks.rank_messages import Failure, Hello, HiddenStates, RankAddress
+from gpu_worker.ranks.rank_network import RankNetwork
+from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.ranks.versions import versions
+from tests.chaos.fault_proxy import FaultProxy
 from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes
+from tests.signalbox.stacks import free_port
 from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.system
@@ -83,9 +98,12 @@ def test_ranks_outlive_no_rank_0_that_is_killed_or_stopped(
     number: signal.Signals, native_tiny: Path, folder: Path
 ) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from gpu_worker.main import end_at_once;"
-        "from tests.gpu_worker.ranks.test_ranked_runner import load;"
-        "runner = load(Path(sys.argv[1]), 1, 3, on_lost=end_at_once);"
+        "import sys, time; from pathlib import Path; from gpu_worker.config import ParallelConfig;"
+        "from gpu_worker.main import end_at_once;"
+        "from gpu_worker.ranks.ranked_runner import RankedRunner;"
+        "from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes;"
+        "start = with_sizes(make_start(Path(sys.argv[1]), ParallelConfig()), 1, 3);"
+        "runner = RankedRunner(start, on_lost=end_at_once);"
         "print(*runner.follower_pids, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", program, str(native_tiny)]
@@ -107,3 +125,79 @@ def runs(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_rank_that_others_cannot_reach_is_named(
+    native_tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 joins, and says that it listens where nothing does."""
+    monkeypatch.setattr(rank_client, "REACH_S", 0.5)
+    port = free_port()
+    network = RankNetwork(address=f"127.0.0.1:{port}", first_address=f"127.0.0.1:{port}")
+    threading.Thread(target=join_only, args=(network, f"127.0.0.1:{port + 1}"), daemon=True).start()
+    start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
+    reason = rf"cannot reach rank 1 at 127\.0\.0\.1:{port + 1} within 0\.5 s .*let such ports"
+    with pytest.raises(ConnectionError, match=reason):
+        RankedRunner(start, on_lost=lambda _: None, network=network)
+
+
+def join_only(network: RankNetwork, address: str) -> None:
+    first = rank_client.FirstRank(network.first_address)
+    first.report(Hello(1, versions(), address, 0))
+    with suppress(RankLost):
+        list(first.commands())
+
+
+def test_ranks_that_do_not_join_are_named(
+    native_tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_handles, "JOIN_S", 0.05)
+    address = f"127.0.0.1:{free_port()}"
+    reasons: list[str] = []
+    start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
+    with pytest.raises(DeviceLost, match=rf"ranks 1, 2 have not joined at {address} within"):
+        RankedRunner(
+            start,
+            on_lost=reasons.append,
+            network=RankNetwork(address=address, first_address=address),
+        )
+    assert len(reasons) == 1
+
+
+def test_a_rank_of_another_version_is_named(
+    native_tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_handles, "versions", lambda: "Signalbox 0, Python 2")
+    start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
+    launch = Launched()
+    with pytest.raises(ValueError, match=r"rank 1 has Signalbox .*, and rank 0 Signalbox 0, Py"):
+        RankedRunner(start, on_lost=pytest.fail, launch=launch)
+    assert launch.statuses == [1]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_both_ends_of_a_link_between_stages_notice_its_end(is_told: bool) -> None:
+    lost: SimpleQueue[str | int] = SimpleQueue()
+    servicer = RankServicer(1, lost.put)
+    server = RankServer(servicer, "127.0.0.1:0", num_streams=1)
+    proxy = FaultProxy(target=int(server.address.rpartition(":")[2]))
+    await proxy.start()
+    connect = partial(
+        NextRank, RankAddress(proxy.address), rank=2, on_lost=partial(lost.put, "next")
+    )
+    link = await asyncio.to_thread(connect)
+    link.send(HiddenStates(1, None, Failure("as a first message", False), 0))
+    assert (await asyncio.to_thread(servicer.incoming.take)).command == 1
+    if is_told:
+        proxy.cut()
+    else:
+        proxy.freeze()
+    found = [await asyncio.to_thread(lost.get, True, EVENT_S) for _ in range(2)]
+    assert set(found) == {2, "next"}
+    with pytest.raises(RankLost, match="the stage before is gone"):
+        servicer.incoming.take()
+    with pytest.raises(RankLost, match="the next stage is gone"):
+        link.send(HiddenStates(2, None, Failure("to none", False), 0))
+    link.close()
+    server.close()
+    await proxy.close()

@@ -39,6 +39,7 @@ from gpu_worker.ranks.rank_messages import (
     HiddenStates,
     InitCacheEngine,
     Loaded,
+    RankAddress,
     Start,
 )
 from gpu_worker.ranks.rank_servicer import FirstRankServicer, JoinedRank, RankServer
@@ -209,27 +210,11 @@ def test_a_rank_that_stands_still_ends_all(tmp_path: Path) -> None:
     assert not any(rank.is_running() for rank in ranks)
 
 
-def test_no_rank_outlives_rank_0(tmp_path: Path) -> None:
-    make_llama(tmp_path)
-    program = (
-        "import sys, time; from pathlib import Path; from gpu_worker.config import ParallelConfig;"
-        "from tests.gpu_worker.ranks.test_ranked_runner import load;"
-        "print(*load(Path(sys.argv[1]), 1, 3).follower_pids, flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(pids) == 2
-        process.kill()
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
-
-
 @pytest.mark.parametrize("is_in_order", [True, False])
 def test_a_follower_ends_with_rank_0_and_not_before(is_in_order: bool, tmp_path: Path) -> None:
     joined: SimpleQueue[JoinedRank] = SimpleQueue()
     meeting = Meeting()
-    servicer = FirstRankServicer(lambda one: joined.put(one), meeting)
+    servicer = FirstRankServicer(lambda one: joined.put(one), meeting, lambda rank: None)
     server = RankServer(servicer, f"unix:{tmp_path}/0", num_streams=2)
     module = "gpu_worker.ranks.follower_process"
     process = subprocess.Popen([sys.executable, "-m", module, "1", server.address])
@@ -299,9 +284,10 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     config = DeviceConfig(device="cuda")
-    with pytest.raises(ValueError, match="tensor_parallel_size is 4, but PyTorch finds 2 CUDA"):
-        choose_device(config, ParallelConfig(rank=3, tensor_parallel_size=4))
-    assert choose_device(config, ParallelConfig(rank=1, tensor_parallel_size=2)).index == 1
+    sizes = {"tensor_parallel_size": 4, "rank": 3}
+    with pytest.raises(ValueError, match="is 4, of which 4 ranks are here, but PyTorch finds 2"):
+        choose_device(config, ParallelConfig(local_rank=3, local_size=4, **sizes))
+    assert choose_device(config, ParallelConfig(local_rank=1, local_size=2, **sizes)).index == 1
 
 
 def test_blocks_are_moved_on_every_rank(ranks: RankedRunner) -> None:
@@ -322,7 +308,7 @@ def test_what_is_sent_between_ranks_arrives_as_it_was() -> None:
         cache=CacheConfig(kv_cache_memory=1024, gpu_memory_utilization=0.7),
         parallel=ParallelConfig(rank=1, tensor_parallel_size=2, layer_partition=(3, 1)),
         device=DeviceConfig(num_threads=3, kernel_cache=Path("/k"), max_cudagraph_capture_size=0),
-        next_address="host:9",
+        addresses=(RankAddress("host:9", "worker.a"), RankAddress("host:10")),
     )
     for command in (start, Ask.SYNC, InitCacheEngine(5, 0)):
         assert rank_codec.decode_command(rank_codec.encode_command(command)) == command

@@ -8,6 +8,7 @@ from typing import Any
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.follower_process import Follower
 from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.rank_network import RankNetwork
 from gpu_worker.ranks.ranked_runner import RankedRunner
 from gpu_worker.runner_factory import make_runner
 
@@ -18,7 +19,8 @@ class ThreadRank:
     def __init__(self, rank: int, address: str) -> None:
         self.status: int | None = None
         self._ended = threading.Event()
-        self._follower = Follower(rank, address, on_end=self._end)
+        network = RankNetwork(address=f"{address.rpartition('/')[0]}/{rank}", first_address=address)
+        self._follower = Follower(rank, network, on_end=self._end)
         threading.Thread(target=self._follower.serve, name=f"serves {rank}", daemon=True).start()
 
     def _end(self, status: int) -> None:

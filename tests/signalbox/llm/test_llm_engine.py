@@ -145,7 +145,7 @@ def test_an_engine_that_is_dropped_ends_its_thread_and_its_runner() -> None:
     closed: list[bool] = []
 
     class Closing(SimulatedRunner):
-        def close(self) -> None:
+        def close(self, failure: str | None = None) -> None:
             closed.append(thread.is_alive())
 
     before = set(threading.enumerate())

@@ -1,0 +1,135 @@
+"""Addresses of a worker's ranks, and whether each of them reaches all the others.
+
+Ranks of this machine that rank 0 has started listen on Unix sockets, others on a port each.
+"""
+
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_worker.device.interfaces import address_of
+from gpu_worker.ranks.environment import RankPlace
+from gpu_worker.ranks.rank_client import greet
+from gpu_worker.ranks.rank_messages import RankAddress
+from rpc.interceptors.certificate_names import dns_names
+from rpc.interceptors.peer_roles import WORKER
+from rpc.transport.listening_ports import check_exposure, check_free, join_address
+from rpc.transport.tls import CLEAR, TlsConfig
+
+LOOPBACK = "127.0.0.1"
+UNSPECIFIED = ("0.0.0.0", "::", "[::]")
+JOIN_S = 120.0
+"""Seconds for a rank that was started to join; five times as long if others start it."""
+PORT_REMEDY = "choose another --rank-port"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNetwork:
+    """Where a rank that the environment has started listens, and finds rank 0."""
+
+    address: str
+    """HOST:PORT that this rank listens on."""
+    first_address: str
+    """HOST:PORT of rank 0."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
+
+    @classmethod
+    def of(cls, place: RankPlace, *, host: str | None, port: int, tls: TlsConfig) -> "RankNetwork":
+        """Finds the addresses of a rank.
+
+        Args:
+            host: name, address or interface of this rank; None chooses it.
+            port: that of rank 0; those of the others follow.
+
+        Raises ValueError or BindError for a port that cannot be used.
+        """
+        if port + place.size > 1 << 16:
+            raise ValueError(
+                f"rank_port is {port}, which leaves no {place.size} ports; {PORT_REMEDY}"
+            )
+        own = address_of(host) or host if host else None
+        if own is None:
+            own = LOOPBACK if place.is_one_host else _host_towards(place.first_host, port)
+        if own in UNSPECIFIED:
+            raise ValueError(f"rank_host is {own}, which no rank can call; name an interface")
+        if tls.serves != tls.dials:
+            raise ValueError(
+                "ranks serve and call each other: give --tls-cert, --tls-key and --tls-ca"
+            )
+        network = cls(
+            address=join_address(own, port + place.rank),
+            first_address=join_address(own if place.is_one_host else place.first_host, port),
+            tls=tls,
+        )
+        check_exposure(network.address, tls, names_callers=True)
+        check_free(own, port + place.rank, remedy=PORT_REMEDY)
+        return network
+
+
+def collective_hosts(hosts: Sequence[str], *, ranks_of_stage: int, trusted: bool) -> list[str]:
+    """Returns where the collectives of each rank listen: on loopback if its stage is on one host.
+
+    Args:
+        hosts: of all ranks.
+        trusted: whether the operator calls the network between hosts trusted.
+
+    Raises ValueError if collectives, which nothing encrypts, would leave a host.
+    """
+    found: list[str] = []
+    for first in range(0, len(hosts), ranks_of_stage):
+        stage = hosts[first : first + ranks_of_stage]
+        if len(set(stage)) == 1:
+            found += [LOOPBACK] * len(stage)
+            continue
+        if not trusted:
+            raise ValueError(
+                f"ranks {first} to {first + len(stage) - 1} are tensor-parallel, and on several"
+                f" hosts ({', '.join(dict.fromkeys(stage))}); what they exchange is in the clear:"
+                " put the ranks of each stage on one host, or give --insecure in a network that"
+                " you trust"
+            )
+        found += stage
+    return found
+
+
+def own_name(tls: TlsConfig) -> str:
+    """Returns the name that this rank's certificate is for, among those of workers; an empty text
+    without one, or if other ranks show none."""
+    if not tls.identifies_clients or tls.cert is None:
+        return ""
+    first, end, _ = Path(tls.cert).read_bytes().partition(b"-----END CERTIFICATE-----")
+    names = sorted(name.decode() for name in dns_names(first + end))
+    return tls.peer_names.find(WORKER, names) or ""
+
+
+def host_of(address: str) -> str:
+    """Returns the host of an address; ranks on Unix sockets have one and the same."""
+    return "" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
+
+
+def reach_all(addresses: Sequence[RankAddress], *, rank: int, tls: TlsConfig = CLEAR) -> None:
+    """Exchanges a message with every other rank at once. Raises ConnectionError that names those
+    that cannot be reached."""
+    others = [other for other in range(len(addresses)) if other != rank]
+    with ThreadPoolExecutor(max(1, len(others)), "greets") as pool:
+        faults = pool.map(
+            lambda other: greet(addresses[other], rank=rank, other=other, tls=tls), others
+        )
+    if found := "; ".join(filter(None, faults)):
+        raise ConnectionError(f"cannot reach {found}; let such ports through")
+
+
+def _host_towards(host: str, port: int) -> str:
+    """Returns the address of this machine that a packet to a host would come from."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # which sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ValueError(
+            f"the host of rank 0, {host}, is unknown here: {error.strerror or error}; give"
+            " --rank-host"
+        ) from None
