@@ -23,6 +23,9 @@ class Arithmetic:
         return f"products in {self.factors} on {self.kernels}, K and V in {self.kv_cache_dtype}"
 
 
+_MAX_ADAPTER_NAME_CHARS = 100
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """A LoRA adapter that is loaded; see common.proto."""
@@ -30,6 +33,11 @@ class Adapter:
     name: str
     sha256: str
     path: str = field(default="", compare=False)
+    loaded_at_ns: int = field(default=0, compare=False)
+    """Wall-clock time at which it was loaded at run time; 0 of one that its worker began with."""
+
+    is_leaving: bool = field(default=False, compare=False)
+    """True if no new request may name it."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.sha256[:12]})"
@@ -52,12 +60,13 @@ class ModelInfo:
     """Identity of configuration and weights; empty if there are none, as in a simulation."""
     arithmetic: Arithmetic | None = field(default=None, compare=False)
     """Workers of one model may differ in it; None if the worker does not say."""
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[Adapter, ...] = field(default=(), compare=False)
     """LoRA adapters that are loaded, by name."""
 
-    def adapter(self, sha256: str) -> Adapter | None:
-        """Returns the adapter of a content; None if it is not loaded."""
-        return next((one for one in self.adapters if one.sha256 == sha256), None)
+    @property
+    def offered(self) -> tuple[Adapter, ...]:
+        """Adapters that new requests may name."""
+        return tuple(one for one in self.adapters if not one.is_leaving)
 
     def difference(self, other: "ModelInfo") -> str | None:
         """Names the first field in which another model differs, with both values."""
@@ -65,16 +74,9 @@ class ModelInfo:
             if not entry.compare:
                 continue
             mine, theirs = getattr(self, entry.name), getattr(other, entry.name)
-            if mine == theirs:
-                continue
-            if entry.name == "adapters":
-                return f"it has {_listed(theirs)}, but the scheduler serves {_listed(mine)}"
-            return f"{entry.name} is {theirs!r}, but the scheduler serves {mine!r}"
+            if mine != theirs:
+                return f"{entry.name} is {theirs!r}, but the scheduler serves {mine!r}"
         return None
-
-
-def _listed(adapters: tuple[Adapter, ...]) -> str:
-    return f"the adapters {', '.join(map(str, adapters))}" if adapters else "no adapters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,35 @@ class WorkerCapacity:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
+def check_adapter_name(name: str) -> None:
+    """Raises ValueError."""
+    if not name or not name.isprintable() or len(name) > _MAX_ADAPTER_NAME_CHARS:
+        raise ValueError(
+            f"{name[:40]!r} is no name of an adapter; give 1 to {_MAX_ADAPTER_NAME_CHARS} printable"
+            " characters"
+        )
+
+
+def encode_adapter(adapter: Adapter) -> pb.Adapter:
+    return pb.Adapter(
+        name=adapter.name,
+        sha256=adapter.sha256,
+        path=adapter.path,
+        loaded_at_ns=adapter.loaded_at_ns,
+        is_leaving=adapter.is_leaving,
+    )
+
+
+def decode_adapter(message: pb.Adapter) -> Adapter:
+    return Adapter(
+        name=message.name,
+        sha256=message.sha256,
+        path=message.path,
+        loaded_at_ns=message.loaded_at_ns,
+        is_leaving=message.is_leaving,
+    )
+
+
 def encode_model(model: ModelInfo) -> pb.ModelInfo:
     return pb.ModelInfo(
         name=model.name,
@@ -128,9 +159,7 @@ def encode_model(model: ModelInfo) -> pb.ModelInfo:
         sampling_defaults=sampling_defaults.encode(model.sampling_defaults),
         fingerprint=model.fingerprint,
         arithmetic=_encode_arithmetic(model.arithmetic),
-        adapters=[
-            pb.Adapter(name=one.name, sha256=one.sha256, path=one.path) for one in model.adapters
-        ],
+        adapters=map(encode_adapter, model.adapters),
     )
 
 
@@ -148,9 +177,7 @@ def decode_model(message: pb.ModelInfo) -> ModelInfo:
         arithmetic=_decode_arithmetic(message.arithmetic)
         if message.HasField("arithmetic")
         else None,
-        adapters=tuple(
-            Adapter(name=one.name, sha256=one.sha256, path=one.path) for one in message.adapters
-        ),
+        adapters=tuple(map(decode_adapter, message.adapters)),
     )
 
 

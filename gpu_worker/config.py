@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from contract.model import check_adapter_name
 from gpu_worker.generation_fields import check_override
 from rpc.settings.quantities import renamed, texts, window
 from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
@@ -16,7 +17,8 @@ GIB = 1 << 30
 _MAX_GIB = 1 << 30  # an exbibyte
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
-_MAX_NAME_CHARS = 100
+USUAL_LORA_RANK = 16
+"""vLLM's max_lora_rank."""
 _VLLM_ATTENTION = {"FLASH_ATTN": "flash_attn", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch"}
 
 
@@ -96,8 +98,7 @@ def _checked_adapters(given: tuple[str, ...]) -> tuple[str, ...]:
     for name, path in map(_name_and_path, given):
         if not name or not path:
             raise ValueError("an adapter is NAME=PATH")
-        if not name.isprintable() or len(name) > _MAX_NAME_CHARS:
-            raise ValueError(f"{name[:40]!r} is no name of an adapter; use printable characters")
+        check_adapter_name(name)
         if name in names:
             raise ValueError(f"two adapters are named {name}")
         names.add(name)
@@ -172,7 +173,13 @@ class ModelConfig(NameSettings):
     max_lora_rank: int | None = Field(
         None,
         gt=0,
-        description="largest rank that an adapter may have; a larger one is refused (default: any)",
+        description="largest rank that an adapter may have; a larger one is refused (default: any;"
+        " with --adapter-dir 16, or more if an adapter of --lora has more)",
+    )
+    adapter_dir: Path | None = Field(
+        None,
+        description="folder below which are the adapters that may be loaded at run time (default:"
+        " none may)",
     )
 
     @property

@@ -48,7 +48,11 @@ async def run(
     if metrics.port:
         check_free(host, metrics.port, remedy=METRICS_REMEDY)
     async with reporting(startup or Startup(), settings.scheduler, tls=tls) as end_reports:
-        worker = await Worker.load(make_runner, grammar_bytes=settings.grammar_memory << 20)
+        worker = await Worker.load(
+            make_runner,
+            grammar_bytes=settings.grammar_memory << 20,
+            adapter_dir=settings.adapter_dir,
+        )
         server = Server(
             host=host,
             port=settings.port,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from contract.model import encode_capacity, encode_model
+from contract.model import Adapter, encode_adapter, encode_capacity, encode_model
 from contract.step import decode_step
 from contract.step_result import encode_result
 from contract.structured_output import constraint_codec, grammar_cost
@@ -84,6 +84,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             forgotten=[constraint_codec.decode(one) for one in request.forgotten],
         )
         return pb.PrepareGrammarResponse(fault=fault or "")
+
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: Context
+    ) -> pb.LoadAdapterResponse:
+        adapter = await self._worker.load_adapter(
+            epoch=request.epoch,
+            name=request.name,
+            path=request.path,
+            loaded_at_ns=request.loaded_at_ns,
+        )
+        return pb.LoadAdapterResponse(adapter=encode_adapter(adapter))
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Context
+    ) -> pb.UnloadAdapterResponse:
+        adapter = Adapter(name=request.name, sha256=request.sha256)
+        await self._worker.unload_adapter(epoch=request.epoch, adapter=adapter)
+        return pb.UnloadAdapterResponse()
 
     async def Profile(
         self, request: pb.ProfileRequest, context: Context

@@ -9,13 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from contract.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
-from contract.model import WorkerCapacity
+from contract.model import Adapter, WorkerCapacity
 from contract.step import Step
 from contract.tokenizer_files import hash_files
+from gpu_worker.adapters.adapter_folder import find_below
+from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.runner_protocol import (
+    AdapterLoading,
     Described,
     Inspectable,
     MemoryReport,
@@ -23,6 +27,7 @@ from gpu_worker.batch.runner_protocol import (
     Runner,
     close,
 )
+from gpu_worker.config import ModelError
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.execution_thread import ExecutionThread
 from gpu_worker.insight.metrics import StepCounts
@@ -50,7 +55,9 @@ class Worker:
         capacity: WorkerCapacity,
         tokenizer_files: Mapping[str, bytes],
         grammar_bytes: int = GRAMMAR_BYTES,
+        adapter_dir: Path | None = None,
     ) -> None:
+        """`adapter_dir` is the folder below which are the adapters that may be loaded."""
         self.capacity = replace(
             capacity,
             grammar_bytes=grammar_bytes,
@@ -70,11 +77,16 @@ class Worker:
         self._num_inits = 0
         self._device_lost = asyncio.Event()
         self.steps = StepCounts()
+        self._adapter_dir = adapter_dir
         self._profiler = Profiler(runner, thread, self.steps)
 
     @classmethod
     async def load(
-        cls, make_runner: Callable[[], Runner], *, grammar_bytes: int = GRAMMAR_BYTES
+        cls,
+        make_runner: Callable[[], Runner],
+        *,
+        grammar_bytes: int = GRAMMAR_BYTES,
+        adapter_dir: Path | None = None,
     ) -> "Worker":
         """Makes and profiles a runner on the execution thread. Raises their errors."""
         thread = ExecutionThread()
@@ -94,6 +106,7 @@ class Worker:
             capacity=capacity,
             tokenizer_files=files,
             grammar_bytes=grammar_bytes,
+            adapter_dir=adapter_dir,
         )
         await worker._grammars.load()
         return worker
@@ -145,6 +158,36 @@ class Worker:
         return lease.log.get_or_start(
             step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
         )
+
+    async def load_adapter(self, *, epoch: int, name: str, path: str, loaded_at_ns: int) -> Adapter:
+        """Loads an adapter beside the steps; see LoadAdapter in worker.proto."""
+        self._check_epoch(epoch)
+        runner = self._runner
+        if not isinstance(runner, AdapterLoading):
+            raise FailedPrecondition("a worker of several ranks takes adapters at its start alone")
+        try:
+            opened = await asyncio.to_thread(self._open_adapter, runner, name, path)
+        except ModelError as error:
+            raise FailedPrecondition(str(error)) from None
+        info = replace(opened.info, path=path, loaded_at_ns=loaded_at_ns)
+        self._check_epoch(epoch)  # it may have changed meanwhile
+        await self._thread.submit(lambda: runner.add_adapter(opened._replace(info=info)))
+        self.model = replace(self.model, adapters=runner.model.adapters)
+        logger.info("adapter loaded: %s from %s", info, path)
+        return info
+
+    def _open_adapter(self, runner: AdapterLoading, name: str, path: str) -> OpenedAdapter:
+        return runner.open_adapter(name, str(find_below(self._adapter_dir, path)))
+
+    async def unload_adapter(self, *, epoch: int, adapter: Adapter) -> None:
+        """Frees an adapter that no step names; see UnloadAdapter in worker.proto."""
+        self._check_epoch(epoch)
+        runner = self._runner
+        if not isinstance(runner, AdapterLoading):
+            raise FailedPrecondition("a worker of several ranks takes adapters at its start alone")
+        await self._thread.submit(lambda: runner.remove_adapter(adapter))
+        self.model = replace(self.model, adapters=runner.model.adapters)
+        logger.info("adapter unloaded: %s", adapter)
 
     def grammars(self, *, epoch: int) -> Grammars:
         """Returns the compiled structured outputs of a lease. Raises Aborted if it is another."""

@@ -58,6 +58,7 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
             "pipeline_parallel_size",
             "pipeline_layer_partition",
             "lora",
+            "adapter_dir",
         )
     )
     """Settings that a simulated worker has, too."""

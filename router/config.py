@@ -164,6 +164,11 @@ class ApiSettings(RequestSettings, NameSettings):
         description="how reasoning (such as text in <think>) is found in the model's text; auto"
         " chooses by the chat template and the tokens, none leaves it in the text",
     )
+    allow_adapter_loading: bool = Field(
+        False,
+        description="let clients of the HTTP API load and unload LoRA adapters, from below the"
+        " workers' --adapter-dir",
+    )
     max_grammar_cpu: float = Field(
         3.0,
         gt=0,

@@ -22,6 +22,7 @@ from router.keys.tenants import Tenants
 from router.prompt.known_templates import load_chat_template
 from router.request_admission import Admission
 from router.requests.live_requests import LiveRequests
+from router.schedulers.adapter_client import AdapterClient
 from router.schedulers.load_client import LoadClient
 from router.schedulers.scheduler_pool import Schedulers
 from router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
@@ -91,7 +92,8 @@ class Router:
         # This imports fastapi, which takes as long as all other imports of a router.
         from router.http.server_factory import make_http_server
 
-        return make_http_server(config, self.generator, tenants, keys, self.registry)
+        adapters = AdapterClient(config.scheduler_addresses, self.schedulers, tls=config.tls)
+        return make_http_server(config, self.generator, tenants, keys, self.registry, adapters)
 
     def _add_services(self, tenants: Tenants, config: RouterConfig) -> None:
         self.server.add(

@@ -23,8 +23,9 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     aliases: tuple[str, ...] = ()
     """Other names that requests may use."""
-    adapters: tuple[Adapter, ...] = ()
-    """LoRA adapters, each of which is a model that requests may name."""
+    adapters: tuple[Adapter, ...] = field(default=(), compare=False)
+    """LoRA adapters, each of which is a model that requests may name. Not compared: they come and
+    go while the model is the same."""
     effective_max_model_len: int = field(default=0, compare=False)
     """Tokens of the longest sequence that some worker's KV cache holds, when last queried; 0 is
     unknown. Not compared, because it is not part of the model's identity."""
@@ -61,6 +62,10 @@ class ServedModel:
     def adapter(self, name: str) -> Adapter | None:
         """Returns the adapter that requests name so; None for the base model, and unknown names."""
         return next((one for one in self.adapters if one.name == name), None)
+
+    def has(self, sha256: str) -> bool:
+        """Returns whether the adapter with a content is served; "" is the base model."""
+        return not sha256 or any(one.sha256 == sha256 for one in self.adapters)
 
     def names_of(self, name: str) -> tuple[str, ...]:
         """Returns all names of the model or the adapter that a request names."""

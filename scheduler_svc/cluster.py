@@ -5,7 +5,7 @@ Everything here runs on the event loop and returns at once.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from contract.model import Adapter, ModelInfo
@@ -75,11 +75,35 @@ class Cluster:
             for group in list(self.admission):
                 self.requests.fail(group, model_changed())
         self.requests.model = model
+        self.set_adapters(model.adapters)
 
-    def add_adapter(self, adapter: Adapter) -> None:
-        """Says that all workers have loaded an adapter; what waits goes on waiting."""
+    def set_adapters(self, adapters: Iterable[Adapter]) -> None:
+        """Says which adapters all workers have from now on; what waits goes on waiting."""
         assert self.model is not None
-        self.requests.model = replace(self.model, adapters=(*self.model.adapters, adapter))
+        in_order = tuple(sorted(adapters, key=lambda one: one.name))
+        self.requests.model = replace(self.model, adapters=in_order)
+        self.admission.adapters = frozenset(one.sha256 for one in in_order)
+
+    def change_adapters(self, adapters: Iterable[Adapter]) -> None:
+        """Sets them, and lets routers and what waits know."""
+        self.set_adapters(adapters)
+        self.tell_watchers()
+        self.requests.sort_out_waiting()
+        self.wake()
+
+    def num_requests_of(self, adapter: Adapter) -> int:
+        """Returns how many live requests an adapter computes."""
+        groups = self.requests.live_groups
+        return sum(group.request.adapter == adapter.sha256 for group in groups)
+
+    def computes(self, adapter: Adapter) -> bool:
+        """Returns whether a request or a step in flight needs an adapter."""
+        return bool(self.num_requests_of(adapter)) or any(
+            seq.group.request.adapter == adapter.sha256
+            for loop in self.step_loops
+            for plan in loop.scheduler.inflight
+            for seq in plan.seqs
+        )
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)

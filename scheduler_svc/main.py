@@ -12,6 +12,7 @@ from rpc.interceptors.peer_roles import OPERATOR, ROUTER, WORKER
 from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from rpc.transport.shutdown import run_until_signalled
+from scheduler_svc.adapters.adapter_loading import AdapterLoading
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_cluster
@@ -31,6 +32,8 @@ REGISTRY_SERVICE = "signalbox.scheduler.v1.WorkerRegistryService"
 CALLERS = {
     f"/{SCHEDULER_SERVICE}/": (OPERATOR,),
     f"/{SCHEDULER_SERVICE}/Connect": (ROUTER,),
+    f"/{SCHEDULER_SERVICE}/LoadAdapter": (ROUTER, OPERATOR),
+    f"/{SCHEDULER_SERVICE}/UnloadAdapter": (ROUTER, OPERATOR),
     f"/{SCHEDULER_SERVICE}/GetModel": (ROUTER, OPERATOR),
     f"/{SCHEDULER_SERVICE}/GetStats": (ROUTER, OPERATOR),
     f"/{SCHEDULER_SERVICE}/GetTokenizer": (ROUTER,),
@@ -57,6 +60,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     recorder: Recorder = FileRecorder(config, config.record) if config.record else UNRECORDED
     cluster = make_cluster(config, clock=recorder.clock)
     starting = StartingWorkers()
+    adapters = AdapterLoading(cluster, recorder)
     server = Server(
         host=config.host,
         port=config.port,
@@ -70,6 +74,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
             cluster,
             config,
             recorder,
+            adapters=adapters,
             is_draining=lambda: not server.is_serving(REGISTRY_SERVICE),  # else it always does
             starting=starting,
         ),
@@ -77,7 +82,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
         name=SCHEDULER_SERVICE,
     )
     server.add(
-        WorkerRegistryServicer(cluster, config, recorder, starting=starting),
+        WorkerRegistryServicer(cluster, config, recorder, adapters=adapters, starting=starting),
         pb_grpc.add_WorkerRegistryServiceServicer_to_server,
         name=REGISTRY_SERVICE,
     )
@@ -95,6 +100,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     finally:
         ticker.cancel()
         stats.cancel()
+        await adapters.close()
         await server.drain(grace_s=0)
         recorder.close()
 

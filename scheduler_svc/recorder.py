@@ -5,10 +5,10 @@ clock stands still between them (`clock`), so that a replay reads the same times
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, WorkerCapacity
 from scheduler_svc.queue.grammar_queue import Constraint
 
 
@@ -59,6 +59,8 @@ class Recorder(Protocol):
 
     def tick(self, now: float) -> None: ...
 
+    def adapters_changed(self, adapters: Iterable[Adapter], now: float) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -74,6 +76,8 @@ class Unrecorded:
         return self
 
     def tick(self, now: float) -> None: ...
+
+    def adapters_changed(self, adapters: Iterable[Adapter], now: float) -> None: ...
 
     def close(self) -> None: ...
 

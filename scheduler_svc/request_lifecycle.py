@@ -22,6 +22,7 @@ from scheduler_svc.queue.placement_deadlines import PlacementDeadlines
 from scheduler_svc.requests.failures import (
     breaks_workers,
     no_room_left,
+    no_such_adapter,
     no_worker_came,
     policy_fails,
 )
@@ -237,6 +238,8 @@ class RequestLifecycle:
     def _no_place(self, group: SequenceGroup) -> RequestFailure:
         if not self._step_loops.is_serving:
             return no_worker_came(self._placement_deadlines.wait_s)
+        if group.request.adapter and group.request.adapter not in self._admission.adapters:
+            return no_such_adapter(group.request.adapter)
         return no_room_left(group)
 
     @property

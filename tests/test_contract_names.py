@@ -13,7 +13,6 @@ HALVES = {"encode": "decode", "pack": "unpack", "write": "read"}
 """One service encodes what another decodes, so both halves of a codec have the users of both."""
 STRUCTURED = "contract.structured_output"
 ONE_USER = {
-    "contract.errors.AlreadyExists": "from_code makes one exception for each Code",
     "contract.errors.Cancelled": "from_code makes one exception for each Code",
     "contract.errors.Unauthenticated": "from_code makes one exception for each Code",
     "contract.errors.MAX_VALUE_CHARS": "THREAT_MODEL.md names it",

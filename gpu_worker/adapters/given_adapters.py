@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.model import Adapter
 from gpu_worker.adapters.peft_adapter import PeftAdapter, Shapes, open_adapter, warn_of_base
-from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.config import USUAL_LORA_RANK, ModelConfig, ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +19,14 @@ class AdapterOpener:
 
     def open_given(self) -> list[PeftAdapter]:
         """Opens those of the configuration, in the order of their names. Raises ModelError."""
-        return [self.open(name, path) for name, path in sorted(self.config.adapters)]
+        most = self.config.max_lora_rank
+        return [self.open(*one, max_rank=most) for one in sorted(self.config.adapters)]
 
-    def open(self, name: str, folder: str) -> PeftAdapter:
+    def open(self, name: str, folder: str, *, max_rank: int | None) -> PeftAdapter:
         """Raises ModelError."""
         if name in (self.model_name, *self.config.served_model_name):
             raise ModelError(f"an adapter is named {name!r}, as the model is; give it another name")
-        adapter = open_adapter(
-            name, Path(folder), shapes=self.shapes, max_rank=self.config.max_lora_rank
-        )
+        adapter = open_adapter(name, Path(folder), shapes=self.shapes, max_rank=max_rank)
         warn_of_base(adapter, self.model_name)
         return adapter
 
@@ -36,8 +34,5 @@ class AdapterOpener:
         """Returns the largest rank that adapters may have; 0 if there will be none."""
         if self.config.max_lora_rank is not None:
             return self.config.max_lora_rank
-        return max((adapter.config.max_rank for adapter in adapters), default=0)
-
-
-def described(adapters: Sequence[PeftAdapter]) -> tuple[Adapter, ...]:
-    return tuple(adapter.info for adapter in adapters)
+        largest = max((adapter.config.max_rank for adapter in adapters), default=0)
+        return max(largest, USUAL_LORA_RANK) if self.config.adapter_dir else largest

@@ -16,6 +16,7 @@ from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 
 NO_ADAPTER = -1
+"""The base model, in the place of an adapter's slot."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +46,7 @@ class Batch:
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], what the pipeline stage before has computed; None on the first."""
     adapters: Int32Array | None = None
-    """[T], place of each token's adapter among the model's, or NO_ADAPTER; None if no token has
-    one."""
+    """[T], slot of each token's adapter, or NO_ADAPTER; None if no token has one."""
 
 
 class Logprobs(NamedTuple):

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.step import Step
+from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
 
 
@@ -89,10 +90,23 @@ class BackendInUse(NamedTuple):
 
 @runtime_checkable
 class AdapterLoading(Protocol):
-    """A runner that takes adapters after its start."""
+    """A runner that takes adapters after its start, and knows the slot of each."""
 
-    def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Adds an adapter behind those of the model, between two steps. Raises ModelError."""
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        """Slots by SHA-256; later changes show in it."""
+        ...
+
+    def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
+        """Reads and checks an adapter beside the steps, on any thread. Raises ModelError."""
+        ...
+
+    def add_adapter(self, opened: OpenedAdapter) -> None:
+        """Lets later batches name an adapter; adding one again changes nothing."""
+        ...
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        """Frees the slot of an adapter that no later batch names."""
         ...
 
 

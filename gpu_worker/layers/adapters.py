@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-NO_ADAPTER = -1
+from gpu_worker.batch.batch import NO_ADAPTER
 
 
 class AdapterRows(NamedTuple):

@@ -83,19 +83,25 @@ class Linear:
         """Returns the rows and columns of the checkpoint's matrix of a part."""
         return self._parts[part].whole
 
-    def add_adapter(self, number: int, part: str, a: Tensor, b: Tensor) -> None:
-        """Takes what an adapter adds to a part: whole matrices, of which it keeps this rank's.
+    def cut_adapter(self, part: str, a: Tensor, b: Tensor) -> LayerAdapter:
+        """Returns this rank's share of what an adapter adds to a part; on any thread.
 
         Args:
             a, b: [rank, in_features] and [out_features, rank], with the scale in `b`.
         """
         taken, kind = self._parts[part], self._placement
-        mine = LayerAdapter(
+        return LayerAdapter(
             a[:, taken.columns].to(kind.device, kind.dtype),
             b[taken.rows].to(kind.device, kind.dtype),
             taken.start,
         )
-        self._adapters.setdefault(number, []).append(mine)
+
+    def add_adapter(self, slot: int, adapter: LayerAdapter) -> None:
+        self._adapters.setdefault(slot, []).append(adapter)
+
+    def remove_adapters(self, slot: int) -> None:
+        """Removes what the layer has in a slot."""
+        self._adapters.pop(slot, None)
 
     def _apply(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         assert self._matrix is not None, "finish() comes before the first call"

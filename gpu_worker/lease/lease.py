@@ -15,7 +15,7 @@ from contract.model import WorkerCapacity
 from contract.step import Step
 from contract.step_result import StepResult, StepTimings
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import Launching, Runner
+from gpu_worker.batch.runner_protocol import AdapterLoading, Launching, Runner
 from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.insight.step_spans import StepSpan
@@ -51,6 +51,7 @@ class Lease:
             capacity=capacity,
             num_gpu_blocks=num_gpu_blocks,
             grammars=grammars,
+            adapter_slots=runner.adapter_slots if isinstance(runner, AdapterLoading) else None,
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
         self._stages: tuple[SectionStage, ...] = (BlockMoveStage(runner, **pools),)

@@ -4,8 +4,10 @@ import re
 
 import torch
 
+from contract.model import Adapter
 from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
+from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.layers.linear import MatrixTarget
@@ -16,7 +18,7 @@ _LAYER = re.compile(r"(\.layers\.)\d+(\.)")
 
 
 class AdapterLoader:
-    """The adapters of a model, numbered in the order in which they come."""
+    """The adapters of a model, and their slots."""
 
     def __init__(
         self,
@@ -40,26 +42,41 @@ class AdapterLoader:
             for index in range(stage.total)
         }
         self._opener = AdapterOpener(model_config, model_name, shapes)
-        self._num_loaded = 0
+        self.slots = AdapterSlots()
         if model_config.adapters and self._remedy is not None:
             raise ModelError(self._remedy)
-        self.given = tuple(self._put(adapter).info for adapter in self._opener.open_given())
+        given = self._opener.open_given()
+        self._max_rank = self._opener.max_rank(given)
+        for adapter in given:
+            self.add(self._cut(adapter))
 
-    def load(self, name: str, folder: str) -> PeftAdapter:
-        """Adds an adapter behind the others. Raises ModelError."""
+    def open(self, name: str, folder: str) -> OpenedAdapter:
+        """Reads an adapter, on any thread. Raises ModelError."""
         if self._remedy is not None:
             raise ModelError(self._remedy)
-        return self._put(self._opener.open(name, folder))
+        return self._cut(self._opener.open(name, folder, max_rank=self._max_rank))
 
-    def _put(self, adapter: PeftAdapter) -> PeftAdapter:
-        for module, pair in list(adapter.pairs()):  # all are sound before the first is taken
-            target = self._targets.get(module)
-            if target is None:  # of another stage
-                continue
-            a, b = map(torch.from_numpy, pair)
-            target.layer.add_adapter(self._num_loaded, target.part, a, b)
-        self._num_loaded += 1
-        return adapter
+    def add(self, opened: OpenedAdapter) -> None:
+        """Gives an adapter a slot, between two steps."""
+        is_new = opened.info.sha256 not in self.slots.of
+        slot = self.slots.add(opened.info)
+        for layer, cut in opened.weights if is_new else ():
+            layer.add_adapter(slot, cut)
+
+    def remove(self, adapter: Adapter) -> None:
+        """Frees the slot of an adapter, between two steps."""
+        if (slot := self.slots.remove(adapter)) is not None:
+            for target in self._targets.values():
+                target.layer.remove_adapters(slot)
+
+    def _cut(self, adapter: PeftAdapter) -> OpenedAdapter:
+        """Returns this rank's share; what is of another pipeline stage has no target."""
+        cut = [
+            (target.layer, target.layer.cut_adapter(target.part, *map(torch.from_numpy, pair)))
+            for module, pair in adapter.pairs()
+            if (target := self._targets.get(module)) is not None
+        ]
+        return OpenedAdapter(adapter.info, cut)
 
 
 def _matrices(model: Model) -> dict[str, MatrixTarget]:

@@ -127,7 +127,7 @@ def load_model(
         model = opened.spec.build(config, info.max_model_len, placement, group)
         load_weights(model, source, progress, quantization, is_whole=stage.is_whole)
         adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
-    info = replace(info, adapters=adapters.given)
+    info = replace(info, adapters=adapters.slots.loaded)
     sampler = make_sampler(
         device_config, vocab_size=config.vocab_size, placement=placement, group=group
     )

@@ -1,33 +1,50 @@
-"""The adapters of a native program, in the order in which batches number them."""
+"""The adapters of a native program, and their slots."""
 
 from collections.abc import Sequence
 
+from contract.model import Adapter
 from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
+from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.config import ModelError
 from signalbox_kernels.adapters import PackedPairs
 from signalbox_kernels.program import Program
 
 
 class NativeAdapters:
-    """Packs adapters for a program; to be called between its steps."""
+    """Packs adapters for a program."""
 
     def __init__(
         self, opener: AdapterOpener, program: Program, given: Sequence[PeftAdapter]
     ) -> None:
         self._opener, self._program = opener, program
-        self._packed = [self._pack(adapter) for adapter in given]
-        program.set_adapters(self._packed)
+        self._max_rank = opener.max_rank(given)
+        self._packed: list[Sequence[PackedPairs | None]] = []
+        self.slots = AdapterSlots()
+        for adapter in given:
+            self.add(self._pack(adapter))
 
-    def load(self, name: str, folder: str) -> PeftAdapter:
-        """Adds an adapter behind the others. Raises ModelError."""
+    def open(self, name: str, folder: str) -> OpenedAdapter:
+        """Reads and packs an adapter, on any thread. Raises ModelError."""
         if not self._program.sites:
             raise ModelError("no memory is reserved for adapters; set max_lora_rank at the start")
-        adapter = self._opener.open(name, folder)
-        self._packed.append(self._pack(adapter))
-        self._program.set_adapters(self._packed)
-        return adapter
+        return self._pack(self._opener.open(name, folder, max_rank=self._max_rank))
 
-    def _pack(self, adapter: PeftAdapter) -> list[PackedPairs | None]:
+    def add(self, opened: OpenedAdapter) -> None:
+        """Gives an adapter a slot, between two steps."""
+        is_new = opened.info.sha256 not in self.slots.of
+        slot = self.slots.add(opened.info)
+        if is_new:
+            self._packed[slot : slot + 1] = [opened.weights]
+            self._program.set_adapters(self._packed)
+
+    def remove(self, adapter: Adapter) -> None:
+        """Frees the slot of an adapter, and its memory, between two steps."""
+        if (slot := self.slots.remove(adapter)) is not None:
+            self._packed[slot] = [None] * len(self._program.sites)
+            self._program.set_adapters(self._packed)
+
+    def _pack(self, adapter: PeftAdapter) -> OpenedAdapter:
         pairs, element = dict(adapter.pairs()), self._program.shape.element
-        return [site.pack(pairs, element) for site in self._program.sites]
+        packed = [site.pack(pairs, element) for site in self._program.sites]
+        return OpenedAdapter(adapter.info, packed)

@@ -7,7 +7,7 @@ from functools import partial
 
 from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
-from gpu_worker.adapters.given_adapters import AdapterOpener, described
+from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
@@ -94,8 +94,8 @@ def load_natively(
         program.weights,
     )
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
-    info = replace(info, arithmetic=arithmetic, adapters=described(given))
     adapters = NativeAdapters(opener, program, given)
+    info = replace(info, arithmetic=arithmetic, adapters=adapters.slots.loaded)
     return NativeModel(info=info, program=program, sampler=sampler, adapters=adapters)
 
 

@@ -3,6 +3,7 @@
 The twin of `ModelRunner`, which runs models through PyTorch.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from contract.step import Step
+from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.batch.stage_layers import StageLayers
@@ -90,10 +92,20 @@ class NativeRunner:
         with naming(self._name):
             return self._source.tokenizer_files()
 
-    def load_adapter(self, name: str, folder: str) -> Adapter:
-        adapter = self._adapters.load(name, folder).info
-        self._info = replace(self._info, adapters=(*self._info.adapters, adapter))
-        return adapter
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        return self._adapters.slots.of
+
+    def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
+        return self._adapters.open(name, folder)
+
+    def add_adapter(self, opened: OpenedAdapter) -> None:
+        self._adapters.add(opened)
+        self._info = replace(self._info, adapters=self._adapters.slots.loaded)
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        self._adapters.remove(adapter)
+        self._info = replace(self._info, adapters=self._adapters.slots.loaded)
 
     def profile(self) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))

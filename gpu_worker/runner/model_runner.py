@@ -5,6 +5,7 @@ Loads it, measures what fits, owns its caches, computes batches.
 Satisfies `Runner` of `batch`. A `TorchExecutor` or `AsyncExecutor` computes each batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ import torch
 from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from contract.step import Step
+from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.batch.stage_layers import StageLayers
@@ -124,10 +126,20 @@ class ModelRunner:
         with naming(self._model):
             return self._loaded.source.tokenizer_files()
 
-    def load_adapter(self, name: str, folder: str) -> Adapter:
-        adapter = self._loaded.adapters.load(name, folder).info
-        self._model_info = replace(self.model, adapters=(*self.model.adapters, adapter))
-        return adapter
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        return self._loaded.adapters.slots.of
+
+    def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
+        return self._loaded.adapters.open(name, folder)
+
+    def add_adapter(self, opened: OpenedAdapter) -> None:
+        self._loaded.adapters.add(opened)
+        self._model_info = replace(self._model_info, adapters=self._loaded.adapters.slots.loaded)
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        self._loaded.adapters.remove(adapter)
+        self._model_info = replace(self._model_info, adapters=self._loaded.adapters.slots.loaded)
 
     def profile(self) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))

@@ -7,6 +7,7 @@ so the next step can compute it without hearing it from the scheduler. While a b
 Used on the execution thread alone.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from contract.columns import int32s, int64s
 from contract.logprobs import TokenLogprobs
-from contract.model import Adapter, ModelInfo, WorkerCapacity
+from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
 from contract.step_result import StepResult
+from gpu_worker.batch.adapter_slots import AdapterSlots
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sequence_failures import sequence_failure
@@ -48,14 +50,15 @@ class SequenceTable:
         capacity: WorkerCapacity,
         num_gpu_blocks: int,
         grammars: Grammars | None = None,
+        adapter_slots: Mapping[str, int] | None = None,
     ) -> None:
-        self._adapter_slots = {one.sha256: slot for slot, one in enumerate(model.adapters)}
-        self._num_adapters = len(model.adapters)
+        """`adapter_slots` changes with what is loaded; None is what the model has now."""
+        slots = AdapterSlots(model.adapters).of if adapter_slots is None else adapter_slots
         self._limits = Limits(
             model=model,
             capacity=capacity,
             num_gpu_blocks=num_gpu_blocks,
-            adapter_slots=self._adapter_slots,
+            adapter_slots=slots,
         )
         # More sequences than one step holds may be known: those that wait for their turn.
         num_rows = 2 * capacity.max_num_seqs
@@ -66,7 +69,7 @@ class SequenceTable:
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             grammars=grammars,
-            adapter_slots=self._adapter_slots,
+            adapter_slots=slots,
         )
         self._row_of: dict[int, int] = {}
         self._free = list(range(num_rows))
@@ -78,11 +81,6 @@ class SequenceTable:
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._row_of
-
-    def add_adapter(self, adapter: Adapter) -> None:
-        """Lets later sequences name an adapter that was loaded behind the others."""
-        self._adapter_slots.setdefault(adapter.sha256, self._num_adapters)
-        self._num_adapters += 1
 
     def token_ids(self, seq_id: int) -> list[int]:
         """Returns the known tokens of a sequence."""

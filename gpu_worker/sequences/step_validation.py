@@ -32,7 +32,7 @@ class Limits:
     capacity: WorkerCapacity
     num_gpu_blocks: int
     adapter_slots: Mapping[str, int]
-    """Place of each adapter among the model's, by its SHA-256; the base model is not in it."""
+    """Slots of the adapters that are loaded, by SHA-256."""
 
     @property
     def max_blocks(self) -> int:

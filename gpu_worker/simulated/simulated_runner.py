@@ -11,8 +11,9 @@ The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 from contract.model import Adapter, Arithmetic, ModelInfo, WorkerCapacity
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
+from gpu_worker.adapters.adapter_config import read_adapter_config
+from gpu_worker.adapters.peft_adapter import CONFIG, describe_adapter
+from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import BackendInUse
@@ -85,8 +89,8 @@ class SimulatedRunner:
         num_slots = self.config.max_model_len + self.config.block_size
         self._weights = _weights(np.arange(num_slots, dtype=np.uint64))
         self.stages = StageTimes(self.config.stages)
-        keys = [*(_adapter_key(one.sha256) for one in self.config.adapters), 0]
-        self._adapter_keys = np.array(keys, dtype=np.uint64)  # NO_ADAPTER is the last
+        self._adapters = AdapterSlots(self.config.adapters)
+        self._set_adapter_keys()
         self.gpu_kv: UInt64Array = self._make_pool(0)
         self.cpu_kv: UInt64Array = self._make_pool(0)
 
@@ -105,8 +109,31 @@ class SimulatedRunner:
             eos_token_ids=(END_OF_SEQUENCE_ID,),
             sampling_defaults=self.config.sampling_defaults,
             arithmetic=self.config.arithmetic,
-            adapters=self.config.adapters,
+            adapters=self._adapters.loaded,
         )
+
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        return self._adapters.of
+
+    def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
+        read_adapter_config(Path(folder) / CONFIG)
+        return OpenedAdapter(describe_adapter(name, Path(folder)), None)
+
+    def add_adapter(self, opened: OpenedAdapter) -> None:
+        self._adapters.add(opened.info)
+        self._set_adapter_keys()
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        self._adapters.remove(adapter)
+        self._set_adapter_keys()
+
+    def _set_adapter_keys(self) -> None:
+        slots = self._adapters.of
+        keys = np.zeros(max(slots.values(), default=-1) + 2, dtype=np.uint64)
+        for sha256, slot in slots.items():
+            keys[slot] = _adapter_key(sha256)
+        self._adapter_keys = keys  # NO_ADAPTER is the last
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return tokenizer_files(

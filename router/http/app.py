@@ -12,7 +12,16 @@ from starlette.responses import Response
 
 from contract.errors import Internal, RpcError
 from router.http.docs_page import add_docs
-from router.http.openapi_description import ABOUT, BODIES, NAMED, DescribedApp, description_of
+from router.http.openapi_description import (
+    ABOUT,
+    BODIES,
+    LOAD_ADAPTER,
+    NAMED,
+    UNLOAD_ADAPTER,
+    DescribedApp,
+    description_of,
+)
+from router.openai.adapter_routes import AdapterApi
 from router.openai.requests.errors import CLIENT_CLOSED_REQUEST
 from router.openai.routes import Api
 from router.openai.streaming import error_response, json_response
@@ -34,7 +43,9 @@ MAX_PATH_CHARS = 100
 Collect = Callable[[], Awaitable[Collector]]
 
 
-def make_app(api: Api, *, version: str, metrics: Collect | None = None) -> FastAPI:
+def make_app(
+    api: Api, adapters: AdapterApi, *, version: str, metrics: Collect | None = None
+) -> FastAPI:
     """Returns the application, with /metrics if `metrics` is given."""
     app = DescribedApp(
         title="Signalbox",
@@ -56,6 +67,8 @@ def make_app(api: Api, *, version: str, metrics: Collect | None = None) -> FastA
         ("/v1/chat/completions", api.chat_completions),
         ("/tokenize", api.tokenize),
         ("/detokenize", api.detokenize),
+        (LOAD_ADAPTER, adapters.load),
+        (UNLOAD_ADAPTER, adapters.unload),
     ):
         app.add_api_route(
             path,

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
+from router.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
 from router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
 from router.openai.requests.types import Body, CompletionBody
 
@@ -15,11 +16,14 @@ ABOUT = (
     "A language model over HTTP: OpenAI's API, with the extra fields of vLLM's server. Requests"
     " mean what they mean over gRPC. Closing the connection ends a request."
 )
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    LOAD_ADAPTER: LoadAdapterBody,
+    UNLOAD_ADAPTER: UnloadAdapterBody,
 }
 STREAMED = {"/v1/completions", "/v1/chat/completions"}
 NAMED = "/v1/models/{name:path}"
@@ -29,7 +33,7 @@ _REASONS = {
     401: "No API key, or an unknown one.",
     403: "The API key, the request's `Host` or the web page that sends it is not allowed.",
     404: "The model is not served here.",
-    409: "A request with this request_id is running.",
+    409: "A request with this request_id is running, or an adapter of this name is loaded.",
     413: "The body is too large.",
     415: "The body's `Content-Type` is not application/json.",
     429: "No room: `retry-after` says when to try again; `x-should-retry: false`: do not.",
@@ -108,6 +112,9 @@ def description_of(path: str) -> dict[str, Any]:
     if path in STREAMED:
         success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
         return _with_body(path, success, _OF_GENERATION)
+    if path in (LOAD_ADAPTER, UNLOAD_ADAPTER):
+        success["content"] = {"text/plain": {"schema": {"type": "string"}}}
+        return _with_body(path, success, (409, *_OF_TOKENS))
     if path in BODIES:
         return _with_body(path, success, _OF_TOKENS)
     if path == NAMED:

@@ -14,8 +14,10 @@ from router.http.server import HttpServer
 from router.http.write_timeout import StallGate
 from router.keys.api_keys import KeyRing
 from router.keys.tenants import Tenants
+from router.openai.adapter_routes import AdapterApi
 from router.openai.bodies.body_reader import BodyReader
 from router.openai.routes import Api
+from router.schedulers.adapter_client import AdapterClient
 from rpc.http.host_check import HttpAccess
 from rpc.http.port_limits import HttpLimits
 from rpc.metrics.merged_metrics import merged
@@ -29,20 +31,19 @@ def make_http_server(
     tenants: Tenants,
     keys: KeyRing | None,
     registry: CollectorRegistry,
+    adapters: AdapterClient,
 ) -> HttpServer:
     """Returns the HTTP server of a router."""
-    api = Api(
-        generator,
-        tenants=tenants,
-        version=config.version,
-        bodies=BodyReader(
-            max_bytes=config.max_http_body_bytes,
-            refuses_unknown=config.unknown_fields == "refuse",
-        ),
+    bodies = BodyReader(
+        max_bytes=config.max_http_body_bytes, refuses_unknown=config.unknown_fields == "refuse"
+    )
+    api = Api(generator, tenants=tenants, version=config.version, bodies=bodies)
+    adapter_api = AdapterApi(
+        adapters if config.allow_adapter_loading else None, tenants=tenants, bodies=bodies
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     shown = _metrics_page(config, registry) if keys is None else None
-    app = make_app(api, version=config.version, metrics=shown)
+    app = make_app(api, adapter_api, version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")
     bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contract.errors import RpcError, Unavailable
 from router.insight.request_span import route_span
@@ -155,11 +155,15 @@ class Schedulers:
         self._resume()
 
     def window_changed(self) -> None:
-        """Uses the longest window of the schedulers that serve the model."""
+        """Uses the longest window, and all adapters, of the schedulers that serve the model."""
         equal = [one.served for one in self._connections if one.served == self._served]
-        windows = [served for served in equal if served is not None]
-        if windows:
-            self._served = max(windows, key=lambda served: served.window)
+        models = [served for served in equal if served is not None]
+        if models:
+            adapters = {one.name: one for served in reversed(models) for one in served.adapters}
+            self._served = replace(
+                max(models, key=lambda served: served.window),
+                adapters=tuple(adapters[name] for name in sorted(adapters)),
+            )
 
     def lost(self, requests: list[ActiveRequest], *, is_faulty: bool) -> None:
         """Resumes requests whose scheduler is lost, or ends them if their tokens may be wrong."""
@@ -214,8 +218,11 @@ class Schedulers:
         """Sends a request to the least loaded scheduler; returns False if there is none."""
         serving = self._serving(placement.model)
         num_needed = placement.request.num_needed_tokens
+        # What was loaded, or the window, may have grown since the last query.
+        adapter = placement.request.adapter
+        serving = [one for one in serving if one.served and one.served.has(adapter)] or serving
         roomy = [one for one in serving if one.served and one.served.window >= num_needed]
-        serving = roomy or serving  # a window may have grown since the last query
+        serving = roomy or serving
         if serving:
             self._send(placement, _least_loaded(serving))
         return bool(serving)

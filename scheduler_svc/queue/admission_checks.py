@@ -46,8 +46,9 @@ class Entry:
         is_resumed = request.attempt > 0  # it was accepted before, and is treated so
         if model is None or not (self.workers.is_serving or is_resumed):
             return no_worker_serves()
-        if request.adapter and model.adapter(request.adapter) is None:
-            return no_such_adapter(request.adapter)
+        adapter = "" if is_resumed else request.adapter  # one that is resumed waits for its adapter
+        if adapter and adapter not in {one.sha256 for one in model.offered}:
+            return no_such_adapter(adapter)
         if fault := find_fault(request, model):
             return RequestFailure(Code.INVALID_ARGUMENT, fault)
         cut_to_fit(group, self.workers)

@@ -34,6 +34,8 @@ class AdmissionQueue:
         self.waits = WaitLedger()
         self.num_prompt_tokens = 0
         """Prompt tokens of all waiting groups."""
+        self.adapters: frozenset[str] = frozenset()
+        """SHA-256 of the adapters that all workers have; a group of another one waits for it."""
         self.parked = Parked()
         self._flows = Flows()
         self._constraints: Counter[Constraint] = Counter()  # of those in flows

@@ -2,9 +2,16 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from contract.model import ModelInfo, WorkerCapacity, encode_capacity, encode_model
+from contract.model import (
+    Adapter,
+    ModelInfo,
+    WorkerCapacity,
+    encode_adapter,
+    encode_capacity,
+    encode_model,
+)
 from contract.structured_output import constraint_codec
 from protos.recording.v1 import recording_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
@@ -44,6 +51,10 @@ class FileRecorder:
 
     def tick(self, now: float) -> None:
         self.write(pb.Record(now=now, tick=pb.Tick()))
+
+    def adapters_changed(self, adapters: Iterable[Adapter], now: float) -> None:
+        changed = pb.AdaptersChanged(adapters=map(encode_adapter, adapters))
+        self.write(pb.Record(now=now, adapters_changed=changed))
 
     def write(self, record: pb.Record) -> None:
         """Appends a record and moves the scheduler's clock on to it."""

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from contract.columns import unpack_int32, unpack_int64
 from contract.errors import RpcError
-from contract.model import decode_capacity, decode_model
+from contract.model import decode_adapter, decode_capacity, decode_model
 from contract.step import encode_step
 from contract.step_result import decode_result
 from contract.structured_output import constraint_codec
@@ -140,6 +140,9 @@ class Replay:
                 prepared = record.grammar_prepared
                 constraint = constraint_codec.decode(prepared.structured_output)
                 replayed.prepared(prepared.worker, constraint, fault=prepared.fault)
+            case "adapters_changed":
+                adapters = map(decode_adapter, record.adapters_changed.adapters)
+                replayed.cluster.change_adapters(adapters)
             case "tick":
                 replayed.cluster.requests.expire()
             case _:

@@ -11,12 +11,13 @@ from urllib.parse import unquote
 import grpc
 
 from contract.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
-from contract.model import ModelInfo
+from contract.model import ModelInfo, WorkerCapacity
 from contract.tokenizer_files import hash_files
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.interceptors.peer_roles import WORKER, names_of
 from rpc.limits.peer_timeout import wait_for_first
+from scheduler_svc.adapters.adapter_loading import AdapterLoading
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_scheduler
@@ -47,9 +48,11 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         config: SchedulerConfig,
         recorder: Recorder = UNRECORDED,
         *,
+        adapters: AdapterLoading,
         starting: StartingWorkers | None = None,
     ) -> None:
         """Records in `starting` what workers that start report."""
+        self._adapters = adapters
         self._starting = StartingWorkers() if starting is None else starting
         self._recorder = recorder
         self._cluster = cluster
@@ -70,11 +73,19 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             certified_name=self._config.tls.peer_names.find(WORKER, names_of(context)),
         )
         try:
-            engine, model, files = await self._admit(worker)
-            interval_ns = int(self._config.heartbeat_interval_s * 1e9)
-            yield pb.RegisterResponse(accepted=pb.Accepted(heartbeat_interval_ns=interval_ns))
-            self._serve(model, files)
+            model, capacity = await self._ask(worker)
+            files = await self._tokenizer_files(worker, model)
+            scheduler = self._make_scheduler(worker, model, capacity)
+            await self._open(worker, scheduler)
+            engine = self._make_engine(worker, scheduler)
             async with contextlib.aclosing(self._lease(engine, requests)) as answers:
+                async with self._adapters.joining(worker.adapters, engine.loop, model) as served:
+                    self._serve(served, files)
+                    worker.recorder.describe(
+                        address=worker.address, epoch=worker.epoch, model=served, capacity=capacity
+                    )
+                    accepted = await anext(answers)
+                yield accepted
                 async for answer in answers:
                     yield answer
         except WorkerLostError as error:
@@ -92,29 +103,35 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await read_reports(requests, self._starting)
         return pb.ReportStartupResponse()
 
-    async def _admit(self, worker: WorkerClient) -> tuple[Engine, ModelInfo, dict[str, bytes]]:
+    async def _ask(self, worker: WorkerClient) -> tuple[ModelInfo, WorkerCapacity]:
         try:
             model, capacity = await worker.info()
             capacity.check()
         except ValueError as error:
             raise FailedPrecondition(f"this worker cannot be used: {error}") from None
         self._check_served(model)
+        return model, capacity
+
+    async def _tokenizer_files(self, worker: WorkerClient, model: ModelInfo) -> dict[str, bytes]:
         files = self._cluster.tokenizer_files
         if not self._cluster.step_loops:
             files = await worker.tokenizer_files()
             _check_tokenizer(model, files)
-        scheduler = make_scheduler(
+        return files
+
+    def _make_scheduler(
+        self, worker: WorkerClient, model: ModelInfo, capacity: WorkerCapacity
+    ) -> Scheduler:
+        return make_scheduler(
             self._config,
             model=model,
             capacity=capacity,
             admission=self._cluster.admission,
             worker_name=worker.address,
         )
-        await self._open(worker, scheduler)
-        worker.recorder.describe(
-            address=worker.address, epoch=worker.epoch, model=model, capacity=capacity
-        )
-        engine = Engine(
+
+    def _make_engine(self, worker: WorkerClient, scheduler: Scheduler) -> Engine:
+        return Engine(
             worker=worker,
             scheduler=scheduler,
             send_updates=self._cluster.requests.send_updates,
@@ -122,7 +139,6 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             step_timeout_s=self._config.step_timeout_s,
             recorder=worker.recorder,
         )
-        return engine, model, files
 
     async def _open(self, worker: WorkerClient, scheduler: Scheduler) -> None:
         """Opens the lease; a worker that has failed lately has to compute a token before."""
@@ -167,7 +183,10 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     async def _lease(
         self, engine: Engine, requests: Requests
     ) -> AsyncGenerator[pb.RegisterResponse, None]:
-        """Runs the engine while the worker gives signs of life; repeats each of them."""
+        """Runs the engine while the worker gives signs of life; repeats each of them.
+
+        Has joined the worker when it yields the first answer, that the worker is accepted.
+        """
         loop, address = engine.loop, engine.loop.worker_name
         loop.recorder.joined(time.monotonic())
         self._cluster.join(loop)
@@ -175,7 +194,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         running = asyncio.create_task(engine.run())
         # Not in a `finally` after an await: gRPC may cancel a handler more than once.
         running.add_done_callback(lambda _: self._leave(loop))
+        interval_ns = int(self._config.heartbeat_interval_s * 1e9)
         try:
+            yield pb.RegisterResponse(accepted=pb.Accepted(heartbeat_interval_ns=interval_ns))
             while True:
                 heartbeat = await self._next_heartbeat(requests, running)
                 if heartbeat is None:
@@ -197,6 +218,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await asyncio.gather(running, return_exceptions=True)
 
     def _leave(self, loop: StepLoop) -> None:
+        self._adapters.leave(loop)
         loop.recorder.left(time.monotonic())
         self._cluster.leave(loop)
         logger.info("worker left: %(worker)s", {"worker": loop.worker_name})

@@ -3,18 +3,20 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from contract.errors import InvalidArgument, NotFound, Unavailable
-from contract.model import encode_model
+from contract.model import encode_adapter, encode_model
 from contract.request import decode as decode_request
 from contract.tokenizer_files import split_files
 from contract.updates import encode as encode_updates
 from protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from scheduler_svc.adapters.adapter_loading import AdapterLoading
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recorder import UNRECORDED, Recorder
@@ -38,6 +40,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         config: SchedulerConfig,
         recorder: Recorder = UNRECORDED,
         *,
+        adapters: AdapterLoading,
         is_draining: Callable[[], bool] = lambda: False,
         starting: StartingWorkers | None = None,
     ) -> None:
@@ -45,6 +48,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
 
         Errors say what the workers of `starting` do while none serves.
         """
+        self._adapters = adapters
         self._starting = StartingWorkers() if starting is None else starting
         self._is_draining = is_draining
         self._recorder = recorder
@@ -93,7 +97,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         if model is None or not self._cluster.is_serving:
             raise self._no_worker()
         return pb.GetModelResponse(
-            model=encode_model(model),
+            model=encode_model(replace(model, adapters=model.offered)),
             effective_max_model_len=self._cluster.step_loops.effective_max_model_len,
         )
 
@@ -110,6 +114,33 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         return Unavailable(
             "no worker serves" + (f"; {starting}" if starting else ""), RETRY_AFTER_S
         )
+
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: Context
+    ) -> pb.LoadAdapterResponse:
+        adapter = await self._adapters.load(
+            request.name, request.path, is_replacing=request.replace
+        )
+        return pb.LoadAdapterResponse(adapter=encode_adapter(adapter))
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Context
+    ) -> pb.UnloadAdapterResponse:
+        num_requests = await self._adapters.unload(request.name)
+        return pb.UnloadAdapterResponse(num_requests=num_requests)
+
+    async def ListAdapters(
+        self, request: pb.ListAdaptersRequest, context: Context
+    ) -> pb.ListAdaptersResponse:
+        listed = [
+            pb.LoadedAdapter(
+                adapter=encode_adapter(replace(one.adapter, is_leaving=False)),
+                num_requests=one.num_requests,
+                is_leaving=one.adapter.is_leaving,
+            )
+            for one in self._adapters.in_use
+        ]
+        return pb.ListAdaptersResponse(adapters=listed)
 
     async def GetStats(
         self, request: stats_pb2.GetStatsRequest, context: Context

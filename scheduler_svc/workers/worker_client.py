@@ -23,6 +23,7 @@ from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.recorder import UNRECORDED, WorkerRecorder
 from scheduler_svc.results import result_validation
 from scheduler_svc.workers import worker_codec
+from scheduler_svc.workers.adapter_client import AdapterClient
 from scheduler_svc.workers.probe_step import make_check_plan
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class WorkerClient:
         self.recorder = recorder
         self._channel = open_channel(address, tls=tls, server_name=certified_name)
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
+        self.adapters = AdapterClient(self._stub, address=address, epoch=epoch)
         self._unanswered: deque[_SentStep] = deque()
         self._failed_all_before = True
         """True if the last step that computed something failed as a whole, or there was none."""

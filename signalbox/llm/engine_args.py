@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import GIB, USUAL_LORA_RANK, CacheConfig, DeviceConfig, ModelConfig
 from router.prompt.known_templates import load_chat_template
 from scheduler_svc.queue.policies import make_policy
 from signalbox.llm import options_flags
@@ -22,8 +22,6 @@ from signalbox.startup_display import own_progress
 logger = logging.getLogger(__name__)
 P = TypeVar("P", bound=options_flags.Flags)
 
-_USUAL_LORA_RANK = 16
-"""vLLM's max_lora_rank."""
 _PROFILER_OPTIONS = {"profiler", "torch_profiler_dir"}
 
 _SAME_AS_AUTO = ("hf", "safetensors", "gguf")
@@ -146,7 +144,7 @@ class EngineArgs(VllmOptions):
         """Returns the options that are settings. Raises ValueError for one out of range."""
         replaced: dict[str, Any] = {"load_format": self._load_format()}
         if self.enable_lora and self.max_lora_rank is None:
-            replaced["max_lora_rank"] = _USUAL_LORA_RANK
+            replaced["max_lora_rank"] = USUAL_LORA_RANK
         if self.kv_cache_memory_bytes is not None:
             replaced["kv_cache_memory"] = self.kv_cache_memory_bytes / GIB
         return checked(self, **replaced)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -74,10 +75,14 @@ class RunningWorker:
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    scheduler_address: str, make_runner: Callable[[], Runner], *, behind: FaultProxy | None = None
+    scheduler_address: str,
+    make_runner: Callable[[], Runner],
+    *,
+    behind: FaultProxy | None = None,
+    adapter_dir: Path | None = None,
 ) -> AsyncIterator[RunningWorker]:
     """A registered worker; `behind` a proxy, which has started, the scheduler reaches it there."""
-    worker = await Worker.load(make_runner)
+    worker = await Worker.load(make_runner, adapter_dir=adapter_dir)
     server = Server(host="127.0.0.1", port=0)
     server.add(
         WorkerServicer(worker),

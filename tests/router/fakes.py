@@ -153,6 +153,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.effective_max_model_len = 0
         self.sampling_defaults = common_pb2.SamplingDefaults()
         self.adapters: list[common_pb2.Adapter] = []
+        self.adapter_fault = ""
+        self.asked: list[pb.LoadAdapterRequest | pb.UnloadAdapterRequest] = []
+        """What routers have asked of adapters."""
         self.files = make_files()
         self.added: list[pb.Request] = []
         self.aborted: list[int] = []
@@ -243,6 +246,27 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             adapters=self.adapters,
         )
         return pb.GetModelResponse(model=info, effective_max_model_len=self.effective_max_model_len)
+
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: Any
+    ) -> pb.LoadAdapterResponse:
+        self.asked.append(request)
+        if self.adapter_fault:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.adapter_fault)
+        adapter = common_pb2.Adapter(name=request.name, sha256="a1" * 32, path=request.path)
+        self.adapters = [one for one in self.adapters if one.name != request.name] + [adapter]
+        self.say_model_changed()
+        return pb.LoadAdapterResponse(adapter=adapter)
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Any
+    ) -> pb.UnloadAdapterResponse:
+        self.asked.append(request)
+        if all(one.name != request.name for one in self.adapters):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such adapter")
+        self.adapters = [one for one in self.adapters if one.name != request.name]
+        self.say_model_changed()
+        return pb.UnloadAdapterResponse()
 
     async def GetStats(
         self, request: stats_pb2.GetStatsRequest, context: Any

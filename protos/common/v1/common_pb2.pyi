@@ -33,14 +33,18 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ..., arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "sha256", "path")
+    __slots__ = ("name", "sha256", "path", "loaded_at_ns", "is_leaving")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    LOADED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     name: str
     sha256: str
     path: str
-    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    loaded_at_ns: int
+    is_leaving: bool
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ..., path: _Optional[str] = ..., loaded_at_ns: _Optional[int] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
 class Arithmetic(_message.Message):
     __slots__ = ("factors", "kernels", "kv_cache_dtype")

@@ -1,15 +1,16 @@
 from protos.common.v1 import common_pb2 as _common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as _scheduler_pb2
 from protos.worker.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("now", "header", "router_said", "router_left", "worker_joined", "worker_drains", "worker_left", "step_planned", "step_sent", "step_answered", "tick", "grammar_prepared")
+    __slots__ = ("now", "header", "router_said", "router_left", "worker_joined", "worker_drains", "worker_left", "step_planned", "step_sent", "step_answered", "tick", "grammar_prepared", "adapters_changed")
     NOW_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     ROUTER_SAID_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +23,7 @@ class Record(_message.Message):
     STEP_ANSWERED_FIELD_NUMBER: _ClassVar[int]
     TICK_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     now: float
     header: RecordHeader
     router_said: RouterSaid
@@ -34,7 +36,8 @@ class Record(_message.Message):
     step_answered: StepAnswered
     tick: Tick
     grammar_prepared: GrammarPrepared
-    def __init__(self, now: _Optional[float] = ..., header: _Optional[_Union[RecordHeader, _Mapping]] = ..., router_said: _Optional[_Union[RouterSaid, _Mapping]] = ..., router_left: _Optional[_Union[RouterLeft, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., step_planned: _Optional[_Union[StepPlanned, _Mapping]] = ..., step_sent: _Optional[_Union[StepSent, _Mapping]] = ..., step_answered: _Optional[_Union[StepAnswered, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ...) -> None: ...
+    adapters_changed: AdaptersChanged
+    def __init__(self, now: _Optional[float] = ..., header: _Optional[_Union[RecordHeader, _Mapping]] = ..., router_said: _Optional[_Union[RouterSaid, _Mapping]] = ..., router_left: _Optional[_Union[RouterLeft, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., step_planned: _Optional[_Union[StepPlanned, _Mapping]] = ..., step_sent: _Optional[_Union[StepSent, _Mapping]] = ..., step_answered: _Optional[_Union[StepAnswered, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., adapters_changed: _Optional[_Union[AdaptersChanged, _Mapping]] = ...) -> None: ...
 
 class RecordHeader(_message.Message):
     __slots__ = ("version", "signalbox_version", "config_json", "next_seq_id")
@@ -119,6 +122,12 @@ class GrammarPrepared(_message.Message):
     structured_output: _common_pb2.StructuredOutput
     fault: str
     def __init__(self, worker: _Optional[int] = ..., structured_output: _Optional[_Union[_common_pb2.StructuredOutput, _Mapping]] = ..., fault: _Optional[str] = ...) -> None: ...
+
+class AdaptersChanged(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[_common_pb2.Adapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class Tick(_message.Message):
     __slots__ = ()

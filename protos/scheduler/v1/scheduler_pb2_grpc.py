@@ -53,6 +53,21 @@ class SchedulerServiceStub:
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/signalbox.scheduler.v1.SchedulerService/LoadAdapter',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/signalbox.scheduler.v1.SchedulerService/UnloadAdapter',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/signalbox.scheduler.v1.SchedulerService/ListAdapters',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/signalbox.scheduler.v1.SchedulerService/GetStats',
                 request_serializer=protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsRequest.SerializeToString,
@@ -102,6 +117,35 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a LoRA adapter on all workers, from files that each of them has, or on none. Steps go on
+        meanwhile. A worker that joins later loads it first, and it outlives a restart of the scheduler,
+        and of all workers. The load goes on when the call is cancelled.
+
+        INVALID_ARGUMENT for a name that the model has, or that is none; ALREADY_EXISTS if an adapter has
+        it, unless `replace` is set; FAILED_PRECONDITION if a worker cannot load it, which the message
+        names with the reason, or if their files differ; UNAVAILABLE while no worker serves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes an adapter away: new requests for it are NOT_FOUND from now on, those that live finish with
+        it, and then the workers free it. One that workers were started with comes back with the next
+        start of the scheduler. NOT_FOUND if no adapter has the name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that the workers have. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStats(self, request, context):
         """Counts of queues, blocks and steps, for each worker. Idempotent.
         """
@@ -142,6 +186,21 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetTokenizer,
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -241,6 +300,87 @@ class SchedulerService:
             '/signalbox.scheduler.v1.SchedulerService/GetTokenizer',
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/LoadAdapter',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/UnloadAdapter',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.UnloadAdapterRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/ListAdapters',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

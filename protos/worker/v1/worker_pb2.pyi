@@ -100,6 +100,38 @@ class PrepareGrammarResponse(_message.Message):
     fault: str
     def __init__(self, fault: _Optional[str] = ...) -> None: ...
 
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("epoch", "name", "path", "loaded_at_ns")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    LOADED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    name: str
+    path: str
+    loaded_at_ns: int
+    def __init__(self, epoch: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., loaded_at_ns: _Optional[int] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: _common_pb2.Adapter
+    def __init__(self, adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("epoch", "name", "sha256")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    name: str
+    sha256: str
+    def __init__(self, epoch: _Optional[int] = ..., name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -60,6 +60,16 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarRequest.SerializeToString,
                 response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/signalbox.worker.v1.WorkerService/LoadAdapter',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/signalbox.worker.v1.WorkerService/UnloadAdapter',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
         self.Profile = channel.unary_stream(
                 '/signalbox.worker.v1.WorkerService/Profile',
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ProfileRequest.SerializeToString,
@@ -122,6 +132,27 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter from files of the worker's machine, beside the steps, and answers when later steps
+        may name it. An adapter that is loaded already is loaded once; the files are read all the same.
+        What is loaded outlives the lease.
+
+        ABORTED if `epoch` is not the lease's; FAILED_PRECONDITION, having changed nothing, if the folder
+        is not below the worker's --adapter-dir, links resolved, if a file is missing or damaged, or if
+        the adapter does not fit the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Frees an adapter that no step in flight names, nor a later one. Idempotent. ABORTED if `epoch` is
+        not the lease's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Profile(self, request, context):
         """Records what steps compute for a while, then streams the recording back: Chrome's trace event
         format, gzipped. Steps go on meanwhile, more slowly. Cancelling ends it early.
@@ -161,6 +192,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.PrepareGrammar,
                     request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarRequest.FromString,
                     response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
             ),
             'Profile': grpc.unary_stream_rpc_method_handler(
                     servicer.Profile,
@@ -304,6 +345,60 @@ class WorkerService:
             '/signalbox.worker.v1.WorkerService/PrepareGrammar',
             protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarRequest.SerializeToString,
             protos_dot_worker_dot_v1_dot_worker__pb2.PrepareGrammarResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.worker.v1.WorkerService/LoadAdapter',
+            protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.worker.v1.WorkerService/UnloadAdapter',
+            protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

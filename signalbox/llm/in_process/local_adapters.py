@@ -56,7 +56,8 @@ class LocalAdapters:
         except BaseException:
             del self._known[request.lora_int_id]
             raise
-        self._cluster.add_adapter(adapter)
+        loaded = self._cluster.model.adapters if self._cluster.model else ()
+        self._cluster.set_adapters((*loaded, adapter))
         self._sha256[adapter.name] = adapter.sha256
         self._paths[adapter.name] = request.lora_path
         return adapter.sha256

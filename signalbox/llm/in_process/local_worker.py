@@ -106,17 +106,13 @@ class LocalWorker:
         self._grammars.forget(constraints)
 
     def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Loads an adapter between two steps. Raises ValueError."""
-        return self._thread.start(partial(self._load_adapter, name, folder)).result()
-
-    def _load_adapter(self, name: str, folder: str) -> Adapter:
-        assert self._lease is not None, "closed"
-        if not isinstance(self._runner, AdapterLoading):
+        """Loads an adapter beside the steps. Raises ValueError."""
+        runner = self._runner
+        if not isinstance(runner, AdapterLoading):
             raise ValueError("this runner takes adapters at its start alone")
-        adapter = self._runner.load_adapter(name, folder)
-        self._lease.table.add_adapter(adapter)
-        self.model = self._runner.model
-        return adapter
+        opened = runner.open_adapter(name, folder)
+        self._thread.start(lambda: runner.add_adapter(opened)).result()
+        return opened.info
 
     def drop_cache(self) -> None:
         """Frees the memory of both pools, except one block; no step may be in flight."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from contract.step_result import StepResult
 from protos.scheduler.v1 import scheduler_pb2 as pb
+from scheduler_svc.adapters.adapter_loading import AdapterLoading
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.planning.plan import StepPlan
@@ -35,12 +36,15 @@ async def no_heartbeats() -> AsyncIterator[pb.RegisterRequest]:
 
 async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() -> None:
     cluster = Cluster()
-    servicer = WorkerRegistryServicer(cluster, SchedulerConfig(port=0))
+    adapters = AdapterLoading(cluster)
+    servicer = WorkerRegistryServicer(cluster, SchedulerConfig(port=0), adapters=adapters)
     scheduler = make_scheduler(admission=cluster.admission)
     engine = Engine(
         worker=SilentWorker(), scheduler=scheduler, send_updates=cluster.requests.send_updates
     )
-    lease = asyncio.ensure_future(anext(servicer._lease(engine, no_heartbeats())))
+    answers = servicer._lease(engine, no_heartbeats())
+    assert (await anext(answers)).HasField("accepted")
+    lease = asyncio.ensure_future(anext(answers))
     await run_ready_tasks()
     assert cluster.step_loops == [engine.loop]
     for _ in range(2):  # its heartbeats stop, then its connection closes

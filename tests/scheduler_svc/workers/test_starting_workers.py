@@ -9,6 +9,7 @@ import pytest
 from contract.errors import Aborted, InvalidArgument, ResourceExhausted
 from contract.startup import StartupPhase, StartupProgress
 from protos.scheduler.v1 import scheduler_pb2 as pb
+from scheduler_svc.adapters.adapter_loading import AdapterLoading
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.service import registry_servicer, startup_servicer
@@ -40,7 +41,10 @@ def test_the_worker_that_has_come_furthest_is_described() -> None:
 def make_servicer() -> tuple[WorkerRegistryServicer, StartingWorkers]:
     starting = StartingWorkers()
     config = SchedulerConfig(port=0)
-    return WorkerRegistryServicer(Cluster(), config, starting=starting), starting
+    cluster = Cluster()
+    adapters = AdapterLoading(cluster)
+    servicer = WorkerRegistryServicer(cluster, config, adapters=adapters, starting=starting)
+    return servicer, starting
 
 
 async def reports(*requests: pb.ReportStartupRequest) -> AsyncIterator[pb.ReportStartupRequest]:

@@ -1,0 +1,29 @@
+"""Finds an adapter that an operator names at run time, below the one folder that may hold them."""
+
+from pathlib import Path
+
+from gpu_worker.adapters.peft_adapter import CONFIG, WEIGHTS
+from gpu_worker.config import ModelError
+
+
+def find_below(root: Path | None, path: str) -> Path:
+    """Returns the folder of an adapter, links resolved.
+
+    Args:
+        root: --adapter-dir.
+        path: folder below it, relative to it or absolute.
+
+    Raises ModelError if it or a file of it is elsewhere.
+    """
+    if root is None:
+        raise ModelError("this worker takes adapters at its start alone; set --adapter-dir")
+    top, given = root.resolve(), Path(path)
+    if not path or "\0" in path:
+        raise ModelError("path is empty or no path; name a folder below --adapter-dir")
+    folder = (top / given).resolve()
+    for place in (folder, *((folder / name).resolve() for name in (CONFIG, WEIGHTS))):
+        if place == top or not place.is_relative_to(top):
+            raise ModelError(
+                f"{path} is not below --adapter-dir, links resolved; copy the adapter there"
+            )
+    return folder

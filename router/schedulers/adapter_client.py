@@ -1,0 +1,80 @@
+"""Has the schedulers load and unload LoRA adapters: all of them, or none."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+
+from contract.errors import InvalidArgument, NotFound, RpcError, Unavailable, from_code
+from contract.model import Adapter, decode_adapter
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1 import scheduler_pb2_grpc
+from router.schedulers.scheduler_pool import Schedulers
+from rpc.transport.channel import open_channel
+from rpc.transport.tls import CLEAR, TlsConfig
+
+TIMEOUT_S = 120.0
+KNOWN_WITHIN_S = 10.0
+"""Seconds in which this router hears from the schedulers what it has had them change."""
+_LOOK_INTERVAL_S = 0.01
+
+
+class AdapterClient:
+    """Connects for each change, of which there are few."""
+
+    def __init__(
+        self, addresses: Iterable[str], schedulers: Schedulers, *, tls: TlsConfig = CLEAR
+    ) -> None:
+        self._addresses, self._schedulers, self._tls = tuple(addresses), schedulers, tls
+
+    async def load(self, name: str, path: str, *, is_replacing: bool) -> Adapter:
+        """Returns once requests to this router may name the adapter. Raises RpcError.
+
+        An adapter that a scheduler has replaced before another one fails is not brought back.
+        """
+        if name in self._schedulers.model.names:
+            raise InvalidArgument("lora_name", name, "a name that the model does not have")
+        request = pb.LoadAdapterRequest(name=name, path=path, replace=is_replacing)
+        loaded: list[str] = []
+        for address in self._addresses:
+            try:
+                answer = await self._call(address, "LoadAdapter", request)
+            except RpcError:
+                for done in () if is_replacing else loaded:
+                    await self._call(done, "UnloadAdapter", pb.UnloadAdapterRequest(name=name))
+                raise
+            loaded.append(address)
+        adapter = decode_adapter(answer.adapter)
+        await self._until_known(name, adapter)
+        return adapter
+
+    async def unload(self, name: str) -> None:
+        """Returns once no new request to this router can name the adapter. Raises RpcError."""
+        missing: NotFound | None = None
+        num_missing = 0
+        for address in self._addresses:
+            try:
+                await self._call(address, "UnloadAdapter", pb.UnloadAdapterRequest(name=name))
+            except NotFound as error:
+                missing, num_missing = error, num_missing + 1
+        if missing is not None and num_missing == len(self._addresses):
+            raise missing
+        await self._until_known(name, None)
+
+    async def _call(self, address: str, method: str, request: Any) -> Any:
+        async with open_channel(address, tls=self._tls) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            try:
+                return await getattr(stub, method)(request, timeout=TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                raise from_code(error.code().value[0], error.details() or "") from None
+
+    async def _until_known(self, name: str, adapter: Adapter | None) -> None:
+        """Raises Unavailable, though the change is made, if the schedulers do not tell."""
+        try:
+            async with asyncio.timeout(KNOWN_WITHIN_S):
+                while self._schedulers.model.adapter(name) != adapter:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_INTERVAL_S)
+        except TimeoutError:
+            raise Unavailable(f"the schedulers do not tell yet of {name}") from None

@@ -1,0 +1,270 @@
+"""The LoRA adapters of the workers: all of them have the same, whatever is loaded, joins or leaves.
+
+One load, unload or join happens at a time. The model of the cluster lists what all workers have;
+an adapter is added to it once all have loaded it, and leaves it before any frees it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from contract.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    RpcError,
+    Unavailable,
+)
+from contract.model import Adapter, ModelInfo, check_adapter_name
+from scheduler_svc.adapters.worker_adapters import GoneAdapters, find_differences
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.recorder import UNRECORDED, Recorder
+from scheduler_svc.requests.failures import RETRY_AFTER_S
+from scheduler_svc.workers.adapter_client import AdapterClient
+from scheduler_svc.workers.step_loop import StepLoop
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+IN_USE_TICK_S = 0.05
+"""Interval at which the requests of an adapter that leaves are looked for."""
+
+
+class AdapterUse(NamedTuple):
+    """An adapter that the workers have, and the live requests that it computes."""
+
+    adapter: Adapter
+    num_requests: int
+
+
+class AdapterLoading:
+    """Loads and unloads on all workers of a cluster, or on none."""
+
+    def __init__(self, cluster: Cluster, recorder: Recorder = UNRECORDED) -> None:
+        self._cluster, self._recorder = cluster, recorder
+        self._clients: dict[StepLoop, AdapterClient] = {}
+        self._lock = asyncio.Lock()
+        self._gone = GoneAdapters()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def in_use(self) -> list[AdapterUse]:
+        """All adapters that the workers have."""
+        count = self._cluster.num_requests_of
+        return [AdapterUse(one, count(one)) for one in self._adapters]
+
+    @property
+    def _adapters(self) -> tuple[Adapter, ...]:
+        model = self._cluster.model
+        return () if model is None else model.adapters
+
+    def _find(self, name: str) -> Adapter | None:
+        offered = (one for one in self._adapters if not one.is_leaving)
+        return next((one for one in offered if one.name == name), None)
+
+    # What operators ask for
+
+    async def load(self, name: str, path: str, *, is_replacing: bool = False) -> Adapter:
+        """Loads an adapter on all workers; see LoadAdapter in scheduler.proto.
+
+        Goes on when it is cancelled.
+        """
+        try:
+            check_adapter_name(name)
+        except ValueError as error:
+            raise InvalidArgument("name", name, str(error)) from None
+        if not path:
+            raise InvalidArgument("path", path, "a folder below the workers' --adapter-dir")
+        return await asyncio.shield(self._start(self._load(name, path, is_replacing)))
+
+    async def _load(self, name: str, path: str, is_replacing: bool) -> Adapter:
+        async with self._lock:
+            model = self._cluster.model
+            if model is None or not self._clients:
+                raise Unavailable("no worker serves", RETRY_AFTER_S)
+            if name == model.name:
+                raise InvalidArgument("name", name, "a name that is not the model's")
+            before = self._find(name)
+            if before is not None and not is_replacing:
+                raise AlreadyExists(f"the adapter {before} is loaded; unload or replace it")
+            adapter = await self._load_everywhere(name, path)
+            if before is not None and before != adapter:
+                self._retire(before)
+            self._change([*(one for one in self._adapters if one != adapter), adapter])
+            logger.info("adapter loaded: %s from %s", adapter, path)
+            return adapter
+
+    async def _load_everywhere(self, name: str, path: str) -> Adapter:
+        at, clients = time.time_ns(), dict(self._clients)
+        found = await _of_each(clients, lambda one: one.load(name, path, loaded_at_ns=at))
+        found = {loop: got for loop, got in found.items() if loop in self._clients}
+        loaded = {loop: got for loop, got in found.items() if isinstance(got, Adapter)}
+        fault = next((got for got in found.values() if not isinstance(got, Adapter)), None)
+        if fault is None and len(set(loaded.values())) == 1:
+            return next(iter(loaded.values()))
+        self._gone.add_load(at)
+        for loop, adapter in loaded.items():
+            if adapter not in self._adapters:
+                await self._unload(adapter, {loop: self._clients[loop]})
+        raise fault or _files_differ(name, loaded)
+
+    async def unload(self, name: str) -> int:
+        """Takes an adapter away; returns how many live requests finish with it.
+
+        Raises NotFound.
+        """
+        async with self._lock:
+            adapter = self._find(name)
+            if adapter is None:
+                raise NotFound(f"no adapter is named {name!r}")
+            self._retire(adapter)
+            return self._cluster.num_requests_of(adapter)
+
+    def _retire(self, adapter: Adapter) -> None:
+        """Lets no new request name an adapter, and frees it when none needs it."""
+        self._gone.add(adapter)
+        others = (one for one in self._adapters if one != adapter)
+        self._change([*others, replace(adapter, is_leaving=True)])
+        self._start(self._free(adapter))
+
+    async def _free(self, adapter: Adapter) -> None:
+        while self._is_leaving(adapter):
+            async with self._lock:
+                # An adapter of another name has the same content: it is freed with that.
+                if not self._cluster.computes(adapter) or self._is_shared(adapter):
+                    if not self._is_leaving(adapter):
+                        return  # it was loaded again
+                    self._change(one for one in self._adapters if one != adapter)
+                    await self._unload(adapter, self._clients)
+                    logger.info("adapter unloaded: %s", adapter)
+                    return
+            await asyncio.sleep(IN_USE_TICK_S)
+
+    def _is_leaving(self, adapter: Adapter) -> bool:
+        return any(one.is_leaving and one == adapter for one in self._adapters)
+
+    def _is_shared(self, adapter: Adapter) -> bool:
+        names = [one.name for one in self._adapters if one.sha256 == adapter.sha256]
+        return len(names) > 1
+
+    # Workers that join and leave
+
+    @contextlib.asynccontextmanager
+    async def joining(
+        self, client: AdapterClient, loop: StepLoop, model: ModelInfo
+    ) -> AsyncIterator[ModelInfo]:
+        """Makes a worker have the adapters of the others; nothing changes until it has joined.
+
+        Yields its model with the adapters that are served from now on. Raises FailedPrecondition or
+        Unavailable.
+        """
+        async with self._lock:
+            adapters = await self._make_equal(client, model)
+            self._clients[loop] = client
+            try:
+                yield replace(model, adapters=adapters)
+            except BaseException:
+                self.leave(loop)
+                raise
+
+    def leave(self, loop: StepLoop) -> None:
+        self._clients.pop(loop, None)
+
+    async def _make_equal(self, client: AdapterClient, model: ModelInfo) -> tuple[Adapter, ...]:
+        served = self._adapters if self._cluster.model == model else ()
+        found = find_differences(
+            model.adapters, served, gone=self._gone, is_first=not self._clients
+        )
+        for one in found.to_load:
+            await self._load_there(client, one)
+        for one in found.to_adopt:
+            if not await self._adopt(one):
+                found.to_unload.append(one)
+        for one in found.to_unload:
+            await client.unload(one)
+        kept = [one for one in (*served, *found.to_adopt) if one not in found.to_unload]
+        return tuple(one for one in kept if one not in found.to_forget)
+
+    async def _load_there(self, client: AdapterClient, adapter: Adapter) -> None:
+        try:
+            loaded = await client.load(
+                adapter.name, adapter.path, loaded_at_ns=adapter.loaded_at_ns
+            )
+        except FailedPrecondition as error:  # its files may come
+            raise Unavailable(f"the adapter {adapter} is served: {error}", RETRY_AFTER_S) from None
+        if loaded != adapter:
+            await client.unload(loaded)
+            raise Unavailable(
+                f"the adapter {adapter} is served, but the worker's files in {adapter.path} have"
+                f" the content {loaded.sha256[:12]}",
+                RETRY_AFTER_S,
+            )
+
+    async def _adopt(self, adapter: Adapter) -> bool:
+        """Loads on the other workers what one has had since before this scheduler began."""
+        try:
+            await asyncio.gather(
+                *(self._load_there(one, adapter) for one in self._clients.values())
+            )
+        except RpcError as error:
+            self._gone.add(adapter)
+            logger.warning("the adapter %s is unloaded: %s", adapter, error)
+            await self._unload(adapter, self._clients)
+            return False
+        if self._clients:
+            self._change([*self._adapters, adapter])
+        return True
+
+    async def _unload(self, adapter: Adapter, clients: dict[StepLoop, AdapterClient]) -> None:
+        """Frees an adapter; a worker that does not answer is made equal when it joins again."""
+        for got in (await _of_each(clients, lambda one: one.unload(adapter))).values():
+            if isinstance(got, RpcError):
+                logger.warning("%s", got)
+
+    def _change(self, adapters: Iterable[Adapter]) -> None:
+        adapters = list(adapters)
+        self._recorder.adapters_changed(adapters, time.monotonic())
+        self._cluster.change_adapters(adapters)
+
+    def _start(self, doing: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Ends what still waits for requests to end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _of_each(
+    clients: Mapping[StepLoop, AdapterClient],
+    ask: Callable[[AdapterClient], Awaitable[T]],
+) -> dict[StepLoop, T | RpcError]:
+    """Asks all workers at once."""
+
+    async def answer(client: AdapterClient) -> T | RpcError:
+        try:
+            return await ask(client)
+        except RpcError as error:
+            return error
+
+    asked = dict(clients)
+    return dict(zip(asked, await asyncio.gather(*map(answer, asked.values())), strict=True))
+
+
+def _files_differ(name: str, loaded: Mapping[StepLoop, Adapter]) -> RpcError:
+    if not loaded:
+        return Unavailable("the workers have left", RETRY_AFTER_S)
+    found = (f"{one.sha256[:12]} at {loop.worker_name}" for loop, one in loaded.items())
+    return FailedPrecondition(
+        f"the workers have different files of {name}: {', '.join(found)}; copy the same to all"
+    )

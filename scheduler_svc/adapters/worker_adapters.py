@@ -1,0 +1,90 @@
+"""In which adapters a worker that joins differs from the workers before it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from contract.errors import FailedPrecondition
+from contract.model import Adapter
+
+
+@dataclass(slots=True)
+class GoneAdapters:
+    """What this scheduler has unloaded, or not loaded on all workers: some may still have it."""
+
+    _loads: set[int] = field(default_factory=set)
+    """Adapter.loaded_at_ns of loads at run time, each of which is of one adapter."""
+    _given: set[Adapter] = field(default_factory=set)
+    """Adapters that workers were started with."""
+
+    def add(self, adapter: Adapter) -> None:
+        if adapter.loaded_at_ns:
+            self._loads.add(adapter.loaded_at_ns)
+        else:
+            self._given.add(adapter)
+
+    def add_load(self, loaded_at_ns: int) -> None:
+        """Adds whatever a load has left behind."""
+        self._loads.add(loaded_at_ns)
+
+    def __contains__(self, adapter: Adapter) -> bool:
+        if adapter.loaded_at_ns:
+            return adapter.loaded_at_ns in self._loads
+        return adapter in self._given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """What a worker that joins must load and unload, and what it has that others must load."""
+
+    to_load: list[Adapter]
+    to_unload: list[Adapter]
+    to_adopt: list[Adapter]
+    to_forget: list[Adapter]
+    """Adapters with which workers were started that have all left."""
+
+
+def find_differences(
+    mine: Iterable[Adapter], served: Iterable[Adapter], *, gone: GoneAdapters, is_first: bool
+) -> Differences:
+    """Compares a worker's adapters with those of the workers before it.
+
+    What was loaded at run time is made equal; one that came before this scheduler did is kept. What
+    workers are started with must be equal.
+
+    Args:
+        is_first: True if there is no other worker.
+
+    Raises FailedPrecondition.
+    """
+    mine, served = list(mine), list(served)
+    lacking = [one for one in served if one not in mine]
+    to_forget = [one for one in lacking if not one.loaded_at_ns] if is_first else []
+    kept = [one for one in served if one not in to_forget]
+    names = {one.name for one in kept if not one.is_leaving}
+    to_adopt, to_unload = list[Adapter](), list[Adapter]()
+    for one in sorted(mine, key=lambda one: -one.loaded_at_ns):
+        if one in kept:
+            continue
+        is_other = one.name in names
+        if one in gone or (one.loaded_at_ns and is_other):
+            to_unload.append(one)
+        elif is_other or not (one.loaded_at_ns or is_first):
+            raise _differ(mine, kept)
+        else:
+            to_adopt.append(one)
+            names.add(one.name)
+    to_load = [one for one in lacking if one not in to_forget]
+    if not all(one.loaded_at_ns for one in to_load):
+        raise _differ(mine, kept)
+    return Differences(to_load=to_load, to_unload=to_unload, to_adopt=to_adopt, to_forget=to_forget)
+
+
+def _differ(mine: list[Adapter], served: list[Adapter]) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"this worker has {_listed(mine)}, but the scheduler serves {_listed(served)}; give all"
+        " workers the same"
+    )
+
+
+def _listed(adapters: list[Adapter]) -> str:
+    return f"the adapters {', '.join(map(str, adapters))}" if adapters else "no adapters"

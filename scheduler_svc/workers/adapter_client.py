@@ -1,0 +1,47 @@
+"""What the scheduler asks of one worker about LoRA adapters, beside its steps."""
+
+import grpc
+
+from contract.errors import FailedPrecondition, Unavailable
+from contract.model import Adapter, decode_adapter
+from protos.worker.v1 import worker_pb2 as pb
+from protos.worker.v1 import worker_pb2_grpc as pb_grpc
+
+LOAD_TIMEOUT_S = 50.0
+"""Seconds for a worker to read, check and pack an adapter. A worker that joins may have several to
+load, and waits a minute for the answer to that."""
+UNLOAD_TIMEOUT_S = 10.0
+
+_CANNOT = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
+
+
+class AdapterClient:
+    """Calls within one lease."""
+
+    def __init__(self, stub: pb_grpc.WorkerServiceStub, *, address: str, epoch: int) -> None:
+        self._stub, self._address, self._epoch = stub, address, epoch
+
+    async def load(self, name: str, path: str, *, loaded_at_ns: int) -> Adapter:
+        """Has an adapter loaded. Raises FailedPrecondition if it cannot be, else Unavailable."""
+        request = pb.LoadAdapterRequest(
+            epoch=self._epoch, name=name, path=path, loaded_at_ns=loaded_at_ns
+        )
+        try:
+            answer = await self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            reason = f"the worker at {self._address} cannot load it: {error.details()}"
+            if error.code() in _CANNOT:
+                raise FailedPrecondition(reason) from None
+            raise Unavailable(reason) from None
+        return decode_adapter(answer.adapter)
+
+    async def unload(self, adapter: Adapter) -> None:
+        """Has an adapter freed. Raises Unavailable."""
+        request = pb.UnloadAdapterRequest(
+            epoch=self._epoch, name=adapter.name, sha256=adapter.sha256
+        )
+        try:
+            await self._stub.UnloadAdapter(request, timeout=UNLOAD_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            reason = f"the worker at {self._address} cannot unload {adapter}: {error.details()}"
+            raise Unavailable(reason) from None

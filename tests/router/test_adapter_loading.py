@@ -1,0 +1,145 @@
+"""Adapters are loaded and unloaded over HTTP where it is allowed: on all schedulers, or on none."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+
+from protos.common.v1 import common_pb2
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from tests.router.fakes import FakeScheduler, finished, ids_of, step
+from tests.router.keys.test_api_keys import BEARER, entry, write_keys
+from tests.router.openai.clients import MODEL, make_http
+from tests.router.stack import make_config, make_generate, routed
+from tests.waiting import eventually
+
+ALLOWED = {"allow_adapter_loading": True}
+SQL = {"lora_name": "sql", "lora_path": "adapters/sql"}
+OLD = common_pb2.Adapter(name="old", sha256="b2" * 32)
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+async def named(raw: httpx2.AsyncClient) -> list[str]:
+    answer = (await raw.get("/v1/models")).json()
+    return [one["id"] for one in answer["data"]]
+
+
+async def test_what_is_loaded_is_served_when_the_answer_comes() -> None:
+    async with make_http(**ALLOWED) as http:
+        answer = await http.raw.post(LOAD, json=SQL)
+        assert answer.status_code == 200
+        assert answer.text == "Success: LoRA adapter 'sql' added successfully."
+        assert await named(http.raw) == [MODEL, "sql"]
+        assert http.stack.scheduler.asked == [
+            pb.LoadAdapterRequest(name="sql", path="adapters/sql")
+        ]
+        answer = await http.raw.post(UNLOAD, json={"lora_name": "sql", "lora_int_id": 1})
+        assert answer.text == "Success: LoRA adapter 'sql' removed successfully."
+        assert await named(http.raw) == [MODEL]
+        again = await http.raw.post(UNLOAD, json={"lora_name": "sql"})
+        assert again.status_code == 404
+
+
+async def test_a_new_version_takes_the_place_of_the_old_one() -> None:
+    async with make_http(**ALLOWED) as http:
+        answer = await http.raw.post(LOAD, json=SQL | {"load_inplace": True})
+        assert answer.status_code == 200
+        (asked,) = http.stack.scheduler.asked
+        assert isinstance(asked, pb.LoadAdapterRequest) and asked.replace
+
+
+async def test_it_is_off_unless_the_operator_allows_it() -> None:
+    async with make_http(adapters=[OLD]) as http:
+        for path, body in ((LOAD, SQL), (UNLOAD, {"lora_name": "old"})):
+            answer = await http.raw.post(path, json=body)
+            assert answer.status_code == 403
+            assert "--allow-adapter-loading" in answer.json()["error"]["message"]
+        assert http.stack.scheduler.asked == []
+
+
+async def test_what_the_workers_refuse_is_refused_with_their_words() -> None:
+    async with make_http(**ALLOWED) as http:
+        http.stack.scheduler.adapter_fault = "the worker at w1 cannot load it: it ends early"
+        answer = await http.raw.post(LOAD, json=SQL)
+        assert answer.status_code == 400
+        assert "it ends early" in answer.json()["error"]["message"]
+        for body in ({}, {"lora_name": "sql"}, {"lora_name": 1, "lora_path": "x"}):
+            assert (await http.raw.post(LOAD, json=body)).status_code == 400
+        alias = await http.raw.post(LOAD, json=SQL | {"lora_name": MODEL})
+        assert alias.status_code == 400
+
+
+async def test_a_key_loads_only_adapters_that_it_may_use(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(models=["sql"]))
+    bearer = dict([BEARER])
+    async with make_http(api_keys=keys, **ALLOWED) as http:
+        for headers, name, status in (
+            ({}, "sql", 401),
+            (bearer, "chat", 403),
+            (bearer, "sql", 200),
+        ):
+            body = {"lora_name": name, "lora_path": "somewhere"}
+            answer = await http.raw.post(LOAD, json=body, headers=headers)
+            assert answer.status_code == status, answer.text
+
+
+@contextlib.asynccontextmanager
+async def two_schedulers() -> AsyncIterator[tuple[FakeScheduler, FakeScheduler, Any]]:
+    first, second = FakeScheduler(), FakeScheduler()
+    config = make_config(await first.start(), await second.start(), http_port=0, **ALLOWED)
+    try:
+        async with routed(first, config) as stack:
+            await stack.wait_serving()
+            await eventually(lambda: stack.router.schedulers.num_serving == 2)
+            assert stack.router.http is not None
+            url = f"http://{stack.router.http.address}"
+            async with httpx2.AsyncClient(base_url=url) as raw:
+                yield first, second, (stack, raw)
+    finally:
+        await second.stop()
+
+
+async def test_all_schedulers_load_it_or_none() -> None:
+    async with two_schedulers() as (first, second, (_, raw)):
+        second.adapter_fault = "no such file"
+        assert (await raw.post(LOAD, json=SQL)).status_code == 400
+        assert first.adapters == second.adapters == []
+        second.adapter_fault = ""
+        assert (await raw.post(LOAD, json=SQL)).status_code == 200
+        assert [one.name for one in (*first.adapters, *second.adapters)] == ["sql", "sql"]
+        assert (await raw.post(UNLOAD, json={"lora_name": "sql"})).status_code == 200
+        assert first.adapters == second.adapters == []
+
+
+async def test_requests_go_to_a_scheduler_with_their_adapter() -> None:
+    async with two_schedulers() as (first, second, (stack, raw)):
+        second.adapters = [OLD]
+        second.say_model_changed()
+        await eventually(lambda: stack.router.schedulers.model.adapter("old") is not None)
+        assert await named(raw) == [MODEL, "old"]
+        calls = [stack.client.Generate(make_generate(model="old")) for _ in range(4)]
+        await second.wait_until(lambda: len(second.added) == 4)
+        assert first.added == []
+        for call in calls:
+            call.cancel()
+        await stack.check_nothing_is_left()
+
+
+async def test_requests_that_run_lose_nothing_when_adapters_come_and_go() -> None:
+    async with make_http(lambda add: (), adapters=[OLD], **ALLOWED) as http:
+        call = http.stack.client.Generate(make_generate(model="old"))
+        added = await http.stack.added()
+        assert (await http.raw.post(LOAD, json=SQL)).status_code == 200
+        assert (await http.raw.post(UNLOAD, json={"lora_name": "old"})).status_code == 200
+        http.stack.scheduler.send(step((added.handle, 0, ids_of(" Paris"))))
+        await call.read()
+        http.stack.scheduler.end_stream()  # it goes on with the adapter that it began with
+        again = await http.stack.added(2)
+        assert (again.attempt, again.adapter) == (1, OLD.sha256)
+        http.stack.scheduler.send(step((again.handle, 0, ids_of(" is")), **finished(again.handle)))
+        while (message := await call.read()) is not grpc.aio.EOF:
+            last = message
+        assert last.HasField("usage")
