@@ -1,5 +1,9 @@
-"""Decode steps on a card: graphs draw what eager steps draw, and nothing waits for the device."""
+"""Steps on a card: graphs draw what eager steps draw, and nothing waits, or is compiled late.
 
+`tests/gpu_worker/executors/test_tests_of_a_card.py` runs what it can of this module on a CPU.
+"""
+
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +15,18 @@ import torch
 from contract.sampling_params import SamplingParams
 from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.executors.step_graphs import graph_sizes
 from gpu_worker.runner.model_runner import ModelRunner
-from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
+from tests.gpu_worker.generation import Driver, Generated, add_history, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
 GREEDY = SamplingParams()
 FILTERED = SamplingParams(temperature=0.9, seed=4, top_k=30, top_p=0.9)
+REPORTED = SamplingParams(temperature=0.9, seed=4, num_logprobs=2)
+EDITED = SamplingParams(presence_penalty=0.5, logit_bias=((7, 1.0),))
 LENGTHS = (3, 26, 9, 40, 1)
+MAX_SEQS, MAX_GRAPH_TOKENS = 8, 128
+NUM_GRAPHS = len(graph_sizes(max_num_seqs=MAX_SEQS, max_tokens=MAX_GRAPH_TOKENS))
 KINDS = pytest.mark.parametrize("params", [GREEDY, FILTERED], ids=["greedy", "filtered"])
 LAUNCHES = pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 
@@ -34,12 +43,13 @@ def make_runner(
 ) -> ModelRunner:
     runner = ModelRunner(
         ModelConfig(model=str(path), dtype="float32", max_model_len=128),
-        CacheConfig(max_num_seqs=8, swap_space=0),
+        CacheConfig(max_num_seqs=MAX_SEQS, swap_space=0),
         device_config=DeviceConfig(
             device="cuda",
             attention_backend=backend,
             sampling_backend=sampling,
             enforce_eager=enforce_eager,
+            max_cudagraph_capture_size=MAX_GRAPH_TOKENS,
         ),
     )
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
@@ -87,7 +97,7 @@ def waits_refused() -> Iterator[None]:
 @KINDS
 def test_graphs_draw_what_eager_steps_and_pytorch_draw(tiny: Path, params: SamplingParams) -> None:
     runner = make_runner(tiny)
-    assert runner.num_graphs == 4
+    assert runner.num_graphs == NUM_GRAPHS
     runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     found = generate(runner, params)
     assert generate(make_runner(tiny, enforce_eager=True), params) == found
@@ -114,6 +124,22 @@ def test_steps_in_flight_wait_for_nothing_and_feed_their_draws(
     ]
 
 
+@LAUNCHES
+def test_steps_after_the_start_compile_nothing(
+    tiny: Path, enforce_eager: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = make_runner(tiny, enforce_eager=enforce_eager)
+    with caplog.at_level(logging.WARNING):
+        for params in (GREEDY, FILTERED, REPORTED):
+            generate(runner, params)
+        sequences = make_sequences(EDITED)
+        batch = make_batch([(sequence, sequence.num_left) for sequence in sequences], block_size=16)
+        tokens = [sequence.token_ids for sequence in sequences]
+        add_history(batch.rows, [EDITED] * len(tokens), tokens, LENGTHS, vocab_size=VOCAB)
+        assert not runner.execute(batch).failed
+    assert "was compiled while requests were served" not in caplog.text
+
+
 def test_times_of_a_step_are_the_devices(tiny: Path) -> None:
     runner = make_runner(tiny)
     sequences = make_sequences(GREEDY)
@@ -128,4 +154,4 @@ def test_profiling_counts_graphs_and_leaves_none(tiny: Path) -> None:
     assert runner.profile().num_gpu_blocks > 0
     assert runner.num_graphs == 0
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
-    assert runner.num_graphs == 4
+    assert runner.num_graphs == NUM_GRAPHS
