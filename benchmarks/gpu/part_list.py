@@ -51,7 +51,7 @@ PARTS = {
     "sweep": Part("sweep", 200),
     "stack": Part("stack", 240),
     "steps-eager": Part("model_steps", 90, "measure_beside_plain", {"enforce_eager": True}),
-    "steps-joined-apart": Part(
+    "steps-plain": Part(
         "model_steps",
         90,
         "measure_beside_plain",

@@ -61,7 +61,7 @@ class ChosenBackend:
     """True if it leaves a GPU to PyTorch because no other takes the model."""
 
 
-def _triton_attention(name: str, *, joins_inside: bool, dependent: bool) -> BackendFactory:
+def _triton_attention(name: str, *, is_plain: bool, dependent: bool) -> BackendFactory:
     """Makes Triton's backend; on CUDA all other ops of a step become Triton's, too."""
 
     def make(shape: AttentionShape) -> AttentionBackend:
@@ -73,7 +73,7 @@ def _triton_attention(name: str, *, joins_inside: bool, dependent: bool) -> Back
         from gpu_worker.attention.triton_backend import TritonAttention
 
         _register_ops(shape.device)
-        return TritonAttention(shape, joins_inside=joins_inside, dependent=dependent)
+        return TritonAttention(shape, is_plain=is_plain, dependent=dependent)
 
     return make
 
@@ -95,11 +95,11 @@ def _register_ops(device: torch.device) -> None:
 TRITON_PDL = "triton_pdl"
 """Triton's with kernels that are launched while the one before ends."""
 TRITON_PLAIN = "triton_plain"
-"""Triton's without programs that join what others have left in memory."""
+"""Triton's with a launch for each thing: nothing is fused, and no program joins others' shares."""
 _TRITON = {
-    "triton": {"joins_inside": True, "dependent": False},
-    TRITON_PDL: {"joins_inside": True, "dependent": True},
-    TRITON_PLAIN: {"joins_inside": False, "dependent": False},
+    "triton": {"is_plain": False, "dependent": False},
+    TRITON_PDL: {"is_plain": False, "dependent": True},
+    TRITON_PLAIN: {"is_plain": True, "dependent": False},
 }
 _backends: dict[str, Registered] = (
     {

@@ -59,29 +59,6 @@ class _Plan:
         )
         return self._attend(query, layer)
 
-    def attend_rotated(
-        self,
-        query: Tensor,
-        key_value: Tensor,
-        angles: Angles,
-        *,
-        layer: int,
-        norms: HeadNorms | None,
-    ) -> Tensor:
-        """Satisfies `layers.RotaryAttentionPlan`."""
-        rotary_and_cache(
-            query,
-            key_value,
-            *angles,
-            self.caches[layer],
-            self.slot_mapping,
-            norms=None if norms is None else norms.weights,
-            eps=0.0 if norms is None else norms.query.eps,
-            **self.shape.kv_scales(layer),
-            dependent=self.dependent,
-        )
-        return self._attend(query, layer)
-
     def _attend(self, query: Tensor, layer: int) -> Tensor:
         out = attend(
             query,
@@ -97,13 +74,45 @@ class _Plan:
         return out.flatten(1)
 
 
+class _FusedPlan(_Plan):
+    """Norms and rotates heads on the way into the cache; satisfies `layers.RotaryAttentionPlan`."""
+
+    def attend_rotated(
+        self,
+        query: Tensor,
+        key_value: Tensor,
+        angles: Angles,
+        *,
+        layer: int,
+        norms: HeadNorms | None,
+    ) -> Tensor:
+        rotary_and_cache(
+            query,
+            key_value,
+            *angles,
+            self.caches[layer],
+            self.slot_mapping,
+            norms=None if norms is None else norms.weights,
+            eps=0.0 if norms is None else norms.query.eps,
+            **self.shape.kv_scales(layer),
+            dependent=self.dependent,
+        )
+        return self._attend(query, layer)
+
+
 class TritonAttention:
     """Satisfies `AttentionBackend`."""
 
     def __init__(
-        self, shape: AttentionShape, *, joins_inside: bool = True, dependent: bool = False
+        self, shape: AttentionShape, *, is_plain: bool = False, dependent: bool = False
     ) -> None:
-        """Args: joins_inside, dependent: see `paged_kernel.attend`."""
+        """Makes the backend for a shape.
+
+        Args:
+            is_plain: fuses nothing: norms, rotation, the cache's writes and the join of shares are
+                launches of their own.
+            dependent: see `launch_options`.
+        """
         if shape.device.type == "cpu" and not is_interpreted():
             raise ValueError(
                 "attention_backend 'triton' cannot run on a CPU; use 'torch', "
@@ -125,7 +134,7 @@ class TritonAttention:
                 "attention_backend 'triton_pdl' takes a GPU of compute capability 9.0 or later; "
                 "use 'triton'"
             )
-        self._joins_inside, self._dependent = joins_inside, dependent
+        self._is_plain, self._dependent = is_plain, dependent
         self._caches: list[Tensor] = []
 
     @property
@@ -174,13 +183,14 @@ class TritonAttention:
             )
             for window in dict.fromkeys(shape.sliding_windows)
         }
-        return _Plan(
+        make = _Plan if self._is_plain else _FusedPlan
+        return make(
             shape=shape,
             caches=self._caches,
             slot_mapping=slot_mapping,
             block_tables=block_tables,
             work=work,
-            joins_inside=self._joins_inside,
+            joins_inside=not self._is_plain,
             dependent=self._dependent,
         )
 

@@ -67,24 +67,30 @@ def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["triton", "triton_pdl", "triton_plain"])
-def test_plain_triton_joins_shares_by_a_launch_of_its_own(
+def test_plain_triton_fuses_nothing(
     triton_device: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from gpu_worker.attention import triton_backend
     from signalbox_kernels.triton.attention import paged_attention, paged_kernel
     from signalbox_kernels.triton.attention.work import Sharing
 
-    launched = list[str]()
-    join_shares = paged_kernel.join_shares
+    launched = set[str]()
 
-    def counted(*args: Any, **kwargs: Any) -> None:
-        launched.append(name)
-        join_shares(*args, **kwargs)
+    def count(module: Any, launcher: str) -> None:
+        launch = getattr(module, launcher)
 
-    monkeypatch.setattr(paged_kernel, "join_shares", counted)
+        def counted(*args: Any, **kwargs: Any) -> None:
+            launched.add(launcher)
+            launch(*args, **kwargs)
+
+        monkeypatch.setattr(module, launcher, counted)
+
+    count(paged_kernel, "join_shares")
+    count(triton_backend, "rotary_and_cache")
     monkeypatch.setattr(paged_attention, "_choose_sharing", lambda *_: Sharing(9, least_keys=32))
     shape = make_shape(device=triton_device)
     assert fault_of(lambda each: attention_backend(name, each), shape) is None
-    assert bool(launched) is (name == "triton_plain")
+    assert launched == {"join_shares" if name == "triton_plain" else "rotary_and_cache"}
 
 
 def test_dependent_launches_are_refused_where_a_gpu_has_none(
