@@ -293,6 +293,12 @@ class DeviceConfig(SettingsGroup):
         description="implementation of sampling; auto is native (C++) on a CPU, and triton on CUDA"
         " where it works; on a CPU any other name turns --cpu-backend native off",
     )
+    linear_backend: Literal["auto", "triton", "torch"] = Field(
+        "auto",
+        description="on CUDA, implementation of products of up to 16 rows in bfloat16 for the Llama"
+        " family; triton fuses them with norms, activation and sums; auto is the faster that works;"
+        " on a CPU any other name turns --cpu-backend native off",
+    )
     enforce_eager: bool = Field(
         False,
         description="on CUDA, launch steps kernel by kernel; graphs start sooner and take some"

@@ -65,6 +65,13 @@ PARTS = {
         {"attention_backend": "triton_pdl"},
         needs_card=True,
     ),
+    "steps-plain-products": Part(
+        "model_steps",
+        90,
+        "measure_beside_plain",
+        {"linear_backend": "torch"},
+        needs_card=True,
+    ),
     "steps-fp8-kv": Part(
         "model_steps", 90, "measure_beside_plain", {"kv_cache_dtype": "fp8"}, needs_card=True
     ),

@@ -70,7 +70,8 @@ def make_runner(
 
     Args:
         config: the model's config.json.
-        forms: `quantization`, `kv_cache_dtype` and `attention_backend`, as of the settings.
+        forms: `quantization`, `kv_cache_dtype`, `attention_backend` and `linear_backend`, as of the
+            settings.
     """
     from gpu_worker.sampling.triton_sampler import TritonSampler
 
@@ -100,6 +101,7 @@ def make_runner(
                 device="cpu",
                 cpu_backend="torch",
                 attention_backend=forms.get("attention_backend", "triton"),
+                linear_backend=forms.get("linear_backend", "auto"),
                 enforce_eager=enforce_eager,
             ),
             recorder=recorder,

@@ -16,6 +16,7 @@ from gpu_worker.layers.forward_context import (
     RotaryAttentionPlan,
 )
 from gpu_worker.layers.linear import (
+    Linear,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
@@ -34,6 +35,7 @@ __all__ = [
     "HeadNorms",
     "LayerNorm",
     "LearnedPositions",
+    "Linear",
     "MergedColumnParallelLinear",
     "MixtureOfExperts",
     "OffsetRMSNorm",

@@ -14,7 +14,9 @@ from torch import Tensor
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.adapters import BatchAdapters, LayerAdapter
 from gpu_worker.layers.matrices import WEIGHT, Matrix, MatrixFormat, Part, PlainMatrix, shape_of
+from gpu_worker.layers.norm import RMSNorm
 from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
+from signalbox_kernels import ops
 
 _ALL = "all"
 
@@ -103,6 +105,21 @@ class Linear:
         """Removes what the layer has in a slot."""
         self._adapters.pop(slot, None)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of this rank's matrix."""
+        return shape_of([*self._parts.values()])
+
+    @property
+    def has_bias(self) -> bool:
+        return self._bias is not None
+
+    @property
+    def _plain_weight(self) -> Tensor:
+        """The matrix itself, of a layer that holds it as the checkpoint does."""
+        assert isinstance(self._matrix, PlainMatrix)
+        return self._matrix.weight
+
     def _apply(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         assert self._matrix is not None, "finish() comes before the first call"
         out = self._matrix.apply(x, self._bias)
@@ -148,6 +165,16 @@ class _ColumnParallelLinear(Linear):
     def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         """Returns this rank's [num_tokens, out_features] for [num_tokens, in_features]."""
         return self._apply(x, adapters)
+
+    def after_norm(self, x: Tensor, norm: RMSNorm, *, is_gated: bool = False) -> Tensor:
+        """Returns the product of few rows, with a plain matrix, that are normed first.
+
+        Args:
+            is_gated: applies silu_and_mul to the product, of two parts.
+        """
+        return ops.rms_norm_linear(
+            x, norm.weight, self._plain_weight, self._bias, eps=norm.eps, is_gated=is_gated
+        )
 
 
 def _rows_in_order(
@@ -259,6 +286,10 @@ class RowParallelLinear(Linear):
     def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         """Returns [num_tokens, out_features] of this rank's [num_tokens, in_features]."""
         return self._group.all_reduce(self._apply(x, adapters))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Adds the product of few rows with a plain matrix to `residual`, in a group of one."""
+        ops.linear_add(x, self._plain_weight, self._bias, residual)
 
     def partial(self, x: Tensor) -> Tensor:
         """Returns the same before the ranks' results are summed."""

@@ -86,6 +86,12 @@ class PlainMatrix:
         self._packed = pack_weight(self._raw)
         self._raw = None
 
+    @property
+    def weight(self) -> Tensor:
+        """The matrix [out_features, in_features], which is not packed for a CPU."""
+        assert self._packed is not None and not self._packed.is_packed
+        return self._packed.weight
+
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         assert self._packed is not None
         return self._packed.apply(x, bias)

@@ -40,6 +40,7 @@ from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_config
 from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.models import Model, ServedConfig, SoftCapped, Staged
+from gpu_worker.models.few_rows import choose_products
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.sampling.sampler_factory import describe_sampler, make_sampler
 from signalbox_kernels.torch import registry
@@ -125,6 +126,13 @@ def load_model(
     info = replace(info, arithmetic=_arithmetic(info.dtype, kv_dtype, quantization, device))
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
+        products = choose_products(
+            device_config.linear_backend,
+            model,
+            placement,
+            num_ranks=group.size,
+            is_quantised=quantization is not None,
+        )
         load_weights(model, source, progress, quantization, is_whole=stage.is_whole)
         adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
     info = replace(info, adapters=adapters.slots.loaded)
@@ -143,6 +151,7 @@ def load_model(
         backends=(
             BackendInUse("attention", attention.name, attention.is_last_resort),
             describe_sampler(sampler, device_config, device),
+            BackendInUse("linear", products),
         ),
         group=group,
         stage=stage,

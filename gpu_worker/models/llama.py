@@ -4,6 +4,7 @@ One implementation; `DecoderConfig` holds what differs. Attention itself, and th
 caller's: a layer gives its rotated queries and its K and V to `context.attention`.
 """
 
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from gpu_worker.layers import (
     ForwardContext,
     HeadNorms,
+    Linear,
     MergedColumnParallelLinear,
     ParallelGroup,
     Placement,
@@ -60,25 +62,27 @@ class Attention:
             )
 
     def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
+        attended = self.attend(self.qkv(x, context.adapters), angles, context)
+        return self.out(attended, context.adapters)
+
+    def attend(self, projected: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
+        """Returns [num_tokens, num_heads * head_size] for Q, K and V as they are projected."""
         num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
-        heads = self.qkv(x, context.adapters).view(
-            -1, num_heads + 2 * num_kv_heads, self._head_size
-        )
+        heads = projected.view(-1, num_heads + 2 * num_kv_heads, self._head_size)
         query, key_value = heads[:, :num_heads], heads[:, num_heads:]
         key_value = key_value.view(-1, 2, num_kv_heads, self._head_size)
         # No isinstance: of a protocol it takes microseconds, in each layer.
         rotary_attend = getattr(context.attention, "attend_rotated", None)
         if rotary_attend is not None:
             norms, layer = self.qk_norms, self._layer
-            attended = rotary_attend(query, key_value, angles, layer=layer, norms=norms)
-            return self.out(attended, context.adapters)
+            attended: Tensor = rotary_attend(query, key_value, angles, layer=layer, norms=norms)
+            return attended
         if self.qk_norms is not None:
             query.copy_(self.qk_norms.query(query))
             key = key_value[:, 0]
             key.copy_(self.qk_norms.key(key))
         angles.rotate(heads[:, : num_heads + num_kv_heads])
-        attended = context.attention(query, key_value, layer=self._layer)
-        return self.out(attended, context.adapters)
+        return context.attention(query, key_value, layer=self._layer)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.qkv.weight_targets(q="q_proj", k="k_proj", v="v_proj")
@@ -157,6 +161,23 @@ class DecoderLayer:
         """Makes the part after attention, which other families make of experts."""
         return FeedForward(config, placement, group)
 
+    def add_to(self, residual: Tensor, angles: Angles, context: ForwardContext) -> None:
+        """Adds attention and feed-forward to few rows; norms, activation and sums are parts of
+        products."""
+        assert isinstance(self.feed_forward, FeedForward)
+        projected = self.attention.qkv.after_norm(residual, self.input_norm)
+        self.attention.out.add_to(residual, self.attention.attend(projected, angles, context))
+        gate_up = self.feed_forward.gate_up
+        gated = gate_up.after_norm(residual, self.post_norm, is_gated=True)
+        self.feed_forward.down.add_to(residual, gated)
+
+    @property
+    def products(self) -> Iterator[Linear]:
+        """Those of `add_to`, in order."""
+        assert isinstance(self.feed_forward, FeedForward)
+        yield from (self.attention.qkv, self.attention.out)
+        yield from (self.feed_forward.gate_up, self.feed_forward.down)
+
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {
             "input_layernorm.weight": self.input_norm.load_weight,
@@ -225,6 +246,8 @@ class Decoder(DecoderStack[DecoderLayer]):
 
     layer_type: type[DecoderLayer] = DecoderLayer
     takes_adapters = True
+    fused_rows = 0
+    """Most rows of a step whose layers are computed by `DecoderLayer.add_to`."""
 
     def __init__(
         self,
@@ -245,6 +268,10 @@ class Decoder(DecoderStack[DecoderLayer]):
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
         residual = self.ends.embedded(token_ids) if self.stage.is_first else context.hidden_before
+        if len(residual) <= self.fused_rows and not context.adapters:
+            for layer in self.layers:
+                layer.add_to(residual, angles, context)
+            return residual
         x = self.layers[0].input_norm(residual)
         for index, layer in enumerate(self.layers):
             if index:

@@ -38,7 +38,7 @@ def why_not_natively(
     is_on_cpu = _is_on_cpu(device_config)
     reason = None if is_on_cpu else "it runs on a CPU, not on cuda"
     reason = reason or _why_no_program(opened, model_config, cache_config)
-    for name in ("attention_backend", "sampling_backend"):
+    for name in ("attention_backend", "sampling_backend", "linear_backend"):
         value = getattr(device_config, name)
         if value not in ("auto", "native"):
             reason = f"{name} is {value!r}"

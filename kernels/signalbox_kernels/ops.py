@@ -31,6 +31,8 @@ for _name in (
     "rotary_embedding",
     "rotary_and_cache",
     "silu_and_mul",
+    "rms_norm_linear",
+    "linear_add",
     "gather_logprobs",
     "quantize_fp8",
     "fp8_linear",
@@ -222,6 +224,45 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
         [num_tokens, size].
     """
     return cast(Tensor, implementation_of("silu_and_mul", gate_up.device)(gate_up))
+
+
+def rms_norm_linear(
+    x: Tensor,
+    norm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    is_gated: bool = False,
+) -> Tensor:
+    """Returns rms_norm(x) @ weight.T + bias, or silu_and_mul of that.
+
+    Implementations beside the reference take at most 16 rows, of bfloat16 or float32, and may leave
+    roundings of the norm out.
+
+    Args:
+        x: [num_tokens, in_features].
+        norm: [in_features], the weight of rms_norm.
+        weight: [out_features, in_features]: gate, then up if it is gated.
+        bias: [out_features].
+
+    Returns:
+        [num_tokens, out_features], or half as many columns if it is gated.
+    """
+    product = implementation_of("rms_norm_linear", x.device)
+    return cast(Tensor, product(x, norm, weight, bias, eps=eps, is_gated=is_gated))
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+    """Adds x @ weight.T + bias to `residual` in place; rows and types are as of `rms_norm_linear`.
+
+    Args:
+        x: [num_tokens, in_features].
+        weight: [out_features, in_features].
+        bias: [out_features].
+        residual: [num_tokens, out_features]; written.
+    """
+    implementation_of("linear_add", x.device)(x, weight, bias, residual)
 
 
 def mix_experts(

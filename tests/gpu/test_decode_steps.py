@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -39,7 +40,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_runner(
-    path: Path, *, enforce_eager: bool = False, backend: str = "triton", sampling: str = "triton"
+    path: Path,
+    *,
+    enforce_eager: bool = False,
+    backend: Literal["triton", "torch"] = "triton",
+    sampling: Literal["triton", "torch"] = "triton",
 ) -> ModelRunner:
     runner = ModelRunner(
         ModelConfig(model=str(path), dtype="float32", max_model_len=128),
@@ -48,6 +53,7 @@ def make_runner(
             device="cuda",
             attention_backend=backend,
             sampling_backend=sampling,
+            linear_backend=backend,
             enforce_eager=enforce_eager,
             max_cudagraph_capture_size=MAX_GRAPH_TOKENS,
         ),

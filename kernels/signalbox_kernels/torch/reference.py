@@ -183,6 +183,23 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def rms_norm_linear(
+    x: Tensor,
+    norm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    is_gated: bool = False,
+) -> Tensor:
+    product = F.linear(rms_norm(x, norm, eps=eps), weight, bias)
+    return silu_and_mul(product) if is_gated else product
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+    residual.add_(F.linear(x, weight, bias))
+
+
 def gather_logprobs(
     logits: Tensor, tokens: Tensor, *, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -27,6 +27,8 @@ _MODULES = {
     "rotary_embedding": "rotary",
     "rotary_and_cache": "rotary",
     "silu_and_mul": "silu_and_mul",
+    "rms_norm_linear": "matrices.few_rows",
+    "linear_add": "matrices.few_rows",
     "mix_experts": "experts.mixture",
     "gather_logprobs": "sampling.logprobs",
     "w4a16_linear": "matrices.w4a16",

@@ -33,6 +33,7 @@ def reason(path: Path, **options: Any) -> str | None:
         ({"device": "cpu", "cpu_backend": "torch"}, "cpu_backend is 'torch'"),
         ({"device": "cpu", "attention_backend": "torch"}, "attention_backend is 'torch'"),
         ({"device": "cpu", "sampling_backend": "torch"}, "sampling_backend is 'torch'"),
+        ({"device": "cpu", "linear_backend": "triton"}, "linear_backend is 'triton'"),
         ({"device": "cpu", "dtype": "float16"}, "not in float16"),
         ({"device": "cpu", "block_size": 8}, "block size 8 is no multiple of 16"),
         ({"device": "cuda"}, "not on cuda"),

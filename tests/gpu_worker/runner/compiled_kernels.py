@@ -41,7 +41,7 @@ _GEMMA: dict[str, object] = {
 }
 """Layers with windows and without; heads of Q and K are normed."""
 MODELS: dict[str, dict[str, Any]] = {
-    "dense": {},
+    "dense": {"linear_backend": "triton"},
     "mixture": {"config": _MIXTURE},
     "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
     "gptq": {"quantization": "gptq"},

@@ -30,5 +30,6 @@ def test_steps_of_all_kinds_compile_nothing_after_the_start(model: str) -> None:
     compiled = json.loads(done.stdout.splitlines()[-1])
     assert "_paged_attention_kernel" in compiled["start"]
     assert ("_fp8_linear_kernel" in compiled["start"]) is (model == "fp8")
+    assert ("_few_rows_kernel" in compiled["start"]) is (model == "dense")
     assert ("_w4a16_kernel" in compiled["start"]) is (model == "gptq")
     assert compiled["later"] == []

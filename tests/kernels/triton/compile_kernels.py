@@ -33,7 +33,7 @@ from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton.attention.paged_attention import paged_attention
 from signalbox_kernels.triton.attention.work import Sharing
 from signalbox_kernels.triton.experts import mixture
-from signalbox_kernels.triton.matrices import fp8, w4a16
+from signalbox_kernels.triton.matrices import few_rows, fp8, w4a16
 from signalbox_kernels.triton.sampling import draws, logit_edits, logprobs
 
 CAPABILITIES = (80, 89, 90, 100, 120)
@@ -131,6 +131,16 @@ def compile_layers(dtype: torch.dtype) -> None:
     rms_norm.rms_norm(rows, weight, eps=1e-5)
     rms_norm.fused_add_rms_norm(rows, rows.clone(), weight, eps=1e-5)
     silu_and_mul.silu_and_mul(rows)
+
+
+def compile_few_rows(dtype: torch.dtype) -> None:
+    """Products of Llama's layers, which are alike, and with a bias."""
+    x, norm = _empty(4, 4096, dtype=dtype), _empty(4096, dtype=dtype)
+    for bias in (None, _empty(8192, dtype=dtype)):
+        weight = _empty(8192, 4096, dtype=dtype)
+        few_rows.rms_norm_linear(x, norm, weight, bias, eps=1e-5, is_gated=False)
+        few_rows.rms_norm_linear(x, norm, weight, bias, eps=1e-5, is_gated=True)
+        few_rows.linear_add(x, weight, bias, _empty(4, 8192, dtype=dtype))
 
 
 def int4_weight(group_size: int) -> Int4Weight:
@@ -259,6 +269,8 @@ def compile_all(printer: _Printer, capability: int) -> None:
         name = str(dtype).removeprefix("torch.")
         printer.case = name
         compile_layers(dtype)
+        if dtype in few_rows.DTYPES:
+            compile_few_rows(dtype)
         compile_int4(dtype)
         compile_experts(dtype)
         if capability >= 89 and dtype is torch.bfloat16:

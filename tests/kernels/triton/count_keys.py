@@ -26,7 +26,7 @@ from signalbox_kernels.triton import rms_norm, rotary, silu_and_mul
 from signalbox_kernels.triton.attention.paged_attention import paged_attention
 from signalbox_kernels.triton.attention.work import Sharing
 from signalbox_kernels.triton.experts import mixture
-from signalbox_kernels.triton.matrices import fp8, w4a16
+from signalbox_kernels.triton.matrices import few_rows, fp8, w4a16
 from signalbox_kernels.triton.sampling import draws, logit_edits, logprobs
 from tests.kernels.triton.compile_kernels import NoDriver, int4_weight
 
@@ -71,6 +71,10 @@ def run_model(num_tokens: int, num_seqs: int, table_width: int) -> None:
     rms_norm.rms_norm(rows, weight, eps=1e-5)
     rms_norm.fused_add_rms_norm(rows, rows.clone(), weight, eps=1e-5)
     silu_and_mul.silu_and_mul(_floats(num_tokens, 2 * _HIDDEN))
+    few, matrix = rows[: few_rows.MAX_ROWS], _floats(2 * _HIDDEN, _HIDDEN)
+    for is_gated in (False, True):
+        few_rows.rms_norm_linear(few, weight, matrix, None, eps=1e-5, is_gated=is_gated)
+    few_rows.linear_add(few, matrix, None, _floats(len(few), 2 * _HIDDEN))
     for num_splits in (1, 2, 7):
         weight = int4_weight(group_size=128)
         w4a16.w4a16_linear(_floats(num_tokens, 1024), weight, None, num_splits=num_splits)

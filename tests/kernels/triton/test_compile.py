@@ -24,6 +24,7 @@ KERNELS = {
     "_copy_runs_kernel",
     "_count_kernel",
     "_draw_kernel",
+    "_few_rows_kernel",
     "_gather_logprobs_kernel",
     "_grouped_product_kernel",
     "_join_shares_kernel",
@@ -89,7 +90,9 @@ def test_kernels_compile_fit_and_load_whole_lines(capability: int, kernel_cache:
     assert [each for each in attention if not each["copies_of_16_bytes"]] == []
     assert [each for each in attention if each["loads"] > 64] == []
     products = [each for each in kernels if each["kernel"] == "_w4a16_kernel"]
-    assert [each for each in products if not each["copies_of_16_bytes"]] == []
+    streams = [each for each in kernels if each["kernel"] == "_few_rows_kernel"]
+    assert [each for each in products + streams if not each["copies_of_16_bytes"]] == []
+    assert [each for each in streams if each["loads"] > 8] == []
     early = [each for each in kernels if "launched early" in each["case"]]
     named = {"_paged_attention_kernel", "_reshape_and_cache_kernel", "_rotary_and_cache_kernel"}
     has_waits = {each["kernel"] for each in early if each["begins_with_a_wait"]}

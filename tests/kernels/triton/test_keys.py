@@ -18,6 +18,7 @@ COMPILATIONS = {
     "_copy_rows_kernel": 1,
     "_count_kernel": 1,
     "_draw_kernel": 2,  # a model's logits, and edited ones
+    "_few_rows_kernel": 3,  # after a norm, gated besides, and with a sum
     "_fp8_linear_kernel": 2,  # few tokens, and up to 64
     "_gather_logprobs_kernel": 1,
     "_grouped_product_kernel": 4,  # in and out of experts, of few rows each and of many
