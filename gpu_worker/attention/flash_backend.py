@@ -114,13 +114,13 @@ class FlashAttention:
         )
 
     def plan_on_device(self, inputs: StepInputs) -> _Plan:
-        """Satisfies `DevicePlanning`: each sequence has a query, which bounds what one can have."""
+        """Satisfies `DevicePlanning`."""
         return self._plan(
             inputs.query_start,
             inputs.context_lens,
             inputs.block_tables,
             inputs.slot_mapping,
-            most_queries=len(inputs.token_ids) - len(inputs.context_lens) + 1,
+            most_queries=inputs.most_queries,
         )
 
     def _plan(

@@ -151,7 +151,11 @@ class TritonAttention:
     def plan_on_device(self, inputs: StepInputs) -> _Plan:
         """Satisfies `DevicePlanning`: kernels find out the rest from the tensors themselves."""
         return self._plan(
-            inputs.slot_mapping, inputs.query_start, inputs.context_lens, inputs.block_tables
+            inputs.slot_mapping,
+            inputs.query_start,
+            inputs.context_lens,
+            inputs.block_tables,
+            most_queries=inputs.most_queries,
         )
 
     def plan(self, batch: Batch) -> _Plan:
@@ -160,6 +164,7 @@ class TritonAttention:
             self._tensor(batch.query_start),
             self._tensor(batch.context_lens),
             self._tensor(batch.block_tables),
+            most_queries=int(np.diff(batch.query_start).max()),
         )
 
     def _plan(
@@ -168,6 +173,8 @@ class TritonAttention:
         query_start: Tensor,
         context_lens: Tensor,
         block_tables: Tensor,
+        *,
+        most_queries: int,
     ) -> _Plan:
         shape = self._shape
         work = {
@@ -175,6 +182,7 @@ class TritonAttention:
                 query_start,
                 context_lens,
                 num_tokens=len(slot_mapping),
+                most_queries=most_queries,
                 num_heads=shape.num_heads,
                 num_kv_heads=shape.num_kv_heads,
                 head_size=shape.head_size,

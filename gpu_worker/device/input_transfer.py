@@ -30,6 +30,8 @@ class StepInputs(NamedTuple):
     context_lens: Tensor
     block_tables: Tensor
     """int32; may have more columns than the batch's."""
+    most_queries: int
+    """Upper bound on the tokens that a sequence computes, for all batches that may be here."""
 
 
 class PinnedBuffers:
@@ -69,17 +71,24 @@ class InputPacker:
 
     def batch(self, batch: Batch) -> StepInputs:
         """Sends what the forward pass reads."""
+        token_ids, positions, slot_mapping, query_start, context_lens, block_tables = self.send(
+            [
+                batch.token_ids,
+                batch.positions,
+                batch.slot_mapping,
+                batch.query_start,
+                batch.context_lens,
+                batch.block_tables,
+            ]
+        )
         return StepInputs(
-            *self.send(
-                [
-                    batch.token_ids,
-                    batch.positions,
-                    batch.slot_mapping,
-                    batch.query_start,
-                    batch.context_lens,
-                    batch.block_tables,
-                ]
-            )
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            query_start=query_start,
+            context_lens=context_lens,
+            block_tables=block_tables,
+            most_queries=int(np.diff(batch.query_start).max()),
         )
 
     def send(self, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:

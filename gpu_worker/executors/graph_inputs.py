@@ -106,6 +106,7 @@ class GraphBuffers:
             query_start=columns.query_start,
             context_lens=columns.context_lens,
             block_tables=self._tables[: size.num_seqs],
+            most_queries=1 if size.is_decode else size.num_tokens,
         )
 
     def pad(self, size: GraphSize) -> None:

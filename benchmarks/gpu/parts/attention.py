@@ -70,6 +70,7 @@ class Problem:
                 query_start,
                 context_lens,
                 num_tokens=len(self.query),
+                most_queries=self.num_new,
                 num_heads=self.query.shape[1],
                 num_kv_heads=self.caches[0].shape[3],
                 head_size=self.query.shape[2],

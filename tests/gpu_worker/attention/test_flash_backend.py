@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from gpu_worker.attention.trial_batches import Span, consecutive_blocks, trial_b
 from gpu_worker.config import AUTO_BLOCK_SIZE
 from gpu_worker.device.device_choice import streams_of
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
+from gpu_worker.executors.graph_inputs import GraphBuffers, GraphSize
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.attention.flash_modules import (
     make_flash_attn_2,
@@ -101,8 +103,13 @@ def test_a_model_says_what_it_says_with_torch(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize(
+    "graph", [None, GraphSize(64, 64, is_decode=False)], ids=["eager", "graph"]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_plan_made_on_the_device_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_made_on_the_device_is_the_same(
+    name: str, graph: GraphSize | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By shapes alone: bounds may be wide, results may not differ."""
     kernel = install(name, monkeypatch)
     shape = make_flash_shape(block_size=kernel.block_sizes[0])
@@ -111,12 +118,18 @@ def test_a_plan_made_on_the_device_is_the_same(name: str, monkeypatch: pytest.Mo
     blocks = consecutive_blocks((37, 5), shape.block_size)
     spans = map(Span, (0, 4), (37, 5), blocks)  # a prompt and a decode
     batch = trial_batch(shape, list(spans))
-    packer = InputPacker(CPU, PinnedBuffers(CPU, streams_of(CPU).compute))
-    query = torch.randn(34 + 4, 4, 64).bfloat16()[: len(batch.token_ids)]
-    key_value = torch.randn(len(batch.token_ids), 2, 2, 64).bfloat16()
-    planned = backend.plan(batch)(query, key_value, layer=1)
-    on_device = backend.plan_on_device(packer.batch(batch))(query, key_value, layer=1)
-    assert torch.equal(planned, on_device)
+    pinned, num_tokens = PinnedBuffers(CPU, streams_of(CPU).compute), len(batch.token_ids)
+    if graph is None:
+        inputs = InputPacker(CPU, pinned).batch(batch)
+    else:
+        buffers = GraphBuffers(sizes=[graph], max_blocks=3, device=CPU, pinned=pinned)
+        buffers.fill(batch, graph, np.arange(2))
+        inputs = buffers.inputs(graph)
+    query = torch.randn(len(inputs.token_ids), 4, 64).bfloat16()
+    key_value = torch.randn(len(inputs.token_ids), 2, 2, 64).bfloat16()
+    planned = backend.plan(batch)(query[:num_tokens], key_value[:num_tokens], layer=1)
+    on_device = backend.plan_on_device(inputs)(query, key_value, layer=1)
+    assert torch.equal(planned, on_device[:num_tokens])
 
 
 def test_the_newest_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

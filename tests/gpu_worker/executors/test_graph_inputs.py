@@ -17,6 +17,7 @@ def test_columns_are_aligned_whatever_the_size(tokens: int, seqs: int) -> None:
     pinned = PinnedBuffers(cpu, streams_of(cpu).compute)
     size = GraphSize(tokens, seqs, is_decode=tokens == seqs)
     buffers = GraphBuffers(sizes=[size], max_blocks=3, device=cpu, pinned=pinned)
-    inputs = buffers.inputs(size)
-    assert [tensor.data_ptr() % 16 for tensor in inputs] == [0] * len(inputs)
-    assert [len(tensor) for tensor in inputs] == [tokens] * 3 + [seqs + 1] + [seqs] * 2
+    *tensors, most_queries = buffers.inputs(size)
+    assert [tensor.data_ptr() % 16 for tensor in tensors] == [0] * len(tensors)
+    assert [len(tensor) for tensor in tensors] == [tokens] * 3 + [seqs + 1] + [seqs] * 2
+    assert most_queries == (1 if tokens == seqs else tokens)

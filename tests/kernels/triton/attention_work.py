@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 QUERIES, KEYS = 4, 64
 """A tile of a decode whose groups have four heads."""
+_PREFILL_QUERIES = 32
 _PROCESSORS, _KV_HEADS, _BLOCK_SIZE = 132, 8, 16
 
 
@@ -76,27 +77,34 @@ class Counts(NamedTuple):
     longest: int
     """Key tiles of the program with the most."""
     rounds: float
-    """Key tiles of a processor, if all had the same, two programs at a time."""
+    """Key tiles of each program that runs at a time, if all had the same."""
 
 
-def count(lengths: Sequence[tuple[int, int]], items: Sequence[Item], launched: int) -> Counts:
-    """Counts the items of a launch of so many programs a K and V head."""
+def count(items: Sequence[Item], launched: int, at_once: int = 2 * _PROCESSORS) -> Counts:
+    """Counts the items of a launch of so many programs a K and V head.
+
+    Args:
+        at_once: programs that the device runs at a time.
+    """
     sizes = [item.end - item.begin for item in items]
     busy = sum(size > 0 for size in sizes)
     return Counts(
         launched * _KV_HEADS,
         (launched - busy) * _KV_HEADS,
         max(sizes),
-        sum(sizes) * _KV_HEADS / (2 * _PROCESSORS),
+        sum(sizes) * _KV_HEADS / at_once,
     )
 
 
 def by_lengths(lengths: Sequence[tuple[int, int]]) -> Counts:
     """Counts what `work.py` does."""
-    spare = -(-2 * _PROCESSORS // _KV_HEADS)
+    is_prefill = max(num_new for num_new, _ in lengths) > QUERIES
+    queries = _PREFILL_QUERIES if is_prefill else QUERIES
+    at_once = _PROCESSORS * (1 if is_prefill else 2)
+    spare = -(-at_once // _KV_HEADS)
     num_tokens = sum(num_new for num_new, _ in lengths)
-    tiles = (num_tokens + len(lengths) * (QUERIES - 1)) // QUERIES
-    return count(lengths, divide(lengths, spare=spare), tiles + spare)
+    tiles = (num_tokens + len(lengths) * (queries - 1)) // queries
+    return count(divide(lengths, spare=spare, queries=queries), tiles + spare, at_once)
 
 
 def by_shapes(lengths: Sequence[tuple[int, int]], *, longest: int) -> Counts:
@@ -115,7 +123,7 @@ def by_shapes(lengths: Sequence[tuple[int, int]], *, longest: int) -> Counts:
         for share in range(shares):
             end = min((share + 1) * length, item.end)
             items.append(item._replace(begin=min(share * length, end), end=end))
-    return count(lengths, items, tiles * shares)
+    return count(items, tiles * shares)
 
 
 STEPS = {
@@ -126,7 +134,7 @@ STEPS = {
     "255 of 512, 1 of 128k, 512 of a prompt": [*[(1, 512)] * 255, (1, 131072), (512, 512)],
     "16 of 8k, 128 of a prompt of 32k": [*[(1, 8192)] * 16, (128, 32768)],
 }
-"""Lengths of the sequences of steps that take a decode's tile."""
+"""Lengths of the sequences of steps."""
 
 
 def main() -> None:

@@ -71,7 +71,8 @@ def run_model(num_tokens: int, num_seqs: int, table_width: int) -> None:
     rms_norm.rms_norm(rows, weight, eps=1e-5)
     rms_norm.fused_add_rms_norm(rows, rows.clone(), weight, eps=1e-5)
     silu_and_mul.silu_and_mul(_floats(num_tokens, 2 * _HIDDEN))
-    few, matrix = rows[: few_rows.MAX_ROWS], _floats(2 * _HIDDEN, _HIDDEN)
+    few = _floats(min(num_tokens, few_rows.MAX_ROWS), _HIDDEN)
+    matrix = _floats(2 * _HIDDEN, _HIDDEN)
     for is_gated in (False, True):
         few_rows.rms_norm_linear(few, weight, matrix, None, eps=1e-5, is_gated=is_gated)
     few_rows.linear_add(few, matrix, None, _floats(len(few), 2 * _HIDDEN))

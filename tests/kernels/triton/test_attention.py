@@ -145,6 +145,7 @@ def test_whoever_joins_shares_gives_the_same_bits(
         problem.query_start,
         problem.context_lens,
         num_tokens=sum(query_lens),
+        most_queries=max(query_lens),
         sliding_window=rules.get("sliding_window"),
         sharing=share(spare=40),
         **sizes,
@@ -166,6 +167,32 @@ def test_whoever_joins_shares_gives_the_same_bits(
     for _ in range(2):  # as layers do, which share the counts of arrivals
         assert torch.equal(attend(joins_inside=True), expected)
         assert not work.arrived.any()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_seqs", "most_queries", "is_prefill"),
+    [
+        (256, 256, 1, False),
+        (259, 256, 4, False),  # whose rows fit one tile of a decode
+        (767, 256, 512, True),
+        (256, 256, 256, True),  # a graph with room for as many sequences as tokens
+    ],
+)
+def test_prompts_beside_decodes_take_the_tile_of_prefills(
+    triton_device: str, num_tokens: int, num_seqs: int, most_queries: int, is_prefill: bool
+) -> None:
+    """That of a decode would read the keys of a prompt once for every few queries."""
+    from signalbox_kernels.triton.attention.paged_attention import plan_attention
+
+    sizes = {"num_heads": 4, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+    work = plan_attention(
+        torch.zeros(num_seqs + 1, dtype=torch.int64, device=triton_device),
+        torch.zeros(num_seqs, dtype=torch.int64, device=triton_device),
+        num_tokens=num_tokens,
+        most_queries=most_queries,
+        **sizes,
+    )
+    assert (work.tile.rows > 16) is is_prefill
 
 
 def test_prompts_fill_tiles_of_many_rows(triton_device: str) -> None:

@@ -37,6 +37,7 @@ def paged_attention(
         query_start,
         context_lens,
         num_tokens=len(query),
+        most_queries=1 if len(query) == len(context_lens) else len(query),
         num_heads=query.shape[1],
         num_kv_heads=kv_cache.shape[3],
         head_size=query.shape[2],
@@ -64,6 +65,7 @@ def plan_attention(
     context_lens: Tensor,
     *,
     num_tokens: int,
+    most_queries: int,
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
@@ -78,6 +80,9 @@ def plan_attention(
     may contain it.
 
     Args:
+        most_queries: upper bound on the queries of a sequence. Where it fits a decode's tile, all
+            get one: in the larger one of prefills a decode reads its keys as fast, and queries of a
+            prompt that are in few tiles read theirs few times.
         tile: sizes of a program's tile; None takes `choose_tile`'s.
         sharing: when programs share keys; None spares as many programs as the
             device runs at once.
@@ -103,7 +108,7 @@ def plan_attention(
         num_kv_heads,
     )
     check(head_size <= MAX_HEAD_SIZE, "{}: heads have {} elements; at most 256", OP, head_size)
-    is_prefill = num_tokens >= 4 * len(context_lens)
+    is_prefill = most_queries * group > LEAST_DOT
     padded_size = max(LEAST_DOT, next_power_of_2(head_size))
     tile = tile or choose_tile(
         num_bytes=dtype.itemsize,
