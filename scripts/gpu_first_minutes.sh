@@ -112,7 +112,7 @@ unpack_wheels() {
 check_compiler() {
     local compiler headers
     headers=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
-    compiler=$(command -v ${CC:-gcc} || command -v clang) || {
+    compiler=$(command -v "${CC-gcc}" || { [ -z "${CC+named}" ] && command -v clang; }) || {
         echo "FOUND NO C COMPILER: Triton cannot start; install gcc, or name one in CC"
         return 1
     }

@@ -31,7 +31,9 @@ def examine(cuda_of_pytorch: str | None) -> GpuCompiler:
     """Examines this machine for a PyTorch that was built for such a version of CUDA."""
     problems = []
     compiler = _c_compiler()
-    if compiler is None:
+    if compiler is None and (named := os.environ.get("CC")) is not None:
+        problems.append(f"CC is {named!r}, which is no program; name a C compiler, or unset CC")
+    elif compiler is None:
         problems.append("Triton needs a C compiler for its driver; install gcc and libc6-dev")
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.is_file():
@@ -69,8 +71,10 @@ def examine(cuda_of_pytorch: str | None) -> GpuCompiler:
 
 
 def _c_compiler() -> str | None:
-    names = (os.environ.get("CC"), *_COMPILERS)
-    return next((path for name in names if name and (path := shutil.which(name))), None)
+    """Returns the one that Triton would take, which is that of CC alone if it is set."""
+    named = os.environ.get("CC")
+    names = _COMPILERS if named is None else (named,)
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def _error_of_compiling(compiler: str, header: Path) -> str | None:

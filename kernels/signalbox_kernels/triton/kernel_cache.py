@@ -65,9 +65,12 @@ def usable_folder(wanted: Path | None) -> Path:
 
 def _chosen(wanted: Path | None) -> Path:
     if wanted is not None:
-        return wanted.expanduser() / _NAME
+        try:
+            return wanted.expanduser().absolute() / _NAME
+        except RuntimeError as error:  # no such user
+            raise UnusableFolder(f"{wanted}: {error}") from None
     if of_user := os.environ.get(_VARIABLE):
-        return Path(of_user)
+        return Path(of_user).absolute()
     try:
         return cache_folder() / _NAME
     except BuildError as error:

@@ -48,6 +48,22 @@ def test_each_missing_thing_is_a_problem_with_a_remedy(
         assert any(remedy in problem for problem in examined.problems), remedy
 
 
+def test_a_compiler_that_is_named_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Triton tries no other."""
+    make_program(tmp_path / "other", 'while [ "$1" != -o ]; do shift; done; : > "$2"')
+    monkeypatch.setenv("CC", "other")
+    assert gpu_compiler.examine("13.0").found["C compiler"] == str(tmp_path / "other")
+    for named in ("other -m64", ""):
+        monkeypatch.setenv("CC", named)
+        examined = gpu_compiler.examine("13.0")
+        assert examined.found["C compiler"] is None
+        assert examined.problems == (
+            f"CC is {named!r}, which is no program; name a C compiler, or unset CC",
+        )
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [

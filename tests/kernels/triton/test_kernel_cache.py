@@ -30,6 +30,20 @@ def test_a_setting_comes_before_tritons_variable(
     assert use_kernel_cache(tmp_path / "set") == tmp_path / "set" / "triton"
 
 
+def test_a_relative_folder_is_one_whatever_the_current_one_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert use_kernel_cache(Path("kept")) == tmp_path / "kept" / "triton"
+    monkeypatch.setenv("TRITON_CACHE_DIR", "named")
+    assert use_kernel_cache(None) == tmp_path / "named"
+
+
+def test_the_home_of_a_user_that_there_is_not_is_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    assert use_kernel_cache(Path("~no such user/kernels")).is_dir()
+    assert "not kept for the next start: ~no such user/kernels: " in caplog.text
+
+
 def test_a_folder_that_others_may_write_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
