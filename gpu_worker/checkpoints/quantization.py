@@ -138,9 +138,10 @@ def _of_checkpoint(
     elif form is not None:
         reason = _why_not_on(capability, form, has_kernels)
     else:
+        made = "int8" if capability is None else "fp8"
         raise ModelError(
             f"quantization is {name!r}, which is not made at load, and the checkpoint is not "
-            "quantised; use 'auto' or 'fp8'"
+            f"quantised; use 'auto' or {made!r}"
         )
     if reason is not None:
         instead = "'auto', which decodes the weights" if stored is not None else "'auto'"

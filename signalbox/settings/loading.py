@@ -43,8 +43,10 @@ def load(
     try:
         settings = settings_class(**values)
     except ValidationError as error:
+        written = {"http_port": "--port"} if "http_port" not in flags and "port" in flags else {}
+        wrong = in_one_line(error, settings_class, lambda name: written.get(name, flag_name(name)))
         about_port = [notice for notice in notices if notice.startswith("--port ")]
-        raise SettingsError("; ".join((in_one_line(error, settings_class), *about_port))) from None
+        raise SettingsError("; ".join((wrong, *about_port))) from None
     for notice in notices:
         tell(notice)
     return settings

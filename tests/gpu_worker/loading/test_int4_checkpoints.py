@@ -283,11 +283,11 @@ def test_a_head_in_four_bits_is_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("capability", "described", "name", "reason"),
     [
-        (None, None, "awq", "not made at load, and the checkpoint is not quantised"),
+        (None, None, "awq", "the checkpoint is not quantised; use 'auto' or 'int8'"),
         (None, None, "fp8", "compute capability 8.9, and this is a CPU; use 'auto' or 'int8'"),
         (None, AWQ, "awq", "and this is a CPU; use 'auto', which decodes the weights"),
         (TURING, GPTQ, "gptq", "compute capability 8.0, and this one has 7.5; use 'auto', which"),
-        (AMPERE, None, "gptq", "not made at load, and the checkpoint is not quantised"),
+        (AMPERE, None, "gptq", "the checkpoint is not quantised; use 'auto' or 'fp8'"),
         (AMPERE, GPTQ, "awq", "but the checkpoint is in gptq; use 'auto'"),
     ],
 )

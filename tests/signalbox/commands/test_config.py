@@ -110,7 +110,7 @@ def test_each_fault_of_a_file_is_named_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = f"max_num_seq: {SECRET}\nwatermark: 2\nmax-num-seqs: 0\napi_key: [{SECRET}, 'a b']\n"
-    file = write(tmp_path, text + "enable_lora: true\n")
+    file = write(tmp_path, text + "headless: true\n")
     assert cli.main(["config", "check", file]) == 1
     said = capsys.readouterr()
     lines = said.out.splitlines()
@@ -119,7 +119,7 @@ def test_each_fault_of_a_file_is_named_once(
         "watermark is 2: input should be less than 1",
         "max_num_seqs is 0: input should be greater than 0",
         "api_key: it must be printable ASCII",
-        "enable_lora",
+        "headless",
     ):
         assert sum(part in line for line in lines) == 1, (part, lines)
     assert all(line.startswith(f"--config {file}: ") for line in lines)

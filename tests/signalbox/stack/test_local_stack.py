@@ -248,7 +248,7 @@ def test_a_model_that_a_worker_cannot_load_ends_the_stack(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     done = signalbox("serve", str(tmp_path), "--grpc-port", "0", "--no-http", "--device", "cpu")
     assert_one_line_error(done, "signalbox worker", "OursForCausalLM", "not supported")
-    assert_one_line_error(done, "signalbox serve", "worker 0 exited with status 1")
+    assert_one_line_error(done, "signalbox serve", "worker 0 exited with status 1; its last lines")
 
 
 @pytest.mark.parametrize(  # one function checks the model of each
@@ -318,7 +318,7 @@ def test_a_service_before_its_scheduler_waits_visibly(service: str) -> None:
     ("arguments", "expected"),
     [
         (["serve"], "give a MODEL"),
-        (["serve", "--simulate", "--port", "x"], "--port"),
+        (["serve", "--simulate", "--port", "x"], "--port is 'x'"),
         (["serve", "--simulate", "--no-such-flag"], "--no-such-flag"),
         (["router", "--trace-exporter", "jaeger"], "unknown trace exporter"),
         (["generate", "hello", "--router", "127.0.0.1:9"], "nothing answers at 127.0.0.1:9"),
