@@ -3,49 +3,21 @@
 import os
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
+from gpu_worker.device import cgroups
+
 _MEMORY = Path("/proc/meminfo")
 
 
 def available_ram() -> int:
-    """Returns free RAM in bytes: the machine's, or what the container has left if that is less."""
-    return min(_machine_available(), _container_available())
+    """Returns free RAM in bytes: the machine's, or what is left up to a limit if that is less."""
+    free, left = _machine_available(), cgroups.memory_left()
+    return free if left is None else min(free, left)
 
 
 def _machine_available() -> int:
     free = procfs_bytes("MemAvailable", _MEMORY)
     # Without procfs nothing says what is free: count on half of what there is.
     return free or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _container_available() -> int:
-    """Returns the bytes that the cgroup (version 2 or 1) leaves; 2**62 without a limit."""
-    for limit_file, used_file, stat_file, cached_name in _CGROUP_FILES:
-        try:
-            limit = (_CGROUP / limit_file).read_text().strip()
-            used = int((_CGROUP / used_file).read_text())
-            cached = _cgroup_stat(_CGROUP / stat_file, cached_name)
-        except (OSError, ValueError):
-            continue
-        return 1 << 62 if limit == "max" else max(0, int(limit) - used + cached)
-    return 1 << 62
-
-
-def _cgroup_stat(file: Path, name: str) -> int:
-    for line in file.read_text().splitlines():
-        key, value = line.split()
-        if key == name:
-            return int(value)
-    return 0
 
 
 def procfs_bytes(name: str, file: Path) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import signalbox
+from gpu_worker.device import cgroups
 from gpu_worker.device.ram import available_ram
 from rpc.transport.listening_ports import BindError, check_free
 from signalbox.stack import machine_info
@@ -95,7 +96,7 @@ def examine() -> Report:
 
 
 def _machine() -> dict[str, str | None]:
-    quota, limit = machine_info.cpu_quota(), machine_info.memory_limit()
+    quota, limit = cgroups.cpu_quota(), cgroups.memory_limit()
     gpus = machine_info.nvidia_gpus()
     return {
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",

@@ -1,6 +1,6 @@
 """Reads facts about this machine: processor, memory, compilers, NVIDIA driver.
 
-It reads procfs, cgroups and the versions of tools; it imports no code of the worker.
+It reads procfs and the versions of tools; it imports no code of the worker.
 """
 
 import os
@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-_CGROUP = Path("/sys/fs/cgroup")
 _TOOL_TIMEOUT_S = 10.0
 
 CPU_FEATURES = (
@@ -50,23 +49,9 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def cpu_quota() -> float | None:
-    """Returns the number of cores' time that the container may use; None if unlimited."""
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.strip().isdigit() else None
-
-
 def total_memory() -> int:
     """Returns the machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def memory_limit() -> int | None:
-    """Returns the container's limit in bytes, by cgroups of version 2 or 1; None if there is
-    none."""
-    limit = _read(_CGROUP / "memory.max") or _read(_CGROUP / "memory/memory.limit_in_bytes")
-    is_limited = limit.strip().isdigit() and int(limit) < total_memory()
-    return int(limit) if is_limited else None
 
 
 def compilers() -> dict[str, str | None]:

@@ -162,31 +162,6 @@ def test_a_processor_is_read_from_procfs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert machine_info.cpu_features() == ["avx2", "avx512f", "amx_bf16"]
 
 
-def test_limits_of_a_container_are_read_from_its_cgroup(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine_info, "_CGROUP", tmp_path)
-    assert (machine_info.cpu_quota(), machine_info.memory_limit()) == (None, None)
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    (tmp_path / "memory.max").write_text("1073741824\n")
-    assert (machine_info.cpu_quota(), machine_info.memory_limit()) == (1.5, 1 << 30)
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert (machine_info.cpu_quota(), machine_info.memory_limit()) == (None, None)
-
-
-def test_the_limit_of_an_older_kernel_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine_info, "_CGROUP", tmp_path)
-    (tmp_path / "memory").mkdir()
-    limit = tmp_path / "memory" / "memory.limit_in_bytes"
-    limit.write_text("1073741824\n")
-    assert machine_info.memory_limit() == 1 << 30
-    limit.write_text("9223372036854771712\n")  # none
-    assert machine_info.memory_limit() is None
-
-
 def test_a_probe_loads_little() -> None:
     probe = "from signalbox.cli import main; main(['health', '--address', '127.0.0.1:9'])"
     heavy = "{'numpy', 'opentelemetry', 'pydantic', 'rich', 'torch', 'yaml'}"
