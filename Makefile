@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-triton test-chaos test-clients check lint types protos protos-fresh docs wheel wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh docs wheel wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -74,6 +74,10 @@ test-triton: $(INSTALLED) ## compiles the GPU kernels with another Triton and it
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/triton-$(TRITON) triton==$(TRITON)
 	@PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -c 'import sys, triton; sys.exit(triton.__version__ != "$(TRITON)")'
 	@PYTHONPATH=build/triton-$(TRITON) $(TEST) $(COMPILE_TESTS)
+
+test-ray: $(INSTALLED) ## ranks of workers on a Ray cluster of three nodes, which this machine runs
+	@$(BIN)/python -m pip install --quiet "ray>=2.60"
+	@$(BIN)/python -m pytest tests/integration/placement/test_ray.py
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos

@@ -334,6 +334,8 @@ class ParallelConfig:
     """Place of the rank among those of its host."""
     local_size: int = 1
     """Ranks on its host."""
+    is_placed: bool = False
+    """Whether others have started the rank, and may show it its own device alone."""
     collective_host: str = "127.0.0.1"
     """Address on which the collectives of its stage listen."""
 

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from rpc.settings.addresses import Address, Host, HostOrAddress, Port
@@ -24,6 +24,12 @@ def _numbers(value: Any) -> Any:
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     if not re.fullmatch(r"[1-9]\d{0,3}(,[1-9]\d{0,3})*", text):
         raise ValueError("it must be whole numbers of at least 1, with commas between them")
+    return text
+
+
+def _placement(text: str) -> str:
+    if not re.fullmatch(r"local|environment|ray(=.+)?", text):
+        raise ValueError("it must be local, environment, ray or ray=ADDRESS")
     return text
 
 
@@ -128,21 +134,34 @@ class PlacementSettings(SettingsGroup):
 
     GROUP: ClassVar[str] = "placement of ranks"
 
-    placement: Literal["local", "environment"] = Field(
+    placement: Annotated[str, AfterValidator(_placement)] = Field(
         "local",
         description="what starts the ranks of the worker: local is this command; environment is"
-        " torchrun, Slurm or a LeaderWorkerSet, which starts it once for each rank",
+        " torchrun, Slurm or a LeaderWorkerSet, which starts it once for each rank; ray or"
+        " ray=ADDRESS is a Ray cluster",
     )
     rank_host: Host | None = Field(
         None,
-        description="with --placement environment, name, address or interface (eth0) that this rank"
+        description="without --placement local, name, address or interface (eth0) that a rank"
         " listens on (default: loopback if all ranks are on one host, else what leads to rank 0)",
     )
     rank_port: Port = Field(
         50100,
         gt=0,
-        description="with --placement environment, port of rank 0; rank R has the one R above it",
+        description="without --placement local, port of rank 0; rank R has the one R above it",
     )
+    placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD"] = Field(
+        "PACK",
+        description="with --placement ray, nodes of the stages: as few as can be, one, or as many"
+        " as can be; the tensor-parallel ranks of a stage are always on one",
+    )
+    placement_timeout: float = Field(
+        60.0, gt=0, description="with --placement ray, seconds to wait for resources in use"
+    )
+
+    @property
+    def is_on_ray(self) -> bool:
+        return self.placement.startswith("ray")
 
 
 class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSettings):
@@ -158,11 +177,14 @@ class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSetti
 
     @model_validator(mode="after")
     def _has_ranks_to_place(self) -> Self:
-        useless = self.model_fields_set & {"rank_host", "rank_port"}
-        if self.placement == "local" and useless:
-            raise ValueError(
-                f"{flag_name(min(useless))} has no effect without --placement environment"
-            )
+        on_ray = {"placement_strategy", "placement_timeout"}
+        useless, needed = self.model_fields_set & {"rank_host", "rank_port", *on_ray}, ""
+        if self.placement == "local":
+            needed = "--placement ray or environment"
+        elif not self.is_on_ray:
+            useless, needed = useless & on_ray, "--placement ray"
+        if useless and needed:
+            raise ValueError(f"{flag_name(min(useless))} has no effect without {needed}")
         if self.placement != "local" and self.simulate:
-            raise ValueError("--placement environment has no effect with --simulate")
+            raise ValueError(f"--placement {self.placement} has no effect with --simulate")
         return self

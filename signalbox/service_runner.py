@@ -67,6 +67,9 @@ def run_scheduler(settings: "SchedulerSettings") -> None:
 
 
 def run_worker(settings: "WorkerSettings") -> None:
+    if settings.is_on_ray:
+        _run_on_ray(settings)
+        return
     from gpu_worker.main import run
     from gpu_worker.startup_client import Startup
     from signalbox.startup_display import log_progress
@@ -88,6 +91,18 @@ def run_worker(settings: "WorkerSettings") -> None:
         make_runner = _model_runner(settings, startup.set, network)
     _configure_tracing("worker", settings)
     asyncio.run(run(make_runner, settings, startup))
+
+
+def _run_on_ray(settings: "WorkerSettings") -> None:
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each rank's lines are shown
+    try:
+        from signalbox.placement.ray_worker import run
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"--placement ray needs {error.name}, which is not installed; pip install"
+            " 'signalbox-serving[ray]'"
+        ) from error
+    run(settings)
 
 
 def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":

@@ -24,6 +24,8 @@ def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) 
     if parallel is None or parallel.num_ranks == 1:
         return torch.device("cuda", torch.cuda.current_device())
     count = torch.cuda.device_count()
+    if parallel.is_placed and count == 1:
+        return torch.device("cuda", 0)
     if parallel.local_size > count:
         sizes = f"tensor_parallel_size is {parallel.tensor_parallel_size}"
         if parallel.pipeline_parallel_size > 1:

@@ -112,6 +112,11 @@ class Followers:
         return (RankAddress(self._server.address, own_name(self.tls)), *joined)
 
     @property
+    def are_placed(self) -> bool:
+        """Whether others have started the ranks."""
+        return self._folder is None
+
+    @property
     def pids(self) -> list[int]:
         return [hello.pid for hello in self.hellos]
 

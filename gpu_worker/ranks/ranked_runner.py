@@ -116,7 +116,7 @@ class RankedRunner:
         others.wait_until_joined()
         for hello in others.hellos:
             _check_told(hello, start)
-        own, *their = _placed(start, others.addresses, others.tls)
+        own, *their = _placed(start, others.addresses, others.tls, is_placed=others.are_placed)
         others.send_each(their)
         reach_all(own.addresses, rank=0, tls=others.tls)
         others.answers(Connected)
@@ -260,7 +260,9 @@ class RankedRunner:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _placed(start: Start, addresses: tuple[RankAddress, ...], tls: TlsConfig) -> list[Start]:
+def _placed(
+    start: Start, addresses: tuple[RankAddress, ...], tls: TlsConfig, *, is_placed: bool
+) -> list[Start]:
     """Returns what each rank starts with. Raises ValueError; see `collective_hosts`."""
     parallel, hosts = start.parallel, [host_of(one.address) for one in addresses]
     collective = collective_hosts(
@@ -276,6 +278,7 @@ def _placed(start: Start, addresses: tuple[RankAddress, ...], tls: TlsConfig) ->
                 local_rank=hosts[:rank].count(host),
                 local_size=hosts.count(host),
                 collective_host=collective[rank],
+                is_placed=is_placed,
             ),
         )
         for rank, host in enumerate(hosts)

@@ -7,7 +7,7 @@ from typing import Protocol
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Inspectable, Runner
 from gpu_worker.checkpoints.quantization import choose_quantization
-from gpu_worker.config import DeviceConfig
+from gpu_worker.config import DeviceConfig, ParallelConfig
 from gpu_worker.device.keys import Keys
 from gpu_worker.loading.layer_partition import stage_layers
 from gpu_worker.loading.missing_packages import needing_pytorch
@@ -47,7 +47,7 @@ def load_share(
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
-    start = replace(start, device=_shared(start.device, start.parallel.local_size))
+    start = replace(start, device=_shared(start.device, start.parallel))
     with naming(start.model.model):
         opened = open_with_config(start.model, progress)
         layers = stage_layers(opened, start.parallel)
@@ -80,12 +80,15 @@ def load_share(
         )
 
 
-def _shared(config: DeviceConfig, local_size: int) -> DeviceConfig:
-    """Returns a rank's share of the worker's threads on its host."""
-    if local_size == 1:
+def _shared(config: DeviceConfig, parallel: ParallelConfig) -> DeviceConfig:
+    """Returns a rank's share of the worker's threads, or of its host's."""
+    if parallel.num_ranks == 1:
         return config
-    num_threads = config.num_threads or default_num_threads()
-    return config.model_copy(update={"num_threads": max(1, num_threads // local_size)})
+    if config.num_threads:
+        num_threads = config.num_threads // parallel.num_ranks
+    else:
+        num_threads = default_num_threads() // parallel.local_size
+    return config.model_copy(update={"num_threads": max(1, num_threads)})
 
 
 def _why_not_natively(start: Start, opened: OpenedModel) -> str | None:

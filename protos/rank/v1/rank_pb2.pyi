@@ -177,7 +177,7 @@ class RankDeviceConfig(_message.Message):
     def __init__(self, device: _Optional[str] = ..., num_threads: _Optional[int] = ..., cpu_backend: _Optional[str] = ..., attention_backend: _Optional[str] = ..., sampling_backend: _Optional[str] = ..., enforce_eager: _Optional[bool] = ..., max_cudagraph_capture_size: _Optional[int] = ..., kernel_cache: _Optional[str] = ...) -> None: ...
 
 class RankParallelConfig(_message.Message):
-    __slots__ = ("rank", "tensor_parallel_size", "pipeline_parallel_size", "layer_partition", "local_rank", "local_size", "collective_host")
+    __slots__ = ("rank", "tensor_parallel_size", "pipeline_parallel_size", "layer_partition", "local_rank", "local_size", "collective_host", "is_placed")
     RANK_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class RankParallelConfig(_message.Message):
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_SIZE_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_HOST_FIELD_NUMBER: _ClassVar[int]
+    IS_PLACED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -192,7 +193,8 @@ class RankParallelConfig(_message.Message):
     local_rank: int
     local_size: int
     collective_host: str
-    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., layer_partition: _Optional[_Iterable[int]] = ..., local_rank: _Optional[int] = ..., local_size: _Optional[int] = ..., collective_host: _Optional[str] = ...) -> None: ...
+    is_placed: bool
+    def __init__(self, rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., layer_partition: _Optional[_Iterable[int]] = ..., local_rank: _Optional[int] = ..., local_size: _Optional[int] = ..., collective_host: _Optional[str] = ..., is_placed: _Optional[bool] = ...) -> None: ...
 
 class RankProfile(_message.Message):
     __slots__ = ()

@@ -288,6 +288,9 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="is 4, of which 4 ranks are here, but PyTorch finds 2"):
         choose_device(config, ParallelConfig(local_rank=3, local_size=4, **sizes))
     assert choose_device(config, ParallelConfig(local_rank=1, local_size=2, **sizes)).index == 1
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as for a task with its own
+    alone = ParallelConfig(local_rank=1, local_size=2, is_placed=True, **sizes)
+    assert choose_device(config, alone).index == 0
 
 
 def test_blocks_are_moved_on_every_rank(ranks: RankedRunner) -> None:

@@ -111,6 +111,18 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (ServeSettings, {"model": "m", "simulate": True}, "takes no MODEL"),
         (ServeSettings, {"dtype": "float32", "simulate": True}, "--dtype has no effect with"),
         (ServeSettings, {"model": "m", "simulated_step_ms": 3}, "has no effect without"),
+        (WorkerSettings, {"model": "m", "rank_host": "lo"}, "without --placement ray or env"),
+        (
+            WorkerSettings,
+            {"model": "m", "placement": "environment", "placement_timeout": 3},
+            "--placement-timeout has no effect without --placement ray",
+        ),
+        (WorkerSettings, {"placement": "ray", "simulate": True}, "no effect with --simulate"),
+        (
+            WorkerSettings,
+            {"model": "m", "placement": "raytracer"},
+            "it must be local, environment, ray or",
+        ),
         (RouterSettings, {"scheduler": "https://a:1"}, "--scheduler is 'https://a:1': .*--tls-ca"),
         (RouterSettings, {"scheduler": "a:1,b"}, "--scheduler is 'a:1,b': 'b' is no HOST:PORT"),
         (WorkerSettings, {"simulate": True, "scheduler": "http://a:1"}, "leave http:// out"),

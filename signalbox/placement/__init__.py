@@ -1,0 +1,1 @@
+"""Ranks of a worker on a cluster that starts them: Ray."""

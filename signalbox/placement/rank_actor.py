@@ -1,0 +1,47 @@
+"""A Ray actor that holds a rank's resources, and runs the rank as a process of its own.
+
+What ranks say to each other never goes through Ray: the process is a `signalbox worker` that finds
+the others by the variables that torchrun would set.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpu_worker.ranks.versions import versions
+
+
+class RankNode(NamedTuple):
+    """The node of a rank."""
+
+    host: str
+    versions: str
+
+
+class RankActor:
+    """Starts one process; calls run on several threads."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def node(self) -> RankNode:
+        import ray
+
+        return RankNode(ray.util.get_node_ip_address(), versions())
+
+    def run(self, arguments: list[str], variables: Mapping[str, str]) -> int:
+        """Runs `signalbox` with these arguments; returns its exit status."""
+        tied = [sys.executable, "-m", "signalbox.placement.tied_process", str(os.getpid())]
+        self._process = subprocess.Popen(
+            [*tied, sys.executable, "-m", "signalbox", *arguments],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+        )
+        return self._process.wait()
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the process."""
+        if self._process is not None:
+            self._process.send_signal(number)

@@ -1,0 +1,195 @@
+"""`signalbox worker --placement ray`: runs the ranks of one worker on a Ray cluster.
+
+This process starts them, watches them and ends them. Ray ends its actors and frees the placement
+group if this process is killed, and each rank ends with its actor.
+"""
+
+import logging
+import signal
+import socket
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from gpu_worker.ranks.versions import versions
+from gpu_worker.worker_settings import WorkerSettings
+from signalbox.flags.service_flags import to_flags
+from signalbox.placement.rank_actor import RankActor, RankNode
+from signalbox.placement.ray_group import make_group
+
+logger = logging.getLogger(__name__)
+
+_START_S = 120.0
+"""Seconds for an actor to start on its node."""
+_END_S = 10.0
+"""Seconds for ranks to end by themselves after one has."""
+_LOOK_S = 0.5
+_REACH_S = 10.0
+
+
+class RanksLost(RuntimeError):
+    """Ranks have ended that were not told to."""
+
+
+def run(settings: WorkerSettings) -> None:
+    """Runs the worker until SIGTERM or SIGINT. Raises NoRoom, RanksLost, ValueError, or
+    ConnectionError if there is no cluster."""
+    stopping = threading.Event()
+    address = settings.placement.partition("=")[2] or "auto"
+    _check_address(address)
+    ray.init(address=address, logging_level=logging.WARNING)
+    for number in (signal.SIGTERM, signal.SIGINT):  # in the place of Ray's own handlers
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        _run(settings, stopping)
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raises ValueError or ConnectionError; Ray itself would end this process."""
+    if "://" in address:
+        raise ValueError(
+            f"--placement ray={address}: give HOST:PORT of the head, or no address on a node of it"
+        )
+    host, _, port = address.rpartition(":")
+    if not host:  # auto, or local
+        return
+    try:
+        socket.create_connection((host, int(port)), _REACH_S).close()
+    except (OSError, ValueError) as error:
+        raise ConnectionError(f"no Ray cluster at {address}: {error}") from None
+
+
+def _run(settings: WorkerSettings, stopping: threading.Event) -> None:
+    group = make_group(
+        _bundles(settings),
+        strategy=settings.placement_strategy,
+        timeout_s=settings.placement_timeout,
+    )
+    actors: list[Any] = []
+    try:
+        actors = _actors(settings, group)
+        nodes = [_node(rank, actor) for rank, actor in enumerate(actors)]
+        _check_versions(nodes)
+        logger.info("ranks on Ray: %s", ", ".join(node.host for node in nodes))
+        _watch(actors, _start(settings, actors, nodes), stopping)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        remove_placement_group(group)
+
+
+def _bundles(settings: WorkerSettings) -> list[dict[str, float]]:
+    parallel = settings.parallel
+    num_ranks = parallel.tensor_parallel_size
+    bundle = {"GPU": float(num_ranks)} if _has_gpus(settings) else {"CPU": float(num_ranks)}
+    if "CPU" in bundle and settings.num_threads:
+        bundle["CPU"] = max(bundle["CPU"], settings.num_threads / parallel.pipeline_parallel_size)
+    return [bundle] * parallel.pipeline_parallel_size
+
+
+def _has_gpus(settings: WorkerSettings) -> bool:
+    if settings.device == "auto":
+        return "GPU" in ray.cluster_resources()
+    return settings.device == "cuda"
+
+
+def _actors(settings: WorkerSettings, group: PlacementGroup) -> list[Any]:
+    """Returns an actor for each rank, in the bundle of its stage."""
+    num_ranks = settings.parallel.tensor_parallel_size
+    remote = ray.remote(RankActor)
+    found = []
+    for rank in range(settings.parallel.num_ranks):
+        index = rank // num_ranks
+        bundle = group.bundle_specs[index]
+        found.append(
+            remote.options(
+                name=None,
+                num_gpus=bundle.get("GPU", 0) / num_ranks,
+                num_cpus=bundle.get("CPU", 0) / num_ranks,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=3,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=index
+                ),
+            ).remote()
+        )
+    return found
+
+
+def _node(rank: int, actor: Any) -> RankNode:
+    """Returns the node of a rank. Raises RanksLost with why its actor has not started."""
+    try:
+        node: RankNode = ray.get(actor.node.remote(), timeout=_START_S)
+    except GetTimeoutError:
+        raise RanksLost(f"the actor of rank {rank} has not started in {_START_S:g} s") from None
+    except RayError as error:  # its last line has the cause, such as a package that is missing
+        cause = str(error).strip().splitlines()[-1]
+        raise RanksLost(f"the actor of rank {rank} cannot start: {cause}") from None
+    return node
+
+
+def _check_versions(nodes: list[RankNode]) -> None:
+    """Raises ValueError that names the nodes with other versions than this one."""
+    others = {node for node in nodes if node.versions != versions()}
+    if others:
+        raise ValueError(
+            f"this machine has {versions()}, and "
+            + "; ".join(sorted(f"{node.host} {node.versions}" for node in others))
+            + "; install the same everywhere"
+        )
+
+
+def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -> dict[Any, int]:
+    """Starts the ranks; returns their numbers by what each ends with."""
+    flags = to_flags(
+        settings,
+        WorkerSettings,
+        placement="environment",
+        placement_strategy=WorkerSettings.model_fields["placement_strategy"].default,
+        placement_timeout=WorkerSettings.model_fields["placement_timeout"].default,
+    )
+    hosts = [node.host for node in nodes]
+    is_one_host = len(set(hosts)) == 1
+    started = {}
+    for rank, actor in enumerate(actors):
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(actors)),
+            "MASTER_ADDR": hosts[0],
+            "LOCAL_WORLD_SIZE": str(len(actors) if is_one_host else hosts.count(hosts[rank])),
+        }
+        started[actor.run.remote(["worker", *flags], variables)] = rank
+    return started
+
+
+def _watch(actors: list[Any], started: dict[Any, int], stopping: threading.Event) -> None:
+    """Returns once all ranks have ended in order. Raises RanksLost."""
+    pending, is_told = list(started), False
+    faults: list[str] = []
+    while pending:
+        if stopping.is_set() and not is_told:
+            is_told = True
+            actors[0].send.remote(signal.SIGTERM)  # which ends the others
+        done, pending = ray.wait(pending, timeout=_LOOK_S)
+        faults += [fault for one in done if (fault := _fault(started[one], one))]
+        if faults and pending:
+            done, _ = ray.wait(pending, num_returns=len(pending), timeout=_END_S)
+            faults += [fault for one in done if (fault := _fault(started[one], one))]
+            break
+    if faults:
+        raise RanksLost(f"{faults[0]}; the worker ends, and its requests continue at other workers")
+
+
+def _fault(rank: int, ended: Any) -> str:
+    try:
+        status = ray.get(ended)
+    except RayError as error:
+        return f"rank {rank} is lost: {str(error).strip().splitlines()[0]}"
+    return f"rank {rank} exited with status {status}" if status else ""
