@@ -6,8 +6,8 @@ from functools import partial
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
-from gpu_worker.quantised.form import WEIGHT, QuantisedForm
-from signalbox_kernels.floats import AnyArray
+from gpu_worker.quantised.form import FLOATS, WEIGHT, QuantisedForm
+from signalbox_kernels.floats import AnyArray, dtype_name
 
 
 def with_matrices(
@@ -30,8 +30,25 @@ def with_matrices(
         parts = {
             end: found.pop(f"{module}.{end}") for end in form.ends if f"{module}.{end}" in stored
         }
+        if f"{module}.{WEIGHT}" in found:
+            raise ModelError(f"{module} has both a weight and one in {form.name}; fetch it again")
         found[f"{module}.{WEIGHT}"] = _joined(module, parts, form)
+    _refuse_lone_codes(found, checkpoint)
     return found
+
+
+def _refuse_lone_codes(found: Mapping[str, StoredTensor], checkpoint: QuantisedCheckpoint) -> None:
+    """Raises ModelError for codes of a matrix whose other tensors are missing."""
+    ends = {end for form in checkpoint.forms for end in form.ends}
+    for name, tensor in found.items():
+        is_part = tensor.form is None and tensor.dtype not in FLOATS
+        for end in ends if is_part else ():
+            if name.endswith(f".{end}"):
+                module = name.removesuffix(f".{end}")
+                raise ModelError(
+                    f"{module} lacks tensors beside its {end}, which are in "
+                    f"{checkpoint.name}; fetch it again"
+                )
 
 
 def _modules(
@@ -53,11 +70,20 @@ def _joined(module: str, parts: Mapping[str, StoredTensor], form: QuantisedForm)
         if form.marker not in parts:
             raise ValueError
         shapes = {end: part.shape for end, part in parts.items()}
+        if not all(parts[end].dtype in form.ends[end] for end in parts):
+            raise ValueError
         shape = form.shape(shapes, lambda end: parts[end].read())
-    except (KeyError, ValueError, IndexError):
-        listed = ", ".join(f"{end} {part.shape}" for end, part in sorted(parts.items()))
+        if not all(shape):
+            raise ValueError
+    except (KeyError, ValueError, TypeError, ArithmeticError):
+        listed = ", ".join(f"{end} {_described(part)}" for end, part in sorted(parts.items()))
         raise ModelError(f"{module} has {listed}, which is no matrix in {form.name}") from None
     return StoredTensor(shape, partial(_read, parts, form), parts=parts, form=form)
+
+
+def _described(part: StoredTensor) -> str:
+    name = "of a type that is not read" if part.dtype is None else dtype_name(part.dtype)
+    return f"{list(part.shape)} {name}"
 
 
 def _read(parts: Mapping[str, StoredTensor], form: QuantisedForm) -> AnyArray:

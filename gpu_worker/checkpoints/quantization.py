@@ -224,7 +224,9 @@ def _describe_quantised(sizes: WeightSizes, dtype: str, chosen: Quantization | N
     stored = f"{sizes.quantised_form} of the checkpoint"
     expanded = f"{_mib(sizes, dtype)} in {dtype}"
     if chosen is None:
-        return f"weights: {stored}, decoded to {dtype}, {_mib(sizes, dtype)}"
+        rounded = "; activations are not rounded as it means them to be"
+        note = rounded if sizes.rounds_activations else ""
+        return f"weights: {stored}, decoded to {dtype}, {_mib(sizes, dtype)}{note}"
     form = stored if chosen.is_stored else f"{chosen.name}, made at load"
     return f"weights: {form}, {_mib(sizes, chosen.name)}; --quantization none takes {expanded}"
 

@@ -48,7 +48,8 @@ def stored_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         header, start = read_header(path, file)
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         read = partial(_read, path, start, name, entry)
-        yield name, StoredTensor(tuple(entry["shape"]), read)
+        dtype = _DTYPES.get(entry["dtype"])
+        yield name, StoredTensor(tuple(entry["shape"]), read, dtype=dtype)
 
 
 def _read(path: Path, start: int, name: str, entry: dict[str, Any]) -> AnyArray:

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from gpu_worker.quantised.form import QuantisedForm
 from signalbox_kernels.floats import AnyArray
@@ -24,3 +27,5 @@ class StoredTensor:
     """The tensors that a quantised checkpoint has instead of it, by the ends of their names."""
     form: QuantisedForm | None = None
     """What they mean."""
+    dtype: np.dtype[Any] | None = None
+    """Type of the values in a checkpoint's file; None for one that is not read."""

@@ -48,6 +48,8 @@ class WeightSizes:
     """Name of the form of a checkpoint's quantised matrices, such as "fp8"; empty for floats."""
     keeps_codes: bool = False
     """True if native programs compute with the codes of that form."""
+    rounds_activations: bool = False
+    """True if the checkpoint means activations in few bits, too."""
 
     @property
     def has_blocks(self) -> bool:
@@ -132,6 +134,7 @@ def directory_sizes(
         is_native=is_native,
         quantised_form="" if checkpoint is None else checkpoint.name,
         keeps_codes=checkpoint is not None and keeps_codes(checkpoint),
+        rounds_activations=checkpoint is not None and checkpoint.rounds_activations,
     )
 
 

@@ -37,11 +37,6 @@ class HeldFp8:
 
     def _load_codes(self, codes: Tensor, part: Part) -> None:
         checked_shape(codes, part.whole)
-        if codes.dtype is not torch.float8_e4m3fn:
-            raise ModelError(
-                f"a matrix with scales of FP8 has values in {codes.dtype}, not in E4M3; use "
-                "--quantization none"
-            )
         rows = self.codes.narrow(0, part.start, part.num_rows)
         rows.copy_(codes[part.rows, part.columns])
 

@@ -71,7 +71,9 @@ class DirectorySource:
                 found |= stored_safetensors(shard)
             else:
                 for name, values in _of_torch_file(shard):
-                    found[name] = StoredTensor(values.shape, partial(_same, values))
+                    found[name] = StoredTensor(
+                        values.shape, partial(_same, values), dtype=values.dtype
+                    )
         return with_matrices(found, quantised_checkpoint(self.config))
 
     def shards(self) -> list[Path]:

@@ -17,7 +17,7 @@ from gpu_worker.quantised.fields import (
     not_served,
     refuse_others,
 )
-from gpu_worker.quantised.form import QuantisedForm, Tensors
+from gpu_worker.quantised.form import FLOATS, INDICES, WORDS, QuantisedForm, Tensors
 from gpu_worker.quantised.module_names import expression
 
 _NOT_READ = """
@@ -32,13 +32,13 @@ _NOT_READ = """
 """
 _HOW_MADE = frozenset(_NOT_READ.split())
 """Fields that say how codes were chosen, which kernels were meant, or what tensors say too."""
+_ENDS = {codes.QWEIGHT: WORDS, codes.QZEROS: WORDS, codes.SCALES: FLOATS}
 
 
 def awq_checkpoint(described: Described) -> QuantisedCheckpoint:
     """AutoAWQ's GEMM packing; what has no codes was not converted."""
     expect(described, "awq", 4, "bits", "w_bit")
     expect(described, "awq", "gemm", "version", "format", "checkpoint_format")
-    expect(described, "awq", True, "zero_point")
     expect(described, "awq", "int32", "pack_dtype")
     read = ("bits", "w_bit", "format", "checkpoint_format", "zero_point", "pack_dtype", "sym")
     of_modules = ("group_size", "q_group_size", "modules_to_not_convert", "dynamic")
@@ -50,7 +50,7 @@ def awq_checkpoint(described: Described) -> QuantisedCheckpoint:
     form = QuantisedForm(
         name="awq",
         marker=codes.QWEIGHT,
-        ends=codes.AWQ_ENDS,
+        ends=_ENDS,
         shape=lambda shapes, _: codes.awq_shape(shapes, group_size=size),
         decode=partial(_decode, codes.unpack_awq, size),
         bits=4,
@@ -106,10 +106,12 @@ def _gptq_form(described: Described) -> QuantisedForm:
     bits, is_symmetric = first(described, 4, "bits"), first(described, True, "sym")
     if bits not in (4, 8):
         raise not_served("gptq", f"bits {str(bits)[:40]!r}", "4 or 8")
+    bits = int(bits)
     version = str(first(described, "gptq", "checkpoint_format", "format")).lower()
     if version not in ("gptq", "gptq_v2"):
         raise not_served("gptq", f"checkpoint_format {version[:40]!r}", "'gptq' or 'gptq_v2'")
     size = group_size(described, "group_size")
+    needs_index = size is not None and bool(described.get("desc_act"))
     unpack = partial(
         codes.unpack_gptq,
         bits=bits,
@@ -119,8 +121,10 @@ def _gptq_form(described: Described) -> QuantisedForm:
     return QuantisedForm(
         name="gptq",
         marker=codes.QWEIGHT,
-        ends=codes.GPTQ_ENDS,
-        shape=lambda shapes, _: codes.gptq_shape(shapes, group_size=size, bits=bits),
+        ends={**_ENDS, codes.GROUP_INDEX: INDICES},
+        shape=lambda shapes, _: codes.gptq_shape(
+            shapes, group_size=size, bits=bits, needs_index=needs_index
+        ),
         decode=partial(_decode, unpack, size),
         bits=bits,
         group_size=size,

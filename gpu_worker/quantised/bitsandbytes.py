@@ -8,6 +8,8 @@ activations that LLM.int8() treats apart are no part of the checkpoint.
 """
 
 import json
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from gpu_worker.config import ModelError
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.fields import Described, not_served, refuse_others
-from gpu_worker.quantised.form import WEIGHT, QuantisedForm, Read, Shapes, Tensors
+from gpu_worker.quantised.form import BYTES, FLOATS, WEIGHT, QuantisedForm, Read, Shapes, Tensors
 from signalbox_kernels.floats import AnyArray, to_float32
 
 NAME = "bitsandbytes"
@@ -27,6 +29,10 @@ _HOW_MADE = (
 )
 _STATE = "weight.quant_state.bitsandbytes__"
 _MAP, _LARGEST = "weight.quant_map", "weight.absmax"
+_FLOAT32 = frozenset({np.dtype(np.float32)})
+_INT8 = frozenset({np.dtype(np.int8)})
+_MAX_SIZE = 1 << 24
+"""More rows, columns or values in a block than any matrix has."""
 _NESTED_MAP, _NESTED_LARGEST = "weight.nested_quant_map", "weight.nested_absmax"
 
 
@@ -40,20 +46,28 @@ def bitsandbytes_checkpoint(described: Described) -> QuantisedCheckpoint:
     if in_4_bits and kind not in ("nf4", "fp4"):
         raise not_served(NAME, f"bnb_4bit_quant_type {kind[:40]!r}", "'nf4' or 'fp4'")
     form = _four_bits(kind) if in_4_bits else _EIGHT_BITS
-    return QuantisedCheckpoint(NAME, (form,), lambda module: form)
+    return QuantisedCheckpoint(NAME, (form,), lambda module: form, rounds_activations=in_8_bits)
 
 
 def _four_bits(kind: str) -> QuantisedForm:
     end_of_state = f"{_STATE}{kind}"
 
     def shape(shapes: Shapes, read: Read) -> tuple[int, ...]:
-        rows, columns = _state(read(end_of_state))["shape"]
-        return rows, columns
+        state = _state(read(end_of_state))
+        _check_sizes(shapes, state)
+        return state.shape
 
     return QuantisedForm(
         name=NAME,
         marker=end_of_state,
-        ends=frozenset({WEIGHT, _MAP, _LARGEST, _NESTED_MAP, _NESTED_LARGEST, end_of_state}),
+        ends={
+            WEIGHT: BYTES | FLOATS,
+            _MAP: _FLOAT32,
+            _LARGEST: BYTES | _FLOAT32,
+            _NESTED_MAP: _FLOAT32,
+            _NESTED_LARGEST: _FLOAT32,
+            end_of_state: BYTES,
+        },
         shape=shape,
         decode=lambda tensors: _decode_four_bits(tensors, _state(tensors[end_of_state])),
         bits=4,
@@ -61,37 +75,68 @@ def _four_bits(kind: str) -> QuantisedForm:
     )
 
 
-def _state(tensor: AnyArray) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(tensor.astype(np.uint8).tobytes())
-        rows, columns = state["shape"]
-        if not all(isinstance(size, int) and size > 0 for size in (rows, columns)):
-            raise ValueError
-    except (ValueError, KeyError, TypeError):
-        raise ModelError(
-            "a matrix of bitsandbytes has a quant_state that is no description; fetch it again"
-        ) from None
-    return state
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the last tensor describes."""
+
+    shape: tuple[int, int]
+    block_size: int
+    outer_size: int
+    """Blocks that share a largest magnitude of magnitudes."""
+    offset: float
+    is_nested: bool
+    """True if magnitudes are codes, too."""
 
 
-def _decode_four_bits(tensors: Tensors, state: dict[str, Any]) -> AnyArray:
+def _state(tensor: AnyArray) -> _State:
+    """Raises ValueError or TypeError for what describes nothing."""
+    described = json.loads(tensor.tobytes())
+    if not isinstance(described, dict):
+        raise TypeError
+    rows, columns = described.get("shape", ())
+    block: Any = described.get("blocksize")
+    outer: Any = described.get("nested_blocksize", 256)
+    sizes = rows, columns, block, outer
+    if not all(isinstance(size, int) and 0 < size <= _MAX_SIZE for size in sizes):
+        raise ValueError
+    offset = float(described.get("nested_offset", 0.0))
+    return _State((rows, columns), block, outer, offset, "nested_blocksize" in described)
+
+
+def _check_sizes(shapes: Shapes, state: _State) -> None:
+    """Raises ValueError for tensors of other sizes than a matrix has."""
+    num_codes = prod(state.shape)
+    num_blocks = -(-num_codes // state.block_size)
+    expected = {_MAP: (16,), _LARGEST: (num_blocks,)}
+    if state.is_nested:
+        expected |= {_NESTED_MAP: (256,), _NESTED_LARGEST: (-(-num_blocks // state.outer_size),)}
+    num_bytes = -(-num_codes // 2)
+    is_whole = prod(shapes[WEIGHT]) in (num_bytes, num_bytes // 2, num_bytes // 4)
+    if not is_whole or any(shapes[end] != shape for end, shape in expected.items()):
+        raise ValueError
+
+
+def _decode_four_bits(tensors: Tensors, state: _State) -> AnyArray:
     packed = np.ascontiguousarray(tensors[WEIGHT]).view(np.uint8).reshape(-1)
+    num_codes = prod(state.shape)
+    if len(packed) != -(-num_codes // 2):
+        raise ModelError("a matrix of bitsandbytes has not the codes of its shape; fetch it again")
     codes = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)
-    rows, columns = state["shape"]
-    values = to_float32(tensors[_MAP])[codes[: rows * columns]]
-    values *= np.repeat(_largest(tensors, state), int(state["blocksize"]))[: rows * columns]
-    return values.reshape(rows, columns)
+    values = to_float32(tensors[_MAP])[codes[:num_codes]]
+    largest = _largest(tensors, state)
+    values *= np.repeat(largest, min(state.block_size, num_codes))[:num_codes]
+    return values.reshape(state.shape)
 
 
-def _largest(tensors: Tensors, state: dict[str, Any]) -> AnyArray:
+def _largest(tensors: Tensors, state: _State) -> AnyArray:
     """Returns the largest magnitude of each block."""
     stored = tensors[_LARGEST]
-    if _NESTED_MAP not in tensors:
+    if not state.is_nested:
         return to_float32(stored)
     values = to_float32(tensors[_NESTED_MAP])[stored]
-    outer = np.repeat(to_float32(tensors[_NESTED_LARGEST]), int(state["nested_blocksize"]))
+    outer = np.repeat(to_float32(tensors[_NESTED_LARGEST]), min(state.outer_size, len(stored)))
     values *= outer[: len(values)]
-    values += np.float32(state["nested_offset"])
+    values += np.float32(state.offset)
     return values
 
 
@@ -111,7 +156,7 @@ def _decode_int8(tensors: Tensors) -> AnyArray:
 _EIGHT_BITS = QuantisedForm(
     name=NAME,
     marker="SCB",
-    ends=frozenset({WEIGHT, "SCB", "weight_format"}),
+    ends={WEIGHT: _INT8, "SCB": FLOATS, "weight_format": BYTES},
     shape=_shape_of_int8,
     decode=_decode_int8,
 )

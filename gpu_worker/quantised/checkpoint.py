@@ -22,3 +22,5 @@ class QuantisedCheckpoint:
     form_of: Callable[[str], QuantisedForm | None]
     """Returns the form of a module, such as "model.layers.0.mlp.up_proj"; None if it is left out.
     """
+    rounds_activations: bool = False
+    """True if products are meant with activations in few bits, too."""

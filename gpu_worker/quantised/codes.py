@@ -26,8 +26,6 @@ from gpu_worker.config import ModelError
 from signalbox_kernels.floats import AnyArray, to_float32
 
 QWEIGHT, QZEROS, SCALES, GROUP_INDEX = "qweight", "qzeros", "scales", "g_idx"
-AWQ_ENDS = frozenset({QWEIGHT, QZEROS, SCALES})
-GPTQ_ENDS = AWQ_ENDS | {GROUP_INDEX}
 WORD_BITS = 32
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 """Places in a word of its outputs."""
@@ -70,11 +68,7 @@ class IntegerCodes:
 
 
 def codes_of(words: Any, library: ArrayLibrary, bits: int) -> Any:
-    """Returns [..., codes in a word] uint8, from the lowest bits of a word. Raises ModelError."""
-    if words.dtype.itemsize * 8 != WORD_BITS:
-        raise ModelError(
-            f"codes are packed in {words.dtype}; use a checkpoint with words of {WORD_BITS} bits"
-        )
+    """Returns [..., codes in a word] uint8, from the lowest bits of a word."""
     parts = library.as_bytes(words).reshape(*words.shape, 4)
     if bits == 8:
         return parts
@@ -149,12 +143,16 @@ def awq_shape(shapes: Mapping[str, tuple[int, ...]], *, group_size: int | None) 
 
 
 def gptq_shape(
-    shapes: Mapping[str, tuple[int, ...]], *, group_size: int | None, bits: int
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    group_size: int | None,
+    bits: int,
+    needs_index: bool,
 ) -> tuple[int, int]:
     """Returns the shape of a matrix; ValueError for tensors that are none."""
     words, rows = shapes[QWEIGHT]
     columns = words * (WORD_BITS // bits)
-    if shapes.get(GROUP_INDEX, (columns,)) != (columns,):
+    if shapes.get(GROUP_INDEX, () if needs_index else (columns,)) != (columns,):
         raise ValueError
     return _checked(shapes, rows, columns, group_size, bits)
 
@@ -184,10 +182,12 @@ def shape_along_rows(
     """Returns the shape of a matrix of compressed-tensors; ValueError for tensors that are none."""
     rows, columns = map(int, read("weight_shape"))
     num_groups, in_word = -(-columns // (group_size or columns)), WORD_BITS // bits
-    expected = {
+    expected: dict[str, tuple[int, ...]] = {
         "weight_packed": (rows, -(-columns // in_word)),
         "weight_scale": (rows, num_groups),
     }
+    if "weight_g_idx" in shapes:
+        expected["weight_g_idx"] = (columns,)
     if has_zeros:
         expected["weight_zero_point"] = (-(-rows // in_word), num_groups)
     if any(shapes[end] != shape for end, shape in expected.items()):

@@ -14,8 +14,22 @@ from typing import Any
 from gpu_worker.quantised import codes, mxfp4
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.codes import NUMPY
-from gpu_worker.quantised.fields import Described, not_served, refuse_others
-from gpu_worker.quantised.form import QuantisedForm, Read, Shapes, Tensors
+from gpu_worker.quantised.fields import (
+    MAX_GROUP_SIZE,
+    Described,
+    first,
+    not_served,
+    refuse_others,
+)
+from gpu_worker.quantised.form import (
+    FLOATS,
+    INDICES,
+    WORDS,
+    QuantisedForm,
+    Read,
+    Shapes,
+    Tensors,
+)
 from gpu_worker.quantised.module_names import best_match
 from gpu_worker.quantised.scaled import ROW, scaled_form
 
@@ -51,7 +65,8 @@ def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint:
 
     forms = tuple(dict.fromkeys(form for _, form in schemes))
     name = "fp8" if {form.name for form in forms} == {"fp8"} else NAME
-    return QuantisedCheckpoint(name, forms, form_of)
+    rounds = any(group.get("input_activations") for group in groups.values())
+    return QuantisedCheckpoint(name, forms, form_of, rounds_activations=rounds)
 
 
 def _group(group: Any, described: Described) -> tuple[tuple[str, ...], QuantisedForm]:
@@ -77,6 +92,8 @@ def _check_activations(activations: Any) -> None:
     read."""
     if activations is None:
         return
+    if not isinstance(activations, Mapping):
+        raise not_served(NAME, f"input_activations {str(activations)[:40]!r}", "a scheme of fields")
     refuse_others(activations, NAME, (*_SCHEME_READ, *_SCHEME_HOW_MADE))
     strategy, bits = activations.get("strategy"), activations.get("num_bits")
     if strategy not in ("token", "tensor", "group") or bits not in (4, 8):
@@ -89,7 +106,7 @@ def _form(weights: Described, stored_as: str) -> QuantisedForm:
     kind, bits, strategy = (weights.get(name) for name in ("type", "num_bits", "strategy"))
     size = _group_size(weights)
     if stored_as == _PACKED and kind == "int" and bits in (4, 8):
-        return _packed(bits, size, has_zeros=weights.get("symmetric") is False)
+        return _packed(int(bits), size, has_zeros=not first(weights, True, "symmetric"))
     if stored_as == _MXFP4 and (kind, bits, size) == ("float", 4, mxfp4.GROUP):
         return mxfp4.packed_form(NAME)
     of_format = _PLAIN.get(stored_as, "") or kind
@@ -110,7 +127,7 @@ def _group_size(weights: Described) -> int | None:
     size, strategy = weights.get("group_size"), weights.get("strategy")
     if strategy != "group":
         return None
-    if not isinstance(size, int) or size < 1:
+    if not isinstance(size, int) or not 1 <= size <= MAX_GROUP_SIZE:
         raise not_served(NAME, f"groups of {str(size)[:40]!r}", "groups of some columns")
     return size
 
@@ -136,11 +153,18 @@ def _packed(bits: int, size: int | None, *, has_zeros: bool) -> QuantisedForm:
     def decode(tensors: Tensors) -> Any:
         return codes.decode(unpack(tensors, NUMPY), group_size=size)
 
-    ends = {"weight_packed", "weight_scale", "weight_shape", "weight_g_idx"}
+    ends = {
+        "weight_packed": WORDS,
+        "weight_scale": FLOATS,
+        "weight_shape": INDICES,
+        "weight_g_idx": INDICES,
+    }
+    if has_zeros:
+        ends["weight_zero_point"] = WORDS
     return QuantisedForm(
         name=NAME,
         marker="weight_packed",
-        ends=frozenset({*ends, *(["weight_zero_point"] if has_zeros else [])}),
+        ends=ends,
         shape=shape,
         decode=decode,
         bits=bits,

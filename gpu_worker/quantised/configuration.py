@@ -25,7 +25,9 @@ def quantised_checkpoint(config: Mapping[str, Any]) -> QuantisedCheckpoint | Non
     described = config.get("quantization_config")
     if described is None:
         return None
-    method = described.get("quant_method") if isinstance(described, Mapping) else described
+    if not isinstance(described, Mapping):
+        raise ModelError(f"quantization_config is {str(described)[:40]!r}; it is a set of fields")
+    method = described.get("quant_method")
     reader = _READERS.get(str(method))
     if reader is None:
         raise ModelError(
@@ -38,8 +40,11 @@ def quantised_checkpoint(config: Mapping[str, Any]) -> QuantisedCheckpoint | Non
 def _fp8(described: Described) -> QuantisedCheckpoint:
     """Scales of a whole matrix, of its rows, or of blocks."""
     read = ("activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers")
-    refuse_others(described, "fp8", (*read, "fmt", "kv_cache_scheme", "ignore", "scale_fmt"))
+    refuse_others(
+        described, "fp8", (*read, "fmt", "expert_dtype", "kv_cache_scheme", "ignore", "scale_fmt")
+    )
     expect(described, "fp8", "e4m3", "fmt")
+    expect(described, "fp8", "fp8", "expert_dtype")
     block = described.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
         raise ModelError(
@@ -47,7 +52,7 @@ def _fp8(described: Described) -> QuantisedCheckpoint:
             f"{BLOCK} x {BLOCK}, or with scales of rows or matrices"
         )
     form = FP8 if block is None else FP8_BLOCKS
-    return QuantisedCheckpoint("fp8", (form,), lambda module: form)
+    return QuantisedCheckpoint("fp8", (form,), lambda module: form, rounds_activations=True)
 
 
 _READERS: dict[str, Callable[[Described], QuantisedCheckpoint]] = {

@@ -10,6 +10,8 @@ from typing import Any
 from gpu_worker.config import ModelError
 
 Described = Mapping[str, Any]
+MAX_GROUP_SIZE = 1 << 20
+"""More columns than any matrix has."""
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
@@ -27,7 +29,8 @@ def expect(described: Described, method: str, value: Any, *names: str) -> None:
 
 def refuse_others(described: Described, method: str, known: Iterable[str]) -> None:
     """Raises ModelError for a field that is neither known nor neutral."""
-    for name in described.keys() - {*known, "quant_method"}:
+    others = described.keys() - {*known, "quant_method"}
+    for name in sorted(others):
         if described[name] not in _NEUTRAL:
             raise not_served(method, f"{name} {str(described[name])[:40]!r}", f"no {name}")
 
@@ -37,7 +40,7 @@ def group_size(described: Described, *names: str) -> int | None:
     size = first(described, 128, *names)
     if size == -1:
         return None
-    if not isinstance(size, int) or size < 16 or size % 16:
+    if not isinstance(size, int) or not 16 <= size <= MAX_GROUP_SIZE or size % 16:
         raise ModelError(
             f"the checkpoint is quantised in groups of {str(size)[:40]}; use one with groups of a "
             "multiple of 16, such as 128, or of whole rows (-1)"

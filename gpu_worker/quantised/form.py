@@ -9,10 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from gpu_worker.quantised.codes import ArrayLibrary, IntegerCodes
-from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.floats import DTYPES, AnyArray
 
 WEIGHT = "weight"
+
+Types = frozenset[np.dtype[Any]]
+WORDS: Types = frozenset({np.dtype(np.int32)})
+INDICES: Types = frozenset({np.dtype(np.int32), np.dtype(np.int64)})
+BYTES: Types = frozenset({np.dtype(np.uint8)})
+FLOATS: Types = frozenset({np.dtype(np.float32), *DTYPES.values()})
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of the tensors of one matrix, by the ends of their names."""
@@ -30,10 +38,11 @@ class QuantisedForm:
     """Value of `--quantization` that keeps it."""
     marker: str
     """End of the name of a tensor that each quantised matrix has, and no other."""
-    ends: frozenset[str]
-    """Ends of the names of all tensors that it may have."""
+    ends: Mapping[str, Types] = field(compare=False)
+    """Ends of the names of all tensors that it may have, with the types of their values."""
     shape: Callable[[Shapes, Read], tuple[int, ...]] = field(compare=False)
-    """Returns the rows and columns of the matrix; ValueError or KeyError for what is none."""
+    """Returns the rows and columns of the matrix; ValueError or KeyError for what is none. It may
+    read small tensors."""
     decode: Callable[[Tensors], AnyArray] = field(compare=False)
     """Returns the matrix in float32, [out_features, in_features]."""
     bits: int = 8

@@ -44,7 +44,7 @@ def expression(pattern: str) -> re.Pattern[str]:
     """Compiles a pattern of a configuration. Raises ModelError for what is none."""
     try:
         return re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ModelError(
             f"quantization_config has {pattern[:80]!r}, which is no regular expression: {error}"
         ) from None

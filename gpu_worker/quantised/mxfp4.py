@@ -5,7 +5,7 @@ Two codes are a byte, the first one in its low bits; a scale is the exponent plu
 
 import numpy as np
 
-from gpu_worker.quantised.form import QuantisedForm, Read, Shapes
+from gpu_worker.quantised.form import BYTES, QuantisedForm, Read, Shapes
 from signalbox_kernels.floats import AnyArray
 
 GROUP = 32
@@ -20,7 +20,7 @@ def packed_form(name: str) -> QuantisedForm:
     return QuantisedForm(
         name=name,
         marker=_PACKED,
-        ends=frozenset({_PACKED, _SCALE}),
+        ends={_PACKED: BYTES, _SCALE: BYTES},
         shape=_shape,
         decode=lambda tensors: decode(tensors[_PACKED], tensors[_SCALE]),
         bits=4,

@@ -10,28 +10,37 @@ from functools import partial
 
 import numpy as np
 
-from gpu_worker.quantised.form import WEIGHT, QuantisedForm, Read, Shapes
-from signalbox_kernels.floats import AnyArray, to_float32
+from gpu_worker.quantised.form import FLOATS, INDICES, WEIGHT, QuantisedForm, Read, Shapes
+from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, to_float32
 
 BLOCK = 128
 """Rows and columns of a block with a scale of its own, in DeepSeek's form."""
 SCALE, BLOCK_SCALE, ZERO_POINT = "weight_scale", "weight_scale_inv", "weight_zero_point"
-_ACTIVATIONS = frozenset({"input_scale", "input_zero_point"})
 
 Block = tuple[int, int]
 """Rows and columns that share a scale. 0 columns are all of them, or the whole matrix."""
 ROW: Block = (1, 0)
 
 
-def scaled_form(name: str, block: Block, *, scale: str = SCALE, bits: int = 8) -> QuantisedForm:
-    """Returns the form of matrices with a scale for each block; `scale` ends its tensor's name."""
+def scaled_form(name: str, block: Block, *, scale: str = SCALE) -> QuantisedForm:
+    """Returns the form of matrices with a scale for each block; `scale` ends its tensor's name.
+
+    Codes are E4M3 under the name "fp8", else whole numbers.
+    """
+    codes = frozenset({FLOAT8_E4M3 if name == "fp8" else np.dtype(np.int8)})
+    zeros = codes | FLOATS | INDICES
     return QuantisedForm(
         name=name,
         marker=scale,
-        ends=frozenset({WEIGHT, scale, ZERO_POINT}) | _ACTIVATIONS,
+        ends={
+            WEIGHT: codes,
+            scale: FLOATS,
+            ZERO_POINT: zeros,
+            "input_scale": FLOATS,
+            "input_zero_point": zeros,
+        },
         shape=partial(_shape, block=block, scale=scale),
         decode=partial(decode, block=block, scale=scale),
-        bits=bits,
         group_size=block[1] or None,
     )
 
@@ -63,5 +72,5 @@ def _expanded(scales: AnyArray, shape: tuple[int, ...], block: Block) -> AnyArra
     if not column_step:
         return to_float32(scales).reshape(-1, 1)
     expanded = to_float32(scales).reshape(-(-rows // row_step), -1)
-    expanded = np.repeat(expanded, row_step, axis=0)[:rows]
-    return np.repeat(expanded, column_step, axis=1)[:, :columns]
+    expanded = np.repeat(expanded, min(row_step, rows), axis=0)[:rows]
+    return np.repeat(expanded, min(column_step, columns), axis=1)[:, :columns]

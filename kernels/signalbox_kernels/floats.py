@@ -37,6 +37,11 @@ def _values_of_e4m3() -> NDArray[np.float32]:
 _VALUES_OF_E4M3 = _values_of_e4m3()
 
 
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Returns the name of an array's type, such as "bfloat16"."""
+    return dtype.names[0] if dtype.names else dtype.name
+
+
 def to_float32(values: AnyArray) -> NDArray[np.float32]:
     """Returns the values as float32, contiguous; those that are so already are not copied."""
     if values.dtype == FLOAT8_E4M3:

@@ -41,16 +41,16 @@ def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> Any:
     return runner
 
 
-def log_probabilities(runner: Runner) -> torch.Tensor:
+def log_probabilities(runner: Runner, prompt: list[int] = PROMPT) -> torch.Tensor:
     """Of each token of the prompt but the first."""
-    batch = make_batch([(make_sequence(PROMPT, range(10)), len(PROMPT))], block_size=16)
+    batch = make_batch([(make_sequence(prompt, range(10)), len(prompt))], block_size=16)
     batch.prompt_rows = PromptRows(
         seq_index=np.array([0]),
         first_position=np.array([1]),
-        lengths=np.array([len(PROMPT) - 1]),
-        token_index=np.arange(len(PROMPT) - 1),
-        targets=np.array(PROMPT[1:], dtype=np.int32),
-        num_logprobs=np.zeros(len(PROMPT) - 1, dtype=np.int64),
+        lengths=np.array([len(prompt) - 1]),
+        token_index=np.arange(len(prompt) - 1),
+        targets=np.array(prompt[1:], dtype=np.int32),
+        num_logprobs=np.zeros(len(prompt) - 1, dtype=np.int64),
     )
     found = runner.execute(batch).prompt_logprobs
     return torch.tensor([one.logprob for one in sorted(found, key=lambda one: one.row)])

@@ -200,7 +200,6 @@ def test_parts_in_different_orders_are_refused(tmp_path: Path, ampere: None) -> 
     [
         (AWQ | {"bits": 8}, "awq with bits '8', which is not supported; use one with 4"),
         (AWQ | {"version": "GEMV"}, "awq with version 'GEMV'"),
-        (AWQ | {"zero_point": False}, "awq with zero_point 'False'"),
         (AWQ | {"group_size": 24}, "in groups of 24; use one with groups of a multiple of 16"),
         (GPTQ | {"bits": 3}, "gptq with bits '3'"),
         (GPTQ | {"checkpoint_format": "marlin"}, "gptq with checkpoint_format 'marlin'"),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.config import ModelError
 from gpu_worker.layers.int4 import TORCH
 from gpu_worker.quantised import codes as packings
 from gpu_worker.quantised.codes import NUMPY, ArrayLibrary, IntegerCodes
@@ -146,11 +145,3 @@ def test_an_index_of_minus_ones_is_none() -> None:
     tensors["weight_g_idx"] = np.full(4, -1)
     plain = packings.unpack_along_rows(tensors, NUMPY, bits=4)
     assert packings.decode(plain, group_size=2).tolist() == [[0, 1, 20, 30]]
-
-
-@pytest.mark.parametrize("library", [NUMPY, TORCH])
-def test_words_of_another_size_are_refused(library: ArrayLibrary) -> None:
-    words = np.zeros((16, 1), dtype=np.int64)
-    for packing in ("awq", "gptq"):
-        with pytest.raises(ModelError, match="int64; use a checkpoint with words of 32 bits"):
-            unpack(packing, {"qweight": words, "qzeros": words}, library)

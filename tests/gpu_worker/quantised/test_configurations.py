@@ -149,6 +149,11 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 with fmt 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"by blocks of \[64, 64\]"),
         ({"quant_method": "fp8", "rounding": "up"}, "fp8 with rounding 'up'"),
+        ({"quant_method": "fp8", "expert_dtype": "mxfp4"}, "fp8 with expert_dtype 'mxfp4'"),
+        (
+            {"quant_method": "fp8", "weight_scale_semantics": "inverse"},  # of GPTQModel: divides
+            "fp8 with weight_scale_semantics 'inverse'",
+        ),
         (compressed(), "with no config_groups"),
         (compressed(group(INT4, "Linear"), sparsity_config={"format": "dense"}), "sparsity_config"),
         (compressed(group(INT4, "Linear"), transform_config={"a": 1}), "transform_config"),

@@ -1,0 +1,78 @@
+"""Checkpoints that libraries wrote are read as other libraries read them.
+
+`make_checkpoints.py` made the folders of checkpoints/ and says which library did what.
+"""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.loading.hf_directory import DirectorySource
+from signalbox_kernels.floats import to_float32
+from tests.gpu_worker.checkpoints.test_quantization import log_probabilities, make_runner
+from tests.gpu_worker.tiny_models import make_tokenizer
+from tests.native_kernels import skip_without_native_kernels
+from tests.rounding import LOGITS, UNIT_ROUNDOFF
+
+CHECKPOINTS = Path(__file__).with_name("checkpoints")
+NAMES = sorted(folder.name for folder in CHECKPOINTS.iterdir())
+PROMPT = [3, 17, 41, 8, 22, 30, 5, 12, 46, 1, 9, 33]
+NATIVE = ("awq", "gptq", "ct_w4a16", "ct_w8a16", "ct_mixed")
+"""How the names begin of checkpoints whose codes native programs multiply."""
+
+ROUNDED = ("ct_w8a8", "ct_fp8", "fp8", "bnb_int8")
+"""How the names begin of checkpoints that mean activations in 8 bits, too."""
+
+
+def expected(name: str) -> Any:
+    return json.loads((CHECKPOINTS / name / "expected.json").read_text())
+
+
+def serve(name: str, folder: Path, **options: Any) -> Any:
+    shutil.copytree(CHECKPOINTS / name, folder, dirs_exist_ok=True)
+    make_tokenizer(folder)
+    return make_runner(folder, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_matrices_are_those_of_the_library(name: str) -> None:
+    """By a sum with a weight for each place, which tells any two places apart."""
+    checksums = expected(name)["matrices"]
+    stored = DirectorySource(CHECKPOINTS / name, name=name).stored()
+    matrices = {key: tensor for key, tensor in stored.items() if len(tensor.shape) == 2}
+    assert matrices.keys() == checksums.keys()
+    for key, tensor in matrices.items():
+        values = to_float32(tensor.read()).astype(np.float64).ravel()
+        found = values @ np.cos(np.arange(len(values), dtype=np.float64))
+        rounding = 2 * UNIT_ROUNDOFF * float(np.abs(values).sum())
+        assert found == pytest.approx(checksums[key], abs=rounding), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_in_float32_are_those_of_the_library(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    skip_without_native_kernels()
+    with caplog.at_level(logging.INFO):
+        runner = serve(name, tmp_path, dtype="float32")
+    assert ("decoded to float32" in caplog.text) != name.startswith(NATIVE)
+    assert ("activations are not rounded" in caplog.text) == name.startswith(ROUNDED)
+    logits = torch.tensor(expected(name)["logits"])
+    of_next = logits.log_softmax(dim=-1)[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])
+    found = log_probabilities(runner, PROMPT)
+    torch.testing.assert_close(found, of_next[:, 0], rtol=0, atol=LOGITS)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(NATIVE)])
+def test_activations_in_8_bits_are_close(name: str, tmp_path: Path) -> None:
+    skip_without_native_kernels()
+    exact = log_probabilities(serve(name, tmp_path, dtype="float32"), PROMPT)
+    runner = serve(name, tmp_path, dtype="bfloat16")
+    assert runner.program.arithmetic == "8 bits"
+    assert 0 < float((log_probabilities(runner, PROMPT) - exact).abs().mean()) < 0.1
