@@ -25,6 +25,7 @@ _NO_QUEUE = "the caller holds all prompts in memory anyway"
 _NO_SERVICE = "there are no other processes"
 SERVICE_ONLY: Mapping[str, str] = {
     "lora": "a request names its adapter by lora_request",
+    "adapter_dir": "a request names its adapter by lora_request",
     "simulate": "use `signalbox serve --simulate`",
     "simulated_gpu_blocks": "use `signalbox serve --simulate`",
     "simulated_cpu_blocks": "use `signalbox serve --simulate`",
