@@ -3,10 +3,15 @@
 Names are those of vLLM's engine where it has them. A worker's series end when it leaves.
 """
 
+import time
+from collections.abc import Iterable
+
+from contract.model import ModelInfo
 from rpc.metrics.histogram import Histogram
 from rpc.metrics.registry import PER_NS, Families
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.stats import RequestStats
+from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.workers.step_loop import StepLoop
 
 
@@ -14,6 +19,8 @@ def read(cluster: Cluster, families: Families) -> None:
     """Adds the cluster as it is now."""
     model = cluster.model.name if cluster.model is not None else ""
     _add_queue(cluster, families, model)
+    if cluster.model is not None and cluster.model.adapters:
+        _add_adapters(cluster, cluster.model, families)
     _add_requests(cluster.requests.stats, families, model)
     for step_loop in cluster.step_loops:
         of_worker = {"model_name": model, "worker": step_loop.worker_name}
@@ -61,6 +68,26 @@ def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
             model_name=model,
             reason=code.lower(),
         )
+
+
+def _add_adapters(cluster: Cluster, model: ModelInfo, families: Families) -> None:
+    loops = cluster.step_loops
+    most = [loop.scheduler.limits.max_adapters or len(model.adapters) for loop in loops]
+    running = (group for loop in loops for group in loop.scheduler.running + loop.scheduler.swapped)
+    families.gauge(
+        "lora_requests_info",
+        "LoRA adapters of requests that wait and that run; the value is the time, in seconds.",
+        time.time(),
+        model_name=model.name,
+        max_lora=str(min(most, default=0)),
+        waiting_lora_adapters=_names(cluster.admission, model),
+        running_lora_adapters=_names(running, model),
+    )
+
+
+def _names(groups: Iterable[SequenceGroup], model: ModelInfo) -> str:
+    contents = {group.request.adapter for group in groups}
+    return ",".join(sorted({one.name for one in model.adapters if one.sha256 in contents}))
 
 
 def _add_requests(requests: RequestStats, families: Families, model: str) -> None:

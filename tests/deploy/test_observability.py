@@ -15,6 +15,7 @@ import pytest
 import yaml
 from prometheus_client.registry import Collector
 
+from contract.model import Adapter
 from rpc.metrics.registry import make_registry
 from scheduler_svc.reports import metrics
 from tests.deploy.promql import asked
@@ -28,6 +29,8 @@ REFERENCE = DEPLOY.parent / "docs" / "reference" / "metrics.md"
 OURS = re.compile("signalbox_|gen_ai_")
 OPERATIONS = DEPLOY.parent / "docs" / "how_to" / "operate.md"
 OF_PROMETHEUS = {"job", "instance", "le"}
+
+SQL = Adapter(name="sql", sha256="a1" * 32)
 
 Labels = dict[str, set[str]]
 """Of each metric's samples, by name."""
@@ -46,7 +49,7 @@ async def shown() -> Labels:
     """Returns what three services show after answers, and a refusal by each of the two doors."""
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
-        running_worker(scheduler.address, simulated(num_gpu_blocks=8)) as worker,
+        running_worker(scheduler.address, simulated(num_gpu_blocks=8, adapters=(SQL,))) as worker,
         running_router(scheduler.address) as router,
         open_channel(router.server.address) as channel,
     ):
@@ -133,6 +136,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
     assert shown - used == {
         # What vLLM shows too, and clients of its page look for.
         "signalbox_cache_config_info",
+        "signalbox_lora_requests_info",
         "signalbox_num_requests_waiting_by_reason",
         "signalbox_request_inference_time_seconds",
         "signalbox_request_num_preemptions",

@@ -17,8 +17,10 @@ from contract.model import Adapter
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
+from rpc.metrics.registry import make_registry
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.replay.replay_codec import Replay
+from scheduler_svc.reports import metrics
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -142,6 +144,32 @@ async def test_an_adapter_is_loaded_everywhere_and_unloaded_everywhere(tmp_path:
         assert got.end is not None and got.end.code == Code.NOT_FOUND.value
         assert await load(client, "sql", str(tmp_path / "sql"))
         await check_tokens(client, 3, of_sql)
+
+
+async def test_metrics_name_the_adapters_of_requests_as_vllms_do(tmp_path: Path) -> None:
+    of_sql = write_adapter(tmp_path / "sql")
+    write_adapter(tmp_path / "chat", "chat")
+    async with make_stack(tmp_path) as stack:
+        cluster, client = stack.scheduler.cluster, stack.client
+        registry = make_registry(lambda families: metrics.read(cluster, families), prefix="vllm")
+
+        def info() -> dict[str, str]:
+            (labels,) = (
+                sample.labels
+                for family in registry.collect()
+                for sample in family.samples
+                if sample.name == "vllm:lora_requests_info"
+            )
+            return labels
+
+        await load(client, "sql", "sql")
+        await load(client, "chat", "chat")
+        assert (info()["max_lora"], info()["running_lora_adapters"]) == ("2", "")
+        await client.add(1, PROMPT, adapter=of_sql, max_tokens=200)
+        await eventually(lambda: bool(client.got[1].tokens))
+        assert info()["running_lora_adapters"] == "sql"
+        assert info()["waiting_lora_adapters"] == ""
+        await client.ended(1)
 
 
 async def test_requests_finish_with_an_adapter_that_is_unloaded(tmp_path: Path) -> None:
