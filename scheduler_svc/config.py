@@ -42,6 +42,8 @@ class StepLimits:
     """Most steps in flight; 2 keep the worker busy while the next step is planned."""
     num_stages: int = 1
     """Pipeline stages of the worker."""
+    max_adapters: int | None = None
+    """LoRA adapters of a step; None is all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,11 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         description="most steps of a worker that are planned and not answered; 1 plans none while"
         " one runs (default: 2, and one more than the stages of a pipeline-parallel worker)",
     )
+    max_loras: int | None = Field(
+        None,
+        gt=0,
+        description="most LoRA adapters of one step; requests of more take turns (default: all)",
+    )
     worker_wait: float = Field(
         30.0,
         ge=0,
@@ -174,6 +181,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
             prefill_spread=self.prefill_spread,
             max_in_flight=min(self.max_steps_in_flight or most_steps, most_steps),
             num_stages=capacity.pipeline_parallel_size,
+            max_adapters=self.max_loras,
         )
 
 

@@ -53,12 +53,19 @@ class StepPlan:
     """True if a running sequence lacks a block; no waiting group is admitted then."""
     is_alone: bool = False
     """True if all its sequences are of one request, a suspect; see suspect_turns.py."""
+    adapters: set[str] | None = None
+    """SHA-256 of the adapters that may be in the step; None is all. See adapter_turns.py."""
     trace: StepTrace | None = None
     """Set if a sampled request asks for it; see step_spans.py."""
 
     def takes(self, group: SequenceGroup) -> bool:
-        """Returns whether the step may hold a group that runs: suspects have steps of their own."""
-        return self.is_alone is (group.suspicion is not None)
+        """Returns whether the step may hold a group that runs.
+
+        Suspects have steps of their own, and adapters may take turns.
+        """
+        adapter = group.request.adapter
+        sits_out = adapter and self.adapters is not None and adapter not in self.adapters
+        return not sits_out and self.is_alone is (group.suspicion is not None)
 
     def add_decodes(self, seqs: list[Sequence], seq_ids: list[int]) -> None:
         """Adds one token of each of some sequences that the worker knows."""

@@ -9,6 +9,7 @@ from contract.model import Arithmetic
 from scheduler_svc.config import StepLimits
 from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.planning.adapter_turns import AdapterTurns
 from scheduler_svc.planning.arithmetic_changes import ArithmeticChanges
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.branch_recompute import BranchRecompute
@@ -52,6 +53,8 @@ class Planner:
         self._preemption = preemption
         self._swapping = swapping
         self._trials = trials
+        self._adapter_turns = AdapterTurns(books.queues, limits.max_adapters)
+        self._has_turns = False  # in the step that is being filled
         self.division = StepDivision(limits.num_stages)
         self._branch_recompute = BranchRecompute(books, preemption=preemption)
         self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
@@ -62,13 +65,25 @@ class Planner:
         if self._branch_recompute.incomplete:
             self._branch_recompute.make_room(plan, now)
         columns, queues, admission = self._decode_columns, self._queues, self._queues.admission
-        if not columns.plan(plan):
+        self._has_turns, token_budget = self._adapter_turns.begin(plan), plan.token_budget
+        if self._has_turns or not columns.plan(plan):
             columns.release_all()
         all_in_columns = len(columns.seqs) == queues.num_sequence_slots
         if not all_in_columns or queues.swapped or admission.groups:
             self._fill_beside_columns(plan, now)
+        if self._has_turns and self.is_empty(plan):
+            self._take_other_turns(plan, token_budget, now)
         if admission.groups or admission.waits.reason is not WaitReason.NEXT_STEP:
             admission.waits.record(self._what_waits(plan), now)
+
+    def _take_other_turns(self, plan: StepPlan, token_budget: int, now: float) -> None:
+        """Fills a plan for other adapters if what has its turn cannot compute, or has yielded."""
+        for _ in range(len(self._queues.running)):  # at least as many as there are turns
+            plan.token_budget = token_budget
+            self._adapter_turns.begin(plan)
+            self._fill_beside_columns(plan, now)
+            if not self.is_empty(plan):
+                return
 
     def _fill_beside_columns(self, plan: StepPlan, now: float) -> None:
         self._add_decodes(plan, now)
@@ -83,7 +98,7 @@ class Planner:
 
     def fill_alone(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan the work of one suspect, which comes in if none is tried yet."""
-        plan.is_alone = True
+        plan.is_alone, plan.adapters = True, None
         if self._branch_recompute.incomplete:
             self._branch_recompute.make_room(plan, now)
         if self._trials.current is None:
@@ -106,7 +121,7 @@ class Planner:
         if plan.is_short_of_blocks:
             self._decode_columns.release_all()
             return
-        if self.division.is_used:  # a step of columns has all of them
+        if self.division.is_used or self._has_turns:  # a step of columns has all of them
             return
         decoding = dict.fromkeys(seq.group for seq in plan.seqs if seq.decode_row < 0)  # in order
         self._decode_columns.join(
@@ -229,8 +244,9 @@ class Planner:
                 num_blocks=self._blocks.num_distinct_blocks(group),
                 is_swap=True,
             )
-            for seq in group.unfinished:
-                self._continue_swapped(plan, seq)
+            if self._adapter_turns.admits(plan, group):
+                for seq in group.unfinished:
+                    self._continue_swapped(plan, seq)
 
     def _continue_swapped(self, plan: StepPlan, seq: Sequence) -> None:
         """Lets a sequence compute in the step that brings it back; a later step will do as well."""
@@ -250,7 +266,7 @@ class Planner:
             self._bring_in(group, plan, now)
 
     def _bring_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> None:
-        """Takes a group out of the admission queue, and adds its first chunk."""
+        """Takes a group out of the admission queue, and adds its first chunk if it may compute."""
         admission = self._queues.admission
         admission.pop(group)
         group.timeline.scheduled(
@@ -269,7 +285,8 @@ class Planner:
         if is_new:  # what is computed again is not the tenant's to pay
             num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
             admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)
-        self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
+        if self._adapter_turns.admits(plan, group):
+            self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
 
     def _bring_in_suspect(self, plan: StepPlan, now: float) -> None:
         group = self._group_selection.next_suspect()

@@ -99,6 +99,7 @@ class EngineArgs(VllmOptions):
     max_cudagraph_capture_size: int = option("max_cudagraph_capture_size")
     kernel_cache: str | None = option("kernel_cache")
     enable_lora: bool = False
+    max_loras: int | None = option("max_loras")
     max_lora_rank: int | None = option("max_lora_rank")
     grammar_memory: int = option("grammar_memory")
     stream_interval: int = 1

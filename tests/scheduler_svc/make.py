@@ -61,6 +61,7 @@ def make_scheduler(
     prefill_spread: int = 1,
     max_in_flight: int = 2,
     num_stages: int = 1,
+    max_adapters: int | None = None,
     max_model_len: int = 128,
     watermark: float = 0.0,
     admission: AdmissionQueue | None = None,
@@ -79,6 +80,7 @@ def make_scheduler(
             prefill_spread=prefill_spread,
             max_in_flight=max_in_flight,
             num_stages=num_stages,
+            max_adapters=max_adapters,
         ),
         cache=CacheShape(
             block_size=block_size,
@@ -131,6 +133,7 @@ def make_request(
     payer: str = "",
     priority: int = 0,
     cache_salt: str = "",
+    adapter: str = "",
     beam_search: BeamSearchParams | None = None,
     num_prompt_logprobs: int | None = None,
     structured_output: tuple[str, ...] | None = None,
@@ -155,6 +158,7 @@ def make_request(
             priority=priority,
             beam_search=beam_search,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
     )
 
@@ -188,6 +192,8 @@ class Loop:
         limits = self.scheduler.limits
         assert len(plan.seqs) <= limits.max_num_seqs
         assert plan.total_tokens <= limits.max_num_batched_tokens
+        adapters = {seq.group.request.adapter for seq in plan.seqs} - {""}
+        assert len(adapters) <= (limits.max_adapters or len(adapters))
         self._check_suspects(plan)
         self.sent.append(EncodedPlan(plan))
         return True
@@ -243,7 +249,10 @@ def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:
     for branch in range(group.request.num_sequences):
         prompt = group.request.prompt_token_ids
         tokens = prompt + expected(prompt, num_tokens=group.max_tokens, branch=branch)
-        block_hash = root_hash(tenant=group.request.tenant, cache_salt=group.request.cache_salt)
+        request = group.request
+        block_hash = root_hash(
+            tenant=request.tenant, cache_salt=request.cache_salt, adapter=request.adapter
+        )
         for end in range(block_size, len(tokens) + 1, block_size):
             block_hash = next_hash(block_hash, tokens[end - block_size : end])
             content[block_hash] = last_block(tokens[:end], block_size=block_size)

@@ -55,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         costs=st.sampled_from(sorted(COSTS)),
         policy=st.sampled_from(PolicyName),
         grammar_bytes=st.sampled_from([25 << 20, 50 << 20]),  # for three or six
+        max_adapters=st.sampled_from([None, 1, 2]),
     )
     def start(
         self,
@@ -69,10 +70,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         costs: str,
         policy: str,
         grammar_bytes: int,
+        max_adapters: int | None,
     ) -> None:
         self.admission = AdmissionQueue(
             make_policy(PolicySettings(scheduling_policy=policy, ageing=3.0))
         )
+        self.admission.adapters = frozenset("xyz")
         self.options = {
             "mode": mode,
             "num_gpu_blocks": num_gpu_blocks,
@@ -82,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "cpu_prefix_cache": cpu_prefix_cache,
             "grammar_bytes": grammar_bytes,
             "num_stages": max(1, depth - 1),
+            "max_adapters": max_adapters,
         }
         self.costs = COSTS[costs]
         self.content: dict[bytes, Block] = {}
@@ -117,6 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind=st.integers(1, 3),
         tenant=st.sampled_from(["", "", "other"]),
         salt=st.sampled_from(["", "", "other"]),
+        adapter=st.sampled_from(["", "", *"xyz"]),
         beam_search=st.sampled_from([None, None, *SEARCHES]),
         priority=st.integers(-2, 2),
         grammar=st.sampled_from([None, None, *"abcdefgh"]),
@@ -130,12 +135,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind: int,
         tenant: str,
         salt: str,
+        adapter: str,
         beam_search: BeamSearchParams | None,
         priority: int,
         grammar: str | None,
     ) -> None:
         prompt = [kind] * prompt_len
-        owner = {"tenant": tenant, "cache_salt": salt}
+        owner = {"tenant": tenant, "cache_salt": salt, "adapter": adapter}
         rest = {"beam_search": beam_search, "priority": priority, "grammar": grammar, **owner}
         self.add(prompt, max_tokens=max_tokens, n=n, stops=stops, **rest)
 
@@ -148,6 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops: bool = False,
         tenant: str = "",
         cache_salt: str = "",
+        adapter: str = "",
         beam_search: BeamSearchParams | None = None,
         priority: int = 0,
         grammar: str | None = None,
@@ -158,6 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tenant=tenant,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             max_tokens=max_tokens,
             n=n if beam_search is None else min(n, beam_search.width),
             beam_search=beam_search,
@@ -190,8 +198,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The next turn of a conversation."""
         group = data.draw(st.sampled_from([group for group in self.groups if group.is_finished]))
         answer = data.draw(st.sampled_from(group.sequences)).output_token_ids
-        prompt = [*group.request.prompt_token_ids, *answer, 7]
-        owner = {"tenant": group.request.tenant, "cache_salt": group.request.cache_salt}
+        request = group.request
+        prompt = [*request.prompt_token_ids, *answer, 7]
+        owner = {"tenant": request.tenant, "cache_salt": request.cache_salt}
+        owner["adapter"] = request.adapter
         self.add(prompt, max_tokens=max_tokens, **owner)
 
     @rule(data=st.data())
@@ -263,12 +273,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(queued) == set(self.live)
 
     @invariant()
-    def tenants_and_salts_share_no_block(self) -> None:
+    def tenants_salts_and_adapters_share_no_block(self) -> None:
         for loop in self.loops:
             for groups in (loop.scheduler.running, loop.scheduler.swapped):
-                owner_of: dict[int, tuple[str, str]] = {}
+                owner_of: dict[int, tuple[str, str, str]] = {}
                 for group in groups:
-                    owner = (group.request.tenant, group.request.cache_salt)
+                    request = group.request
+                    owner = (request.tenant, request.cache_salt, request.adapter)
                     for seq in group.sequences:
                         for block in seq.block_table:
                             assert owner_of.setdefault(block, owner) == owner
