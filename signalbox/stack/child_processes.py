@@ -68,10 +68,11 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """Words for how the process has ended, such as "exited with status 1"."""
+        """Words for how the process has ended, such as "was killed by SIGTERM"."""
         code = self.ended.result()
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+            memory = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+            return f"was killed by {signal.Signals(-code).name}{memory}"
         return f"exited with status {code}"
 
     async def wait(self) -> int:

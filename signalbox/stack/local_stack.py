@@ -216,7 +216,8 @@ class LocalStack:
         for child in ended:
             message = f"{child.name} {child.ending}"
             if child not in self._workers or len(self._workers) == 1:
-                raise ServiceDied(f"{message}; its last lines say why")
+                told = "; its last lines say why" if child.ended.result() >= 0 else ""
+                raise ServiceDied(message + told)
             self._workers.remove(child)
             logger.warning("%s; workers left: %d", message, len(self._workers))
 
