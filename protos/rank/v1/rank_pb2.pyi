@@ -107,7 +107,7 @@ class RankAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ..., certified_name: _Optional[str] = ...) -> None: ...
 
 class RankModelConfig(_message.Message):
-    __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len", "lora", "max_lora_rank")
+    __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len", "lora", "max_lora_rank", "adapter_dir")
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class RankModelConfig(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIR_FIELD_NUMBER: _ClassVar[int]
     served_model_name: _containers.RepeatedScalarFieldContainer[str]
     model: str
     revision: str
@@ -136,7 +137,8 @@ class RankModelConfig(_message.Message):
     max_model_len: int
     lora: _containers.RepeatedScalarFieldContainer[str]
     max_lora_rank: int
-    def __init__(self, served_model_name: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., load_format: _Optional[str] = ..., model_plugin: _Optional[str] = ..., model_impl: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., generation_config: _Optional[str] = ..., override_generation_config: _Optional[str] = ..., max_model_len: _Optional[int] = ..., lora: _Optional[_Iterable[str]] = ..., max_lora_rank: _Optional[int] = ...) -> None: ...
+    adapter_dir: str
+    def __init__(self, served_model_name: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., load_format: _Optional[str] = ..., model_plugin: _Optional[str] = ..., model_impl: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., generation_config: _Optional[str] = ..., override_generation_config: _Optional[str] = ..., max_model_len: _Optional[int] = ..., lora: _Optional[_Iterable[str]] = ..., max_lora_rank: _Optional[int] = ..., adapter_dir: _Optional[str] = ...) -> None: ...
 
 class RankCacheConfig(_message.Message):
     __slots__ = ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype", "swap_space", "gpu_memory_utilization", "kv_cache_memory")
@@ -157,7 +159,7 @@ class RankCacheConfig(_message.Message):
     def __init__(self, max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., swap_space: _Optional[float] = ..., gpu_memory_utilization: _Optional[float] = ..., kv_cache_memory: _Optional[float] = ...) -> None: ...
 
 class RankDeviceConfig(_message.Message):
-    __slots__ = ("device", "num_threads", "cpu_backend", "attention_backend", "sampling_backend", "enforce_eager", "max_cudagraph_capture_size", "kernel_cache")
+    __slots__ = ("device", "num_threads", "cpu_backend", "attention_backend", "sampling_backend", "enforce_eager", "max_cudagraph_capture_size", "kernel_cache", "linear_backend")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     CPU_BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class RankDeviceConfig(_message.Message):
     ENFORCE_EAGER_FIELD_NUMBER: _ClassVar[int]
     MAX_CUDAGRAPH_CAPTURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     KERNEL_CACHE_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_BACKEND_FIELD_NUMBER: _ClassVar[int]
     device: str
     num_threads: int
     cpu_backend: str
@@ -174,7 +177,8 @@ class RankDeviceConfig(_message.Message):
     enforce_eager: bool
     max_cudagraph_capture_size: int
     kernel_cache: str
-    def __init__(self, device: _Optional[str] = ..., num_threads: _Optional[int] = ..., cpu_backend: _Optional[str] = ..., attention_backend: _Optional[str] = ..., sampling_backend: _Optional[str] = ..., enforce_eager: _Optional[bool] = ..., max_cudagraph_capture_size: _Optional[int] = ..., kernel_cache: _Optional[str] = ...) -> None: ...
+    linear_backend: str
+    def __init__(self, device: _Optional[str] = ..., num_threads: _Optional[int] = ..., cpu_backend: _Optional[str] = ..., attention_backend: _Optional[str] = ..., sampling_backend: _Optional[str] = ..., enforce_eager: _Optional[bool] = ..., max_cudagraph_capture_size: _Optional[int] = ..., kernel_cache: _Optional[str] = ..., linear_backend: _Optional[str] = ...) -> None: ...
 
 class RankParallelConfig(_message.Message):
     __slots__ = ("rank", "tensor_parallel_size", "pipeline_parallel_size", "layer_partition", "local_rank", "local_size", "collective_host", "is_placed")
