@@ -19,7 +19,12 @@ AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
 USUAL_LORA_RANK = 16
 """vLLM's max_lora_rank."""
-_VLLM_ATTENTION = {"FLASH_ATTN": "flash_attn", "TRITON_ATTN": "triton", "TORCH_SDPA": "torch"}
+_VLLM_ATTENTION = {
+    "FLASH_ATTN": "flash_attn",
+    "FLASHINFER": "flashinfer",
+    "TRITON_ATTN": "triton",
+    "TORCH_SDPA": "torch",
+}
 
 
 class ModelError(ValueError):
@@ -284,9 +289,9 @@ class DeviceConfig(SettingsGroup):
     )
     attention_backend: Annotated[str, BeforeValidator(renamed(_VLLM_ATTENTION))] = Field(
         "auto",
-        description="flash_attn, triton, triton_pdl, triton_plain, torch, an installed package's or"
-        " module:factory; auto is the fastest that works here; on a CPU any other name turns"
-        " --cpu-backend native off",
+        description="flash_attn, flashinfer, triton, triton_pdl, triton_plain, torch, an installed"
+        " package's or module:factory; auto is the fastest that works here; on a CPU any other name"
+        " turns --cpu-backend native off",
     )
     sampling_backend: Literal["auto", "native", "triton", "torch"] = Field(
         "auto",

@@ -1,11 +1,13 @@
-"""The versions of flash-attn: how each is called, and on which devices and shapes it runs.
+"""flash-attn's versions and FlashInfer: how each is called, on which devices and shapes it runs.
 
-The calls follow the signatures of flash-attn 2.8.4, of hopper/flash_attn_interface.py (3.0.0), and
-of flash-attn-4 4.0.0b27, which are recorded beside the tests. None has run on a GPU.
+The calls follow the signatures of flash-attn 2.8.4, of hopper/flash_attn_interface.py (3.0.0), of
+flash-attn-4 4.0.0b27, and of FlashInfer 0.6.18, which are recorded beside the tests. None has run
+on a GPU.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionShape
 
 _MAX_HEAD_SIZE = 256
+_WORKSPACE_BYTES = 128 << 20
 
 
 class FlashIndexes(NamedTuple):
@@ -99,9 +102,43 @@ def _attend_4(
     )
 
 
+def _attend_flashinfer(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, at: FlashIndexes, rules: FlashRules
+) -> Any:
+    """Calls the functions of compute capability 10, which alone need no plan of the host's."""
+    shared = {
+        "query": query,
+        "kv_cache": (key, value),
+        "workspace_buffer": _workspace(query.device),
+        "block_tables": at.block_tables,
+        "seq_lens": at.context_lens,
+        "bmm1_scale": rules.scale,
+        "bmm2_scale": 1.0,
+        "kv_layout": "NHD",
+    }
+    if at.most_queries == 1:
+        return module.decode.trtllm_batch_decode_with_kv_cache(
+            max_seq_len=at.most_keys, backend="trtllm-gen", **shared
+        )
+    return module.prefill.trtllm_batch_context_with_kv_cache(
+        max_q_len=at.most_queries,
+        max_kv_len=at.most_keys,
+        batch_size=len(at.context_lens),
+        cum_seq_lens_q=at.query_start,
+        cum_seq_lens_kv=at.key_start,
+        **shared,
+    )
+
+
+@cache
+def _workspace(device: torch.device) -> Tensor:
+    """Returns FlashInfer's memory for sums of shares, which is zero at first; all layers use it."""
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashKernel:
-    """One version of flash-attn."""
+    """One version of flash-attn, or FlashInfer."""
 
     name: str
     module: str
@@ -111,6 +148,10 @@ class FlashKernel:
     """Major compute capabilities that it pages on."""
     block_sizes: tuple[int, ...]
     attend: Attend
+    head_sizes: tuple[int, ...] = ()
+    """Sizes of heads that it takes; empty for all multiples of 8 up to 256."""
+    caps_scores: bool = True
+    has_windows: bool = True
 
     def is_installed(self) -> bool:
         """Returns whether the module can be found; its parent may be missing, or broken.
@@ -152,7 +193,19 @@ FLASH_KERNELS = (
         attend=_attend_2,
     ),
 )
-"""Versions in the order in which they are tried, the fastest first."""
+"""Versions of flash-attn in the order in which they are tried, the fastest first."""
+FLASHINFER = FlashKernel(
+    name="flashinfer",
+    module="flashinfer",
+    package="flashinfer-python and flashinfer-cubin",
+    generations=(10,),
+    block_sizes=(16, 32, 64),
+    attend=_attend_flashinfer,
+    head_sizes=(128, 256),
+    caps_scores=False,
+    has_windows=False,
+)
+PACKAGED_KERNELS = (*FLASH_KERNELS, FLASHINFER)
 
 
 def why_not(kernel: FlashKernel, shape: AttentionShape) -> str | None:
@@ -165,6 +218,11 @@ def why_not(kernel: FlashKernel, shape: AttentionShape) -> str | None:
         return f"does not page on {where}; use 'auto'"
     if shape.dtype not in (torch.float16, torch.bfloat16):
         return f"takes 16 bits, not {shape.dtype}; use dtype bfloat16, or 'auto'"
+    if kernel.head_sizes and shape.head_size not in kernel.head_sizes:
+        sizes = " or ".join(map(str, kernel.head_sizes))
+        return f"takes heads of {sizes} elements, not {shape.head_size}; use 'auto'"
+    if not kernel.has_windows and any(window is not None for window in shape.sliding_windows):
+        return "takes no sliding windows, as this model has; use 'auto'"
     if shape.head_size % 8 or shape.head_size > _MAX_HEAD_SIZE:
         return (
             f"takes heads of up to {_MAX_HEAD_SIZE} elements in multiples of 8, not "

@@ -14,7 +14,7 @@ import torch
 
 from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.flash_backend import FlashAttention
-from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, PACKAGED_KERNELS, FlashKernel
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import AUTO_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from signalbox_kernels import triton
@@ -113,9 +113,11 @@ _backends: dict[str, Registered] = (
     }
     | {
         kernel.name: Registered(
-            factory=_flash_attention(kernel), caps_scores=True, block_sizes=kernel.block_sizes
+            factory=_flash_attention(kernel),
+            caps_scores=kernel.caps_scores,
+            block_sizes=kernel.block_sizes,
         )
-        for kernel in FLASH_KERNELS
+        for kernel in PACKAGED_KERNELS
     }
 )
 
@@ -152,7 +154,7 @@ def installed_backends() -> tuple[str, ...]:
 
 def missing_backends() -> set[str]:
     """Returns the names of backends in the tree whose packages are not installed."""
-    missing = {kernel.name for kernel in FLASH_KERNELS if not kernel.is_installed()}
+    missing = {kernel.name for kernel in PACKAGED_KERNELS if not kernel.is_installed()}
     return missing if triton.is_installed() else missing | _TRITON.keys()
 
 

@@ -19,7 +19,7 @@ from gpu_worker.attention.backend_check import (
     wrong_results,
 )
 from gpu_worker.attention.backend_times import load_for, try_under_load
-from gpu_worker.attention.flash_kernels import FLASH_KERNELS, generation_of
+from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FLASHINFER, generation_of
 from gpu_worker.attention.registry import (
     AUTO,
     FLASH,
@@ -50,8 +50,9 @@ def candidates(device: torch.device) -> tuple[str, ...]:
         return (_LAST_RESORT,)
     generation = generation_of(device) or 0
     newest = "flash_attn_3" if generation == 9 else "flash_attn_4"
+    flashinfer = (FLASHINFER.name,) if generation in FLASHINFER.generations else ()
     early = (TRITON_PDL,) if generation >= 9 else ()
-    return (newest, "triton", *early, TRITON_PLAIN, "flash_attn_2", _LAST_RESORT)
+    return (newest, *flashinfer, "triton", *early, TRITON_PLAIN, "flash_attn_2", _LAST_RESORT)
 
 
 def automatic_backend(device: torch.device) -> str:

@@ -31,7 +31,10 @@ from signalbox_kernels.triton.kernel_cache import UnusableFolder, usable_folder
 
 logger = logging.getLogger(__name__)
 
-_PACKAGES = ("torch", "triton", "flash-attn", "flash-attn-3", "flash-attn-4", "nvidia-cutlass-dsl")
+_PACKAGES = (
+    *("torch", "triton", "flash-attn", "flash-attn-3", "flash-attn-4", "nvidia-cutlass-dsl"),
+    *("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"),
+)
 _DRIVER = Path("/proc/driver/nvidia/version")
 _SOURCES = (Path(__file__).parents[1], Path(build.__file__).parent)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -1,4 +1,4 @@
-"""Stand-ins for flash-attn 2, 3 and 4: the signatures of the real ones, computed by our reference.
+"""Stand-ins for flash-attn 2, 3, 4 and FlashInfer: the real signatures, computed by our reference.
 
 Each refuses what the real one refuses, so that a call that passes here has the right arguments.
 """
@@ -23,7 +23,6 @@ def _given(version: str, args: tuple[Any, ...], named: dict[str, Any]) -> dict[s
     required = {each["name"] for each in parameters if "default" not in each}
     assert len(args) + len(named) == len(given), "an argument is given twice"
     assert len(args) <= len(names) and required <= given.keys() <= set(names)
-    assert given["causal"] and given["softmax_scale"] is not None
     return given
 
 
@@ -60,6 +59,44 @@ def make_flash_attn_4() -> ModuleType:
     return _module("flash_attn.cute", flash_attn_varlen_func=flash_attn_varlen_func)
 
 
+def make_flashinfer() -> ModuleType:
+    def trtllm_batch_decode_with_kv_cache(*args: Any, **named: Any) -> Tensor:
+        given = _given("flashinfer_decode", args, named)
+        assert given["backend"] == "trtllm-gen"
+        num_seqs = len(given["seq_lens"])
+        assert len(given["query"]) == num_seqs, "q_len_per_req is 1"
+        starts = torch.arange(num_seqs + 1, dtype=torch.int32)
+        return attend(given, starts, 1, given["max_seq_len"])
+
+    def trtllm_batch_context_with_kv_cache(*args: Any, **named: Any) -> Tensor:
+        given = _given("flashinfer_context", args, named)
+        assert given["batch_size"] == len(given["seq_lens"])
+        assert torch.equal(given["cum_seq_lens_kv"].diff(), given["seq_lens"])
+        return attend(given, given["cum_seq_lens_q"], given["max_q_len"], given["max_kv_len"])
+
+    def attend(given: dict[str, Any], starts: Tensor, most_queries: int, most_keys: int) -> Tensor:
+        workspace, lens = given["workspace_buffer"], given["seq_lens"]
+        assert not workspace.any() and workspace.nbytes >= 1 << 27
+        assert given["kv_layout"] == "NHD" and int(lens.max()) <= most_keys
+        as_flash = {
+            "q": given["query"],
+            "cu_seqlens_q": starts,
+            "max_seqlen_q": most_queries,
+            "softmax_scale": given["bmm1_scale"],
+            "causal": True,
+        }
+        return _attend(as_flash, *given["kv_cache"], lens, given["block_tables"])
+
+    module = ModuleType("flashinfer")
+    module.decode = _module(  # type: ignore[attr-defined]
+        "flashinfer.decode", trtllm_batch_decode_with_kv_cache=trtllm_batch_decode_with_kv_cache
+    )
+    module.prefill = _module(  # type: ignore[attr-defined]
+        "flashinfer.prefill", trtllm_batch_context_with_kv_cache=trtllm_batch_context_with_kv_cache
+    )
+    return module
+
+
 def _module(name: str, **functions: object) -> ModuleType:
     module = ModuleType(name)
     module.__dict__.update(functions)
@@ -68,6 +105,7 @@ def _module(name: str, **functions: object) -> ModuleType:
 
 def _attend(given: dict[str, Any], k: Tensor, v: Tensor, lens: Tensor, tables: Tensor) -> Tensor:
     """Checks what the real ones check, and computes."""
+    assert given["causal"] and given["softmax_scale"] is not None
     q, query_start = given["q"], given["cu_seqlens_q"]
     assert q.dtype in (torch.float16, torch.bfloat16), "only fp16 and bf16"
     assert q.stride(-1) == k.stride(-1) == 1

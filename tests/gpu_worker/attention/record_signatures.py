@@ -1,8 +1,9 @@
-"""Records the signatures of flash-attn's functions that we call, from its sources.
+"""Records the signatures of functions of flash-attn and FlashInfer that we call, from the sources.
 
-`python -m tests.gpu_worker.attention.record_signatures CHECKOUT`, with a checkout of
-https://github.com/Dao-AILab/flash-attention, writes `signatures.json` anew. Nothing of the checkout
-is imported or built: versions are what its files say.
+`python -m tests.gpu_worker.attention.record_signatures CHECKOUT...`, with checkouts of
+https://github.com/Dao-AILab/flash-attention or https://github.com/flashinfer-ai/flashinfer, writes
+what they have to `signatures.json`. Nothing of a checkout is imported or built: versions are what
+its files say.
 """
 
 import ast
@@ -59,11 +60,17 @@ _SOURCES = {
         "flash_attn/cute/pyproject.toml",
         r'dynamic = \["(version)"\]',  # the newest tag is its version
     ),
+    "flashinfer_context": _Source(
+        "flashinfer/prefill.py", "trtllm_batch_context_with_kv_cache", "version.txt", "(.+)"
+    ),
+    "flashinfer_decode": _Source(
+        "flashinfer/decode.py", "trtllm_batch_decode_with_kv_cache", "version.txt", "(.+)"
+    ),
 }
 
 
 def recorded() -> dict[str, Signature]:
-    """Returns the signatures by the names of our backends."""
+    """Returns the signatures by the names of our backends; of FlashInfer there are two."""
     found: dict[str, Signature] = json.loads(RECORD.read_text(encoding="utf-8"))
     return found
 
@@ -115,5 +122,11 @@ def _git(checkout: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    signatures = {name: _record(Path(sys.argv[1]), source) for name, source in _SOURCES.items()}
+    signatures = recorded()
+    for checkout in map(Path, sys.argv[1:]):
+        signatures |= {
+            name: _record(checkout, source)
+            for name, source in _SOURCES.items()
+            if (checkout / source.path).exists()
+        }
     RECORD.write_text(json.dumps(signatures, indent=1) + "\n", encoding="utf-8")

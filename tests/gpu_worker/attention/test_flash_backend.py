@@ -1,4 +1,4 @@
-"""flash-attn's versions, by stand-ins that have their signatures; no GPU has run any of this."""
+"""flash-attn and FlashInfer, by stand-ins with their signatures; no GPU has run any of this."""
 
 import sys
 from dataclasses import replace
@@ -19,7 +19,7 @@ from gpu_worker.attention import (
 from gpu_worker.attention import flash_kernels as flash
 from gpu_worker.attention.backend_check import fault_of
 from gpu_worker.attention.flash_backend import FlashAttention
-from gpu_worker.attention.flash_kernels import FLASH_KERNELS, FlashKernel
+from gpu_worker.attention.flash_kernels import PACKAGED_KERNELS, FlashKernel
 from gpu_worker.attention.trial_batches import Span, consecutive_blocks, trial_batch
 from gpu_worker.config import AUTO_BLOCK_SIZE
 from gpu_worker.device.device_choice import streams_of
@@ -30,6 +30,7 @@ from tests.gpu_worker.attention.flash_modules import (
     make_flash_attn_2,
     make_flash_attn_3,
     make_flash_attn_4,
+    make_flashinfer,
 )
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -41,13 +42,14 @@ STAND_INS = {
     "flash_attn_2": make_flash_attn_2,
     "flash_attn_3": make_flash_attn_3,
     "flash_attn_4": make_flash_attn_4,
+    "flashinfer": make_flashinfer,
 }
 NAMES = sorted(STAND_INS)
 
 
 def install(name: str, monkeypatch: pytest.MonkeyPatch) -> FlashKernel:
-    """Puts a stand-in where the package would be, and says that the CPU is a Hopper."""
-    kernel = next(kernel for kernel in FLASH_KERNELS if kernel.name == name)
+    """Puts a stand-in where the package would be, and says that the CPU is a GPU that it takes."""
+    kernel = next(kernel for kernel in PACKAGED_KERNELS if kernel.name == name)
     parent, _, child = kernel.module.partition(".")
     module = STAND_INS[name]()
     module.__spec__ = sys.__spec__  # find_spec asks for one
@@ -57,7 +59,8 @@ def install(name: str, monkeypatch: pytest.MonkeyPatch) -> FlashKernel:
         package.__spec__ = sys.__spec__
         monkeypatch.setitem(sys.modules, parent, package)
     monkeypatch.setitem(sys.modules, kernel.module, module)
-    monkeypatch.setattr(flash, "generation_of", lambda device: 9)
+    generation = 9 if 9 in kernel.generations else kernel.generations[0]
+    monkeypatch.setattr(flash, "generation_of", lambda device: generation)
     monkeypatch.setattr(selection, "verdicts_of", run_here)
     return kernel
 
@@ -68,12 +71,22 @@ def make_flash_shape(**changes: Any) -> AttentionShape:
     return make_shape(**sizes | {"scale": 0.125, "soft_cap": 20.0} | fitting | changes)
 
 
+def fitting_shape(kernel: FlashKernel, **changes: Any) -> AttentionShape:
+    """Returns a shape with what the kernel takes of windows and caps."""
+    shape = make_flash_shape(block_size=kernel.block_sizes[0], **changes)
+    if not kernel.has_windows:
+        shape = replace(shape, sliding_windows=(None, None))
+    if kernel.head_sizes:
+        shape = replace(shape, head_size=kernel.head_sizes[0])
+    return shape if kernel.caps_scores else replace(shape, soft_cap=None)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_windows_caps_chunks_and_decodes_are_torchs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = install(name, monkeypatch)
-    shape = make_flash_shape(block_size=kernel.block_sizes[0])
+    shape = fitting_shape(kernel)
     assert fault_of(lambda each: FlashAttention(each, kernel), shape) is None
     uncapped = replace(shape, soft_cap=None, num_heads=2)
     assert fault_of(lambda each: FlashAttention(each, kernel), uncapped) is None
@@ -83,8 +96,8 @@ def test_windows_caps_chunks_and_decodes_are_torchs(
 def test_a_model_says_what_it_says_with_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(name, monkeypatch)
-    make_model(tmp_path, "llama3")
+    kernel = install(name, monkeypatch)
+    make_model(tmp_path, "llama3", head_dim=128 if kernel.head_sizes else 8)
     prompts = make_prompts(3, 26)
     texts = []
     for backend in (name, "torch"):
@@ -112,7 +125,7 @@ def test_a_plan_made_on_the_device_is_the_same(
 ) -> None:
     """By shapes alone: bounds may be wide, results may not differ."""
     kernel = install(name, monkeypatch)
-    shape = make_flash_shape(block_size=kernel.block_sizes[0])
+    shape = fitting_shape(kernel)
     backend = FlashAttention(shape, kernel)
     backend.bind(torch.zeros(20, backend.block_bytes, dtype=torch.uint8))
     blocks = consecutive_blocks((37, 5), shape.block_size)
@@ -125,8 +138,8 @@ def test_a_plan_made_on_the_device_is_the_same(
         buffers = GraphBuffers(sizes=[graph], max_blocks=3, device=CPU, pinned=pinned)
         buffers.fill(batch, graph, np.arange(2))
         inputs = buffers.inputs(graph)
-    query = torch.randn(len(inputs.token_ids), 4, 64).bfloat16()
-    key_value = torch.randn(len(inputs.token_ids), 2, 2, 64).bfloat16()
+    query = torch.randn(len(inputs.token_ids), 4, shape.head_size).bfloat16()
+    key_value = torch.randn(len(inputs.token_ids), 2, 2, shape.head_size).bfloat16()
     planned = backend.plan(batch)(query[:num_tokens], key_value[:num_tokens], layer=1)
     on_device = backend.plan_on_device(inputs)(query, key_value, layer=1)
     assert torch.equal(planned, on_device[:num_tokens])
@@ -148,7 +161,7 @@ def test_version_4_alone_is_no_version_2(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
     (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    installed = [kernel.name for kernel in FLASH_KERNELS if kernel.is_installed()]
+    installed = [kernel.name for kernel in PACKAGED_KERNELS if kernel.is_installed()]
     sys.modules.pop("flash_attn")  # which the search for its part has imported
     assert installed == ["flash_attn_4"]
 
@@ -171,7 +184,14 @@ def test_a_version_that_is_broken_is_tried(tmp_path: Path, monkeypatch: pytest.M
     [
         (8, ("flash_attn_4", "triton", "triton_plain", "flash_attn_2", "torch")),
         (9, ("flash_attn_3", "triton", "triton_pdl", "triton_plain", "flash_attn_2", "torch")),
-        (10, ("flash_attn_4", "triton", "triton_pdl", "triton_plain", "flash_attn_2", "torch")),
+        (
+            10,
+            (
+                *("flash_attn_4", "flashinfer", "triton", "triton_pdl", "triton_plain"),
+                *("flash_attn_2", "torch"),
+            ),
+        ),
+        (12, ("flash_attn_4", "triton", "triton_pdl", "triton_plain", "flash_attn_2", "torch")),
     ],
 )
 def test_auto_tries_what_is_fast_on_the_gpu(
@@ -208,6 +228,13 @@ def test_auto_takes_it_where_the_model_fits(
             "takes blocks of 256 tokens, not 16; leave block_size",
         ),
         ("flash_attn_4", {"dtype": torch.float32}, "takes 16 bits, not torch.float32; use dtype b"),
+        (
+            "flashinfer",
+            {"soft_cap": None},
+            "takes heads of 128 or 256 elements, not 64",
+        ),
+        ("flashinfer", {"soft_cap": None, "head_size": 128}, "takes no sliding windows, as this"),
+        ("flashinfer", {"head_size": 128}, "'flashinfer' caps no scores, as this model needs"),
     ],
 )
 def test_what_a_version_does_not_take_is_refused(

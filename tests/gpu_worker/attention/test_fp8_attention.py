@@ -12,7 +12,7 @@ from gpu_worker.attention import (
     selection,
 )
 from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.flash_kernels import FLASH_KERNELS
+from gpu_worker.attention.flash_kernels import PACKAGED_KERNELS
 from tests.gpu_worker.attention.device_attention import make_shape
 
 LAYERS: dict[str, Any] = {"num_layers": 3, "sliding_windows": (None, 8, None)}
@@ -44,7 +44,7 @@ def test_a_block_takes_a_byte_for_each_element() -> None:
     assert make_shape(**LAYERS, dtype=torch.bfloat16).block_bytes == 2 * narrow.block_bytes
 
 
-@pytest.mark.parametrize("name", [kernel.name for kernel in FLASH_KERNELS])
+@pytest.mark.parametrize("name", [kernel.name for kernel in PACKAGED_KERNELS])
 def test_flash_attention_is_refused_by_name(name: str) -> None:
     able = "torch, triton, triton_pdl, triton_plain"
     problem = f"'{name}' holds no K and V in FP8; use {able}, or kv_cache"
