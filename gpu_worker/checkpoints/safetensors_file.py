@@ -77,7 +77,7 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
         for entry in tensors.values():
             begin, end = entry["data_offsets"]
             lengths = (*entry["shape"], begin, end)
-            if not all(isinstance(length, int) and length >= 0 for length in lengths):
+            if not all(type(length) is int and length >= 0 for length in lengths):
                 raise TypeError
             if not isinstance(entry["dtype"], str):
                 raise TypeError

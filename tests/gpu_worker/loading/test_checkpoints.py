@@ -178,6 +178,7 @@ def test_reader_equals_the_library(tmp_path: Path) -> None:
         b'\x0d\0\0\0\0\0\0\0{"a":{"b":1}}',
         b'\x3b\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[2],"data_offsets":[0, 8]}}    \0\0\0\0',
         b'\x3b\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[3],"data_offsets":[0, 4]}}    \0\0\0\0',
+        b'\x3c\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1,true],"data_offsets":[0, 4]}}\0\0\0\0',
     ],
 )
 def test_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
