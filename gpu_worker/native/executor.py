@@ -15,7 +15,6 @@ from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.device.spans import span
 from gpu_worker.executors.prompt_logprobs import prompt_logprobs
-from gpu_worker.native.block_pools import Pool
 from gpu_worker.native.compiler import RESIDUAL
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from signalbox_kernels.program import Program
@@ -23,7 +22,7 @@ from signalbox_kernels.structs import AttentionArrays, StepArrays
 
 
 class NativeExecutor:
-    """A program bound to a pool, with the sampler for what it does not draw itself."""
+    """A program with the sampler for what it does not draw itself."""
 
     def __init__(self, program: Program, sampler: Sampler[FloatArray], stage: StageLayers) -> None:
         """Args: stage: layers of the program."""
@@ -32,13 +31,6 @@ class NativeExecutor:
         self.sampler = sampler
         self._vocab_size = program.shape.vocab_size
         self._logits = np.empty((0, self._vocab_size), dtype=np.float32)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.program.shape.block_bytes
-
-    def bind(self, pool: Pool) -> None:
-        self.program.bind(pool)
 
     def execute(self, batch: Batch) -> BatchOutput:
         if not self._stage.is_last:

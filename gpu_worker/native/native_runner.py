@@ -133,20 +133,20 @@ class NativeRunner:
             self._cache = BlockPools(
                 num_gpu_blocks=num_gpu_blocks,
                 num_cpu_blocks=num_cpu_blocks,
-                block_bytes=self._executor.block_bytes,
+                block_bytes=self._program.shape.block_bytes,
             )
         except MemoryError as error:
             raise MemoryError(
                 f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; lower "
                 f"kv_cache_memory or swap_space ({error})"
             ) from None
-        self._executor.bind(self._cache.gpu_pool)
+        self._program.bind(self._cache.gpu_pool)
 
     def _drop_cache(self) -> None:
         if self._cache is not None:
             self._cache = None
             # The program holds the pool, which would stay in memory.
-            self._executor.bind(np.zeros((1, self._executor.block_bytes), dtype=np.uint8))
+            self._program.bind(np.zeros((1, self._program.shape.block_bytes), dtype=np.uint8))
 
     @property
     def cache(self) -> BlockPools:
