@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import NamedTuple
 
 from signalbox_kernels.floats import AnyArray, to_float32
@@ -47,9 +46,10 @@ class Renamed(NamedTuple):
     """A checkpoint's tensor that is made of one of the file."""
 
     name: str
-    shape: tuple[int, ...]
     change: Callable[[AnyArray], AnyArray]
     """Makes its values, or its rows of blocks, of the file's."""
+    expert: int | None = None
+    """Place of its expert in the file's tensor of all experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Family:
         if self.norm_offset and "norm" in name:
             change = partial(_less, offset=self.norm_offset)
         if match is None:
-            yield Renamed(_TOP.get(name, name), shape, change)
+            yield Renamed(_TOP.get(name, name), change)
             return
         layer, part, kind = match.groups()
         if self.is_interleaved and part in ("attn_q", "attn_k"):
@@ -87,12 +87,12 @@ class Family:
             ours = self.expert_names[experts[1]]
             for index in range(shape[0]):
                 named = f"{prefix}{self.expert_block}.experts.{index}.{ours}.{kind}"
-                yield Renamed(named, shape[1:], itemgetter(index))
+                yield Renamed(named, change, index)
         elif part == "ffn_gate_inp" and self.expert_block:
-            yield Renamed(f"{prefix}{self.expert_block}.gate.{kind}", shape, change)
+            yield Renamed(f"{prefix}{self.expert_block}.gate.{kind}", change)
         else:
             known = self.layer_names.get(part) or _LAYER.get(part)
-            yield Renamed(f"{prefix}{known}.{kind}" if known else name, shape, change)
+            yield Renamed(f"{prefix}{known}.{kind}" if known else name, change)
 
 
 FAMILIES: Mapping[str, Family] = {

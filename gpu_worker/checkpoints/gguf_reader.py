@@ -6,7 +6,7 @@ Strings are decoded in one pass over the mapped bytes; a vocabulary takes a tent
 import mmap
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +48,12 @@ class GGUFTensor:
         if data is None:
             raise ModelError(f"{self.path} ends in tensor {self.name!r}; fetch it again")
         return data
+
+    def of_expert(self, index: int) -> "GGUFTensor":
+        """Returns one expert's part of a tensor whose outermost dimension counts experts."""
+        size = self.num_bytes // self.shape[0]
+        start = self.offset + index * size
+        return replace(self, shape=self.shape[1:], offset=start, num_bytes=size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

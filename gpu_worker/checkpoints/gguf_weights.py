@@ -26,37 +26,18 @@ _SLICE_VALUES = 1 << 18
 _MAX_THREADS = 8
 
 
-def make_pool() -> ThreadPoolExecutor:
-    """Returns the threads that `read_values` works with; NumPy lets go of the interpreter lock."""
-    return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "dequantise")
-
-
-def read_values(stored: GGUFTensor, pool: ThreadPoolExecutor) -> AnyArray:
+def read_values(stored: GGUFTensor) -> AnyArray:
     """Returns the values: of 16 bits where they are stored so, else float32."""
     plain = _PLAIN.get(stored.type)
     if plain is not None:
         return stored.data.view(plain).reshape(stored.shape)
-    return _values(stored.data, stored.type, pool).reshape(stored.shape)
+    return _dequantised(stored.data, stored.type).reshape(stored.shape)
 
 
-def dequantised(blocks: NDArray[np.uint8], type_number: int) -> NDArray[np.float32]:
-    """Returns the values of blocks, [rows, padded columns].
-
-    Args:
-        blocks: [rows, bytes of a row].
-        type_number: ggml's number of their type.
-    """
-    with make_pool() as pool:
-        values = _values(blocks, GGMLQuantizationType(type_number), pool)
-    return values.reshape(len(blocks), -1)
-
-
-def _values(
-    data: NDArray[np.uint8], kind: GGMLQuantizationType, pool: ThreadPoolExecutor
-) -> NDArray[np.float32]:
-    """Dequantises bytes of any shape to [num_values]."""
+def _dequantised(data: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
+    """Returns the values of blocks, [num_values]."""
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
-    blocks = np.ascontiguousarray(data).reshape(-1, block_bytes)
+    blocks = data.reshape(-1, block_bytes)
     values = np.empty(len(blocks) * block_size, dtype=np.float32)
     step = max(1, _SLICE_VALUES // block_size)
 
@@ -65,9 +46,11 @@ def _values(
         start = first * block_size
         values[start : start + step * block_size] = dequantize(taken, kind)[0]
 
+    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     try:
-        for _ in pool.map(fill, range(0, len(blocks), step)):
-            pass
+        # NumPy lets go of the interpreter lock
+        with ThreadPoolExecutor(num_threads, "dequantise") as pool:
+            list(pool.map(fill, range(0, len(blocks), step)))
     except NotImplementedError:
         raise ModelError(
             f"weights of type {kind.name} are not supported; use a file of another quantisation"

@@ -36,12 +36,6 @@ _DTYPES = {
 }
 
 
-def read_safetensors(path: Path) -> Iterator[tuple[str, AnyArray]]:
-    """Yields every tensor, in the order of the file."""
-    for name, tensor in stored_safetensors(path):
-        yield name, tensor.read()
-
-
 def stored_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Yields every tensor, in the order of the file, unread. Raises ModelError."""
     with path.open("rb", buffering=0) as file:

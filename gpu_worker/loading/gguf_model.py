@@ -21,7 +21,7 @@ from gpu_worker.checkpoints.gguf_tokenizer import (
     adds_bos,
     build,
 )
-from gpu_worker.checkpoints.gguf_weights import make_pool, read_values
+from gpu_worker.checkpoints.gguf_weights import read_values
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes, is_runnable
 from gpu_worker.config import ModelError
@@ -65,13 +65,6 @@ class GGUFSource:
     def files(self) -> list[Path]:
         return sorted({self._path, *(stored.path for stored in self._content.tensors.values())})
 
-    def weights(self) -> Iterator[tuple[str, AnyArray]]:
-        with make_pool() as pool:
-            for stored in self._stored():
-                values = read_values(stored, pool)
-                for renamed in self._renamed(stored):
-                    yield renamed.name, renamed.change(values)
-
     @cached_property
     def sizes(self) -> WeightSizes:
         is_native = has_native_program([self._config.family.architecture])
@@ -81,15 +74,12 @@ class GGUFSource:
         return {
             renamed.name: _stored_tensor(stored, renamed)
             for stored in self._stored()
-            for renamed in self._renamed(stored)
+            for renamed in self._config.family.renamed(stored.name, stored.shape, self._num_heads)
         }
 
     def _stored(self) -> Iterator[GGUFTensor]:
         tensors = self._content.tensors.values()
         return (stored for stored in tensors if not self._config.is_part(stored.name))
-
-    def _renamed(self, stored: GGUFTensor) -> Iterator[Renamed]:
-        return self._config.family.renamed(stored.name, stored.shape, self._num_heads)
 
     def _num_heads(self, part: str) -> int:
         name = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
@@ -188,15 +178,16 @@ class GGUFSource:
 
 def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
     blocks = None
+    if renamed.expert is not None:
+        stored = stored.of_expert(renamed.expert)
     if is_runnable(stored):
         kind = Storage(int(stored.type))
-        blocks = StoredMatrix(kind, renamed.shape, partial(_blocks, stored, renamed))
-    return StoredTensor(renamed.shape, partial(_values, stored, renamed), blocks)
+        blocks = StoredMatrix(kind, stored.shape, partial(_blocks, stored, renamed))
+    return StoredTensor(stored.shape, partial(_values, stored, renamed), blocks)
 
 
 def _values(stored: GGUFTensor, renamed: Renamed) -> AnyArray:
-    with make_pool() as pool:
-        return renamed.change(read_values(stored, pool))
+    return renamed.change(read_values(stored))
 
 
 def _blocks(stored: GGUFTensor, renamed: Renamed) -> NDArray[np.uint8]:

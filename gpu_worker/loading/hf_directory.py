@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.checkpoints.quantised_matrices import with_matrices
-from gpu_worker.checkpoints.safetensors_file import read_safetensors, stored_safetensors
+from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
@@ -53,16 +53,6 @@ class DirectorySource:
 
     def files(self) -> list[Path]:
         return [self._path / "config.json", *self.shards()]
-
-    def weights(self) -> Iterator[tuple[str, AnyArray]]:
-        if quantised_checkpoint(self.config) is not None:  # its tensors may lie in several files
-            yield from ((name, tensor.read()) for name, tensor in self.stored().items())
-            return
-        for shard in self.shards():
-            if shard.suffix == ".safetensors":
-                yield from read_safetensors(shard)
-            else:
-                yield from _of_torch_file(shard)
 
     def stored(self) -> dict[str, StoredTensor]:
         found: dict[str, StoredTensor] = {}

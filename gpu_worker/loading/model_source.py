@@ -14,7 +14,6 @@ from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import find_variants, format_bytes, gguf_name
 from gpu_worker.hub.model_name import parse_hub_name
 from gpu_worker.models import has_native_program
-from signalbox_kernels.floats import AnyArray
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Weight files of a directory in Hugging Face's layout."""
@@ -52,12 +51,8 @@ class ModelSource(Protocol):
         """Returns the files that decide what the model computes: configuration and weights."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, AnyArray]]:
-        """Yields every tensor under its Hugging Face name."""
-        ...
-
     def stored(self) -> dict[str, StoredTensor]:
-        """Returns the same by name, read when they are asked for."""
+        """Returns every tensor by its Hugging Face name, read when it is asked for."""
         ...
 
     def tokenizer_files(self) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """Puts a source's tensors into a model's packed weights."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +17,6 @@ from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
 from gpu_worker.quantised.form import QuantisedForm
-from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.torch.tensors import as_tensor
 
 logger = logging.getLogger(__name__)
@@ -55,12 +54,10 @@ def load_weights(
         _choose_formats(model, None, quantization)
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
-    elif quantization is not None or not is_whole:
+    else:
         stored = source.stored() if is_whole else _own(model, source.stored())
         _choose_formats(model, stored, quantization)
-        _load_each(model, stored.items(), progress)
-    else:
-        _load_each(model, map(_read, source.weights()), progress)
+        _load_each(model, stored, progress)
     model.finish()
 
 
@@ -126,11 +123,6 @@ def _find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor:
     return found
 
 
-def _read(weight: tuple[str, AnyArray]) -> tuple[str, StoredTensor]:
-    name, values = weight
-    return name, StoredTensor(values.shape, lambda: values)
-
-
 def _put(tensor: StoredTensor, target: WeightTarget) -> None:
     if isinstance(target, MatrixTarget) and target.layer.is_quantised and tensor.parts:
         target.load({end: as_tensor(part.read()) for end, part in tensor.parts.items()})
@@ -143,13 +135,13 @@ def _is_no_bias(name: str, tensor: StoredTensor) -> bool:
     return name.endswith(".bias") and not as_tensor(tensor.read()).any()
 
 
-def _load_each(
-    model: Model, weights: Iterable[tuple[str, StoredTensor]], progress: ReportProgress
-) -> None:
+def _load_each(model: Model, stored: dict[str, StoredTensor], progress: ReportProgress) -> None:
+    """Takes each tensor out of `stored`, which may hold values of an old file of PyTorch."""
     targets = model.weight_targets()
     of_bare_model = {name.partition(".")[2]: name for name in targets}
     total = len(targets)
-    for name, tensor in weights:
+    for name in list(stored):
+        tensor = stored.pop(name)
         # some checkpoints were saved from the model within the model, and lack its name
         target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
         if target is not None:

@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from gpu_worker.checkpoints.gguf_reader import read_gguf
-from gpu_worker.checkpoints.gguf_weights import make_pool, read_values
+from gpu_worker.checkpoints.gguf_weights import read_values
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_path, write_tensors, writing
@@ -41,8 +41,7 @@ def make_stored(kind: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def load(path: Path, name: str = "w") -> AnyArray:
-    with make_pool() as pool:
-        return read_values(read_gguf(path).tensors[name], pool)
+    return read_values(read_gguf(path).tensors[name])
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *QUANTS, *K_QUANTS])

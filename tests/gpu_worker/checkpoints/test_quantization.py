@@ -240,7 +240,7 @@ def test_one_line_tells_the_form_its_size_and_what_the_other_choice_takes(
     source = open_model(ModelConfig(model=str(path)), lambda _: None)
     sizes = source.sizes
     assert sizes is not None
-    num_floats = sum(values.size for _, values in source.weights())
+    num_floats = sum(tensor.read().size for tensor in source.stored().values())
     assert (sizes.block_type, sizes.bytes_in("bfloat16")) == ("Q8_0", 2 * num_floats)
     # 8.5 bits of a matrix's value, 32 of a norm's
     assert num_floats < sizes.stored_bytes < 2 * num_floats

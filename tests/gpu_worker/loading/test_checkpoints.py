@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.checkpoints.safetensors_file import read_safetensors
+from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.config import ModelError
 from signalbox_kernels.torch.tensors import as_tensor
 from tests.gpu_worker.model_runners import (
@@ -160,10 +160,10 @@ def test_reader_equals_the_library(tmp_path: Path) -> None:
         "flags": torch.tensor([True, False, True]),
     }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    read = dict(read_safetensors(tmp_path / "x.safetensors"))
+    read = dict(stored_safetensors(tmp_path / "x.safetensors"))
     assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        found = as_tensor(read[name])
+        found = as_tensor(read[name].read())
         assert found.dtype is tensor.dtype
         torch.testing.assert_close(found, tensor, rtol=0, atol=0)
 
@@ -185,4 +185,4 @@ def test_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"x\.safetensors cannot be read"):
-        list(read_safetensors(path))
+        [tensor.read() for _, tensor in stored_safetensors(path)]
