@@ -116,11 +116,12 @@ SB_INLINE void tile_product(const word* a, int64_t a_stride, const word* b, int6
     tile_multiply<0, 4, 6>();
     tile_load<7>(b + k * panel + kTileWords, b_bytes);
     tile_multiply<1, 4, 7>();
+    if (Both) {
+      tile_load<5>(a + kTileRows * a_stride + k, a_bytes);
+      tile_multiply<2, 5, 6>();
+      tile_multiply<3, 5, 7>();
+    }
     ahead(k);
-    if (!Both) continue;
-    tile_load<5>(a + kTileRows * a_stride + k, a_bytes);
-    tile_multiply<2, 5, 6>();
-    tile_multiply<3, 5, 7>();
   }
   tile_store<0>(c, c_bytes);
   tile_store<1>(c + kTileWords, c_bytes);

@@ -12,7 +12,7 @@
 namespace SB_NS {
 
 #if defined(__AMX_BF16__)
-// A part that is multiplied but not yet finished. It is finished a few rows at a time while the
+// A part that is multiplied but not yet finished. It is finished some rows at a time while the
 // matrix unit computes the next part.
 struct Unfinished {
   const sb::Phase& phase;
@@ -57,8 +57,10 @@ struct Fetch {
   }
 };
 
-// Computes 32 rows at once; the last ones together with the unused rows behind them.
-template <bool IsOnePart>
+// Computes 32 rows at once; the last ones together with the unused rows behind them. Rows are finished
+// every so many steps along the sum: a call costs more than a few rows do, but while few rows wait for
+// memory it spreads what they fetch.
+template <bool IsOnePart, int Every>
 static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
   auto* c = reinterpret_cast<float*>(claim.scratch);
   auto* other = c + 2 * kTileRows * kPanel;
@@ -71,11 +73,11 @@ static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
                                                          const char* next) {
     const auto* b = reinterpret_cast<const word*>(panel);
     const word* left = a + at.row * a_stride;
-    const auto rows_a_step = static_cast<int>((last.at.rows + steps - 1) / steps);
+    const auto rows_at_once = static_cast<int>((last.at.rows * Every + steps - 1) / steps);
     Fetch<IsOnePart> fetch(at, steps, b, next);
-    const auto meanwhile = [&](int64_t) SB_LAMBDA {
+    const auto meanwhile = [&](int64_t k) SB_LAMBDA {
       fetch.step();
-      last.finish_rows(rows_a_step);
+      if (k % (Every * kTileWords) == 0) last.finish_rows(rows_at_once);
     };
     if (at.rows > kTileRows)
       tile_product<true>(left, a_stride, b, depth, c, meanwhile);
@@ -90,8 +92,9 @@ static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
 }
 
 static void bfloat_tile(const sb::Phase& phase, const sb::Claim& claim) {
-  if (phase.rows > 2 * kTileRows) return tiled_rows<false>(phase, claim);
-  tiled_rows<true>(phase, claim);
+  if (phase.rows > 2 * kTileRows) return tiled_rows<false, 4>(phase, claim);
+  if (phase.rows > kTileRows) return tiled_rows<true, 4>(phase, claim);
+  tiled_rows<true, 1>(phase, claim);
 }
 #else
 // All columns of a panel for up to kRowTile rows.
