@@ -63,5 +63,8 @@ class ServiceClient:
             hint = tls_hint(self.address, uses_tls=self._uses_tls)
             return Unreachable(f"no {self._name} answers at {self.address}{hint}")
         if code is grpc.StatusCode.UNIMPLEMENTED and details == NO_METHOD:
-            return Refused(f"{self.address} is no {self._name} of this version")
+            where = (
+                "; under serve its port is the router's + 1" if self._name == "scheduler" else ""
+            )
+            return Refused(f"{self.address} is no {self._name} of this version{where}")
         return NotKnown(details) if code is grpc.StatusCode.NOT_FOUND else Refused(details)

@@ -94,7 +94,7 @@ class VllmOptions:
     max_seq_len_to_capture: object = _taken(None, ANY)
     compilation_config: object = _taken(None, ANY)
     attention_config: object = _taken(None, {})
-    guided_decoding_backend: object = _taken(None, "auto")
+    guided_decoding_backend: object = _taken(None, ANY)  # llguidance takes the same grammars
     structured_outputs_config: object = _taken(None, {})
     additional_config: object = _taken(None, {})
     kv_transfer_config: object = _taken(None)

@@ -52,6 +52,10 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert state["workers"][0]["gpu"]["num_free"] == 4096
         assert state["requests"] == []
 
+        at_router = run_here("top", "--once", "--scheduler", stack.address)
+        assert "no scheduler of this version; under serve its port is the router's + 1" in (
+            at_router.stderr
+        )
         with pytest.raises(Refused, match="no request 'nobody'"):
             explain.run({"address": at[1], "request_id": "nobody", "json": True})
 

@@ -146,6 +146,7 @@ NEUTRAL = {
     "runner": "generate",
     "hf_overrides": {},
     "compilation_config": {"level": 3},
+    "guided_decoding_backend": "xgrammar",
     "limit_mm_per_prompt": {},
     "distributed_executor_backend": "mp",
     "served_model_name": "any",
