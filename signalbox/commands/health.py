@@ -82,8 +82,10 @@ async def _of_worker(channel: grpc.aio.Channel) -> str:
         )
     except grpc.aio.AioRpcError:
         return ""
-    size = info.capacity.tensor_parallel_size
-    return f" {info.model.name}" + (f" on {size} tensor-parallel ranks" if size > 1 else "")
+    size, num_stages = info.capacity.tensor_parallel_size, info.capacity.pipeline_parallel_size
+    parts = [f"{size} tensor-parallel ranks"] * (size > 1)
+    parts += [f"{num_stages} stages"] * (num_stages > 1)
+    return f" {info.model.name}" + (f" on {' x '.join(parts)}" if parts else "")
 
 
 async def _problem(channel: grpc.aio.Channel, service: str) -> str | None:

@@ -1,6 +1,7 @@
 """Ranks that others start: they meet over TCP, end together, and name what is wrong."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ from tests.integration.placement.ranks import (
     until_ready,
 )
 from tests.rpc.certificates import Authority
-from tests.signalbox.stacks import free_port
+from tests.signalbox.stacks import free_port, run_here
 
 pytestmark = pytest.mark.system
 
@@ -61,6 +62,8 @@ def test_ranks_meet_by_the_variables_of_a_set_and_end_in_order(model: Path, tmp_
         start(ranks, model, "--drain-timeout=0", port=port)
         ranks.until_ready()
         assert "3 ranks are one worker" in ranks.log()
+        (address,) = re.findall(r"ranks: 3\) on (\S+), ", ranks.log())
+        assert "stages0 on 3 stages" in run_here("health", "--address", address).stdout
         for one in ranks.processes:  # as when a group is deleted
             one.send_signal(signal.SIGTERM)
         assert ranks.statuses() == [0, 0, 0]
