@@ -95,6 +95,7 @@ class EngineArgs(VllmOptions):
     cpu_backend: str = option("cpu_backend")
     attention_backend: str = option("attention_backend")
     sampling_backend: str = option("sampling_backend")
+    linear_backend: str = option("linear_backend")
     enforce_eager: bool = option("enforce_eager")
     max_cudagraph_capture_size: int = option("max_cudagraph_capture_size")
     kernel_cache: str | None = option("kernel_cache")

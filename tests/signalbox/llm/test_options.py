@@ -195,6 +195,7 @@ def test_options_reach_worker_and_scheduler() -> None:
     args = EngineArgs(
         "m.gguf",
         sampling_backend="torch",
+        linear_backend="torch",
         model_plugin="a, b",
         grammar_memory=7,
         watermark=0.25,
@@ -205,7 +206,7 @@ def test_options_reach_worker_and_scheduler() -> None:
         kv_cache_memory_bytes=12345,
     )
     settings, core = args.settings(), args.core_config()
-    assert settings.sampling_backend == "torch"
+    assert (settings.sampling_backend, settings.linear_backend) == ("torch", "torch")
     assert settings.plugins == ("a", "b")
     assert settings.kv_cache_bytes == 12345
     scheduling = core.scheduling
