@@ -1,6 +1,7 @@
 """Adapters are loaded and unloaded over HTTP where it is allowed: on all schedulers, or on none."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ async def test_what_the_workers_refuse_is_refused_with_their_words() -> None:
         assert "it ends early" in answer.json()["error"]["message"]
         for body in ({}, {"lora_name": "sql"}, {"lora_name": 1, "lora_path": "x"}):
             assert (await http.raw.post(LOAD, json=body)).status_code == 400
+        headers = {"content-type": "text/plain"}  # what a web page may send anywhere
+        page = await http.raw.post(LOAD, content=json.dumps(SQL), headers=headers)
+        assert page.status_code == 415
         alias = await http.raw.post(LOAD, json=SQL | {"lora_name": MODEL})
         assert alias.status_code == 400
 

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from smg_grpc_proto import vllm_engine_pb2
 
 from protos.inference.v1 import inference_pb2 as pb
-from router.http.openapi_description import BODIES
+from router.http.openapi_description import BODIES, LOAD_ADAPTER, UNLOAD_ADAPTER
 from router.inference.servicer import SERVICE_NAME
 from tests.hostile import usage
 from tests.hostile.case import Answer, Options, Target
@@ -65,6 +65,8 @@ HTTP_BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [72, 105]},
+    LOAD_ADAPTER: {"lora_name": "sql", "lora_path": "sql"},
+    UNLOAD_ADAPTER: {"lora_name": "sql"},
 }
 DETOKENIZE = f"/{SERVICE_NAME}/Detokenize"
 WARM_UP: tuple[tuple[str, object], ...] = (
