@@ -4,22 +4,17 @@ Also detects broken files. Does not import PyTorch, so that a model that cannot 
 before any process is started.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_worker.checkpoints.integer_matrices import keeps_codes
 from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors, unreadable
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
-from signalbox_kernels.storage import GROUP, QUANTISED, Storage
-
-if TYPE_CHECKING:
-    from gpu_worker.checkpoints.gguf_reader import GGUFTensor
+from signalbox_kernels.storage import GROUP, Storage
 
 _FLOAT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OWN_TYPES = "its own types"
@@ -77,30 +72,6 @@ class WeightSizes:
         return self.num_values * _FLOAT_BYTES[form]
 
 
-def is_runnable(stored: "GGUFTensor") -> bool:
-    """Says whether native programs can run a tensor's blocks."""
-    return len(stored.shape) == 2 and int(stored.type) in QUANTISED
-
-
-def gguf_sizes(stored_tensors: Iterable["GGUFTensor"], *, is_native: bool) -> WeightSizes:
-    """Counts tensors of a GGUF file and its parts, of a family with native programs or without.
-
-    Files with experts may name a family that has none.
-    """
-    tensors = list(stored_tensors)
-    has_experts = any(len(stored.shape) > 2 for stored in tensors)
-    types = Counter(stored.type.name for stored in tensors if is_runnable(stored))
-    values = {stored.name: prod(stored.shape) for stored in tensors}
-    return WeightSizes(
-        num_values=sum(values.values()),
-        num_table_values=_num_table_values(values),
-        stored_bytes=sum(stored.num_bytes for stored in tensors),
-        is_half=True,
-        is_native=is_native and not has_experts,
-        block_type=next((name for name, _ in types.most_common(1)), ""),
-    )
-
-
 def directory_sizes(
     shards: Iterable[Path],
     *,
@@ -128,7 +99,7 @@ def directory_sizes(
     values |= {name: prod(one.shape) for name, one in with_matrices(stored, checkpoint).items()}
     return WeightSizes(
         num_values=sum(values.values()),
-        num_table_values=_num_table_values(values),
+        num_table_values=num_table_values(values),
         stored_bytes=stored_bytes,
         is_half=is_half,
         is_native=is_native,
@@ -138,10 +109,11 @@ def directory_sizes(
     )
 
 
-def _num_table_values(values: dict[str, int]) -> int:
-    return sum(count for name, count in values.items() if _is_table(name))
+def num_table_values(values: dict[str, int]) -> int:
+    """Returns the number of values in the table of embeddings and in the head.
 
-
-def _is_table(name: str) -> bool:
-    *_, layer, _ = ("", *name.split("."))
-    return layer in _TABLES
+    Args:
+        values: number of each tensor's values, by its name.
+    """
+    modules = {name: name.rpartition(".")[0] for name in values}
+    return sum(values[name] for name, one in modules.items() if one.rpartition(".")[2] in _TABLES)

@@ -11,19 +11,20 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.checkpoints.gguf_config import GGUFConfig
-from gpu_worker.checkpoints.gguf_names import Renamed
-from gpu_worker.checkpoints.gguf_reader import GGUFTensor, read_gguf
-from gpu_worker.checkpoints.gguf_tokenizer import (
+from gpu_worker.checkpoints.gguf.config import GGUFConfig
+from gpu_worker.checkpoints.gguf.names import Renamed
+from gpu_worker.checkpoints.gguf.reader import GGUFTensor, read_gguf
+from gpu_worker.checkpoints.gguf.sizes import gguf_sizes, is_runnable
+from gpu_worker.checkpoints.gguf.tokenizer import (
     DEFAULT_SPLIT,
     GGUFVocab,
     TokenType,
     adds_bos,
     build,
 )
-from gpu_worker.checkpoints.gguf_weights import read_values
+from gpu_worker.checkpoints.gguf.weights import read_values
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes, is_runnable
+from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import gguf_name
 from gpu_worker.models import has_native_program

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from contract.startup import ReportProgress
-from gpu_worker.checkpoints.gguf_names import FAMILIES
+from gpu_worker.checkpoints.gguf.names import FAMILIES
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_sizes import WeightSizes, gguf_sizes
+from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import find_variants, format_bytes, gguf_name
@@ -170,9 +170,9 @@ def weight_sizes(config: ModelConfig) -> WeightSizes | None:
     if path is None:
         return None
     if path.is_file():
-        from gpu_worker.checkpoints.gguf_reader import (
-            read_gguf,  # needs a package that services lack
-        )
+        # These need a package that services lack.
+        from gpu_worker.checkpoints.gguf.reader import read_gguf
+        from gpu_worker.checkpoints.gguf.sizes import gguf_sizes
 
         content = read_gguf(path)
         family = FAMILIES.get(str(content.fields.get("general.architecture", "")))

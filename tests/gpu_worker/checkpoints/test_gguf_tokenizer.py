@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from gpu_worker.checkpoints.gguf_tokenizer import GGUFVocab, adds_bos, build
+from gpu_worker.checkpoints.gguf.tokenizer import GGUFVocab, adds_bos, build
 from gpu_worker.config import ModelError
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_path
 from tests.gpu_worker.model_runners import make_runner

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gpu_worker.checkpoints.gguf_config import MAX_CONTEXT_LENGTH
+from gpu_worker.checkpoints.gguf.config import MAX_CONTEXT_LENGTH
 from gpu_worker.config import ModelError
 from gpu_worker.models import model_spec
 from gpu_worker.models.decoder_config import qwen3_config

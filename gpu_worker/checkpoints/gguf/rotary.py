@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from gpu_worker.checkpoints.gguf_fields import GGUFFields
-from gpu_worker.checkpoints.gguf_reader import GGUFContent
+from gpu_worker.checkpoints.gguf.fields import GGUFFields
+from gpu_worker.checkpoints.gguf.reader import GGUFContent
 from gpu_worker.config import ModelError
 
 FREQUENCY_DIVISORS = "rope_freqs.weight"

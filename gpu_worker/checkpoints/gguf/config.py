@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.checkpoints.gguf_fields import GGUFFields
-from gpu_worker.checkpoints.gguf_names import FAMILIES, MISTRAL, MIXTRAL, Family
-from gpu_worker.checkpoints.gguf_reader import GGUFContent
-from gpu_worker.checkpoints.gguf_rotary import (
+from gpu_worker.checkpoints.gguf.fields import GGUFFields
+from gpu_worker.checkpoints.gguf.names import FAMILIES, MISTRAL, MIXTRAL, Family
+from gpu_worker.checkpoints.gguf.reader import GGUFContent
+from gpu_worker.checkpoints.gguf.rotary import (
     FREQUENCY_DIVISORS,
     LONG_FACTORS,
     SHORT_FACTORS,

@@ -13,7 +13,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from gpu_worker.checkpoints.gguf_reader import GGUFTensor
+from gpu_worker.checkpoints.gguf.reader import GGUFTensor
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import BFLOAT16, AnyArray
 
