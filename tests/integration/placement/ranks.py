@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +24,30 @@ class StartedRanks:
     folder: Path
     processes: list[psutil.Popen] = field(default_factory=list)
 
-    def start(self, *arguments: str, variables: dict[str, str], folder: Path | None = None) -> None:
-        """Starts the next rank. Args: folder: that it works in."""
+    def start(
+        self,
+        *arguments: str,
+        variables: dict[str, str],
+        folder: Path | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
+        """Starts the next rank.
+
+        Args:
+            folder: that it works in.
+            within: what runs its command, such as on another host.
+        """
         with self._log(len(self.processes)).open("wb") as sink:
             self.processes.append(
                 psutil.Popen(
-                    [*COMMAND, "worker", *MODEL_FLAGS, "--placement=environment", *arguments],
+                    [
+                        *within,
+                        *COMMAND,
+                        "worker",
+                        *MODEL_FLAGS,
+                        "--placement=environment",
+                        *arguments,
+                    ],
                     env=environment() | variables,
                     stderr=sink,
                     cwd=folder,
