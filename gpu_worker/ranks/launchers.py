@@ -8,16 +8,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 _END_S = 1.0
+_LOOK_S = 0.5
+_NUM_LOOKS = 5
 
 
 class StartedRank(Protocol):
     """A rank that a launcher has started."""
 
     def wait(self) -> None:
-        """Returns when the rank has ended."""
+        """Returns when the rank has ended, or stands still."""
         ...
 
     def kill(self) -> None: ...
@@ -45,7 +48,17 @@ class LocalRank:
         )
 
     def wait(self) -> None:
-        self._process.wait()
+        """Returns once the process has been stopped in several looks.
+
+        A pause of this process, too, costs one look alone.
+        """
+        num_stopped = 0
+        while num_stopped < _NUM_LOOKS:
+            try:
+                self._process.wait(_LOOK_S)
+                return
+            except subprocess.TimeoutExpired:
+                num_stopped = num_stopped + 1 if _is_stopped(self._process.pid) else 0
 
     def kill(self) -> None:
         self._process.kill()
@@ -65,6 +78,15 @@ class LocalRank:
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Returns whether a signal or a debugger has stopped a process; Linux says it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in "Tt"
 
 
 class AwaitedRank:

@@ -11,7 +11,7 @@ import grpc
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.meeting import RankLost
 from gpu_worker.ranks.rank_messages import Command, HiddenStates, RankAddress, Report
-from gpu_worker.ranks.rank_servicer import OPTIONS
+from gpu_worker.ranks.rank_servicer import options_of
 from protos.rank.v1 import rank_pb2 as pb
 from protos.rank.v1 import rank_pb2_grpc
 from rpc.transport.tls import CLEAR, TlsConfig, channel_credentials
@@ -40,10 +40,12 @@ def greet(to: RankAddress, *, rank: int, other: int, tls: TlsConfig) -> str:
 
 def _channel(to: RankAddress, tls: TlsConfig) -> grpc.Channel:
     if not tls.dials or to.address.startswith("unix:"):
-        return grpc.insecure_channel(to.address, options=OPTIONS)
+        return grpc.insecure_channel(to.address, options=options_of(to.address))
     name = to.certified_name
     named = (("grpc.ssl_target_name_override", name),) if name else ()
-    return grpc.secure_channel(to.address, channel_credentials(tls), options=[*OPTIONS, *named])
+    return grpc.secure_channel(
+        to.address, channel_credentials(tls), options=[*options_of(to.address), *named]
+    )
 
 
 def _open(to: RankAddress, tls: TlsConfig, *, within_s: float) -> grpc.Channel:

@@ -1,7 +1,7 @@
 """Serves RankService of one rank: hidden states for every rank, joining and meeting on rank 0.
 
-The servers are gRPC's blocking ones: a runner works on a thread, not on an event loop. gRPC's
-keepalive ends a stream whose other end has stopped or can no longer be reached.
+The servers are gRPC's blocking ones: a runner works on a thread, not on an event loop. Between
+hosts gRPC's keepalive ends a stream whose other end has stopped or can no longer be reached.
 """
 
 import logging
@@ -28,10 +28,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_500),
-    # Without it a stopped peer is noticed after a minute, whatever the keepalive says.
-    ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -39,9 +35,23 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
 )
-"""Of servers and channels between ranks."""
+_KEEPALIVE: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_500),
+    # Without it a stopped peer is noticed after a minute, whatever the keepalive says.
+    ("grpc.http2.ping_timeout_ms", 1_500),
+)
 _SPARE_THREADS = 4
 """Threads for calls that end, beside one for each stream."""
+
+
+def options_of(address: str) -> list[tuple[str, int]]:
+    """Returns the options of a server or a channel between ranks.
+
+    Those of one machine need no keepalive: rank 0 watches the processes. Where all of them pause,
+    and a ping is late for that, it would end the worker.
+    """
+    return list(OPTIONS if address.startswith("unix:") else OPTIONS + _KEEPALIVE)
 
 
 class JoinedRank:
@@ -197,7 +207,7 @@ class RankServer:
         Raises OSError, or TlsError.
         """
         threads = ThreadPoolExecutor(num_streams + _SPARE_THREADS, "ranks")
-        self._server = grpc.server(threads, options=OPTIONS)
+        self._server = grpc.server(threads, options=options_of(address))
         rank_pb2_grpc.add_RankServiceServicer_to_server(servicer, self._server)
         is_local = address.startswith("unix:")
         try:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,10 +95,31 @@ def test_a_rank_that_cannot_be_started_leaves_none(native_tiny: Path, folder: Pa
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_ranks_outlive_no_rank_0_that_is_killed_or_stopped(
-    number: signal.Signals, native_tiny: Path, folder: Path
-) -> None:
+def test_no_rank_outlives_rank_0(native_tiny: Path, folder: Path) -> None:
+    with rank_0(native_tiny, folder) as (process, pids):
+        assert len(pids) == 2
+        process.kill()
+        wait_until(lambda: not any(map(runs, pids)))
+    assert not list(folder.iterdir())
+
+
+def test_a_pause_of_all_ranks_costs_none(native_tiny: Path, folder: Path) -> None:
+    """As of a machine that is suspended: which process goes on first is chance."""
+    with rank_0(native_tiny, folder) as (process, pids):
+        everyone = [process.pid, *pids]
+        for _ in range(2):
+            for pid in everyone:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(4)
+            for pid in everyone:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(2)
+        assert all(map(runs, everyone))
+
+
+@contextmanager
+def rank_0(model: Path, folder: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+    """Yields the first of three ranks, and the process ids of the others."""
     program = (
         "import sys, time; from pathlib import Path; from gpu_worker.config import ParallelConfig;"
         "from gpu_worker.main import end_at_once;"
@@ -106,18 +129,12 @@ def test_ranks_outlive_no_rank_0_that_is_killed_or_stopped(
         "runner = RankedRunner(start, on_lost=end_at_once);"
         "print(*runner.follower_pids, flush=True); time.sleep(600)"
     )
-    command = [sys.executable, "-c", program, str(native_tiny)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(folder)}
-    ) as process:
+    command = [sys.executable, "-c", program, str(model)]
+    variables = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
         assert process.stdout is not None
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(pids) == 2
-        process.send_signal(number)
-        wait_until(lambda: not any(map(runs, pids)))
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(EVENT_S) == (1 if number == signal.SIGSTOP else -signal.SIGKILL)
-    assert not list(folder.iterdir())
+        yield process, [int(pid) for pid in process.stdout.readline().split()]
+        process.kill()
 
 
 def runs(pid: int) -> bool:
