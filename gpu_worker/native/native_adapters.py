@@ -7,7 +7,6 @@ from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.config import ModelError
-from signalbox_kernels.adapters import PackedPairs
 from signalbox_kernels.program import Program
 
 
@@ -19,7 +18,6 @@ class NativeAdapters:
     ) -> None:
         self._opener, self._program = opener, program
         self._max_rank = opener.max_rank(given)
-        self._packed: list[Sequence[PackedPairs | None]] = []
         self.slots = AdapterSlots()
         for adapter in given:
             self.add(self._pack(adapter))
@@ -35,14 +33,12 @@ class NativeAdapters:
         is_new = opened.info.sha256 not in self.slots.of
         slot = self.slots.add(opened.info)
         if is_new:
-            self._packed[slot : slot + 1] = [opened.weights]
-            self._program.set_adapters(self._packed)
+            self._program.set_adapter(slot, opened.weights)
 
     def remove(self, adapter: Adapter) -> None:
         """Frees the slot of an adapter, and its memory, between two steps."""
         if (slot := self.slots.remove(adapter)) is not None:
-            self._packed[slot] = [None] * len(self._program.sites)
-            self._program.set_adapters(self._packed)
+            self._program.set_adapter(slot, None)
 
     def _pack(self, adapter: PeftAdapter) -> OpenedAdapter:
         pairs, element = dict(adapter.pairs()), self._program.shape.element

@@ -242,7 +242,7 @@ class Program:
         self._pool: NDArray[np.uint8] | None = None
         self.shape = builder.shape
         self.sites = tuple(builder.sites)
-        self._adapters: tuple[Sequence[PackedPairs | None], ...] = ()
+        self._adapters: dict[int, Sequence[PackedPairs | None] | None] = {}
         self._adapter_table = (SbAdapter * 0)()
         self.weights = builder.arena.description
         self.weights_bytes = builder.arena.num_bytes
@@ -274,15 +274,22 @@ class Program:
         self._pool = pool
         self._library.sb_program_bind(self._handle, pool.ctypes.data, pool.strides[0])
 
-    def set_adapters(self, adapters: Sequence[Sequence[PackedPairs | None]]) -> None:
-        """Sets the adapters of later steps, each with what it has at each of the `sites`."""
-        found = [pairs for adapter in adapters for pairs in adapter]
-        table = (SbAdapter * len(found))()
-        for place, pairs in enumerate(found):
-            if pairs is not None:
-                table[place] = pairs.as_struct()
-        self._adapters, self._adapter_table = tuple(adapters), table
-        self._library.sb_program_adapters(self._handle, table, len(adapters), len(self.sites))
+    def set_adapter(self, slot: int, pairs: Sequence[PackedPairs | None] | None) -> None:
+        """Sets what the adapter in a slot has at each of the `sites` in later steps.
+
+        Takes as long however many adapters there are, but when it makes room for twice as many.
+        """
+        num_sites, num_slots = len(self.sites), max([slot, *self._adapters]) + 1
+        if num_slots * num_sites > len(self._adapter_table):
+            table = (SbAdapter * (2 * num_slots * num_sites))()
+            ctypes.memmove(table, self._adapter_table, ctypes.sizeof(self._adapter_table))
+            self._adapter_table = table
+        for site, one in enumerate(pairs or [None] * num_sites):
+            struct = SbAdapter() if one is None else one.as_struct()
+            self._adapter_table[slot * num_sites + site] = struct
+        self._adapters[slot] = pairs  # in place of what the table refers to no more
+        table = self._adapter_table
+        self._library.sb_program_adapters(self._handle, table, num_slots, num_sites)
 
     def run(self, arrays: StepArrays) -> None:
         """Computes one step; other Python threads run meanwhile."""

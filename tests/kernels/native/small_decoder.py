@@ -177,9 +177,8 @@ class SmallDecoder:
         builder.head(left, table)
         program = builder.build(angles(), num_threads=num_threads, isa=isa)
         element = self.form.element
-        program.set_adapters(
-            [[site.pack(pairs, element) for site in program.sites] for pairs in self.pairs]
-        )
+        for slot, pairs in enumerate(self.pairs):
+            program.set_adapter(slot, [site.pack(pairs, element) for site in program.sites])
         return program
 
     def logits(self, isa: Isa, *, num_threads: int = 2) -> tuple[Floats, AnyArray]:

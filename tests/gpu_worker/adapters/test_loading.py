@@ -1,0 +1,74 @@
+"""Adapters that come and go between steps: slots are used again, and tokens stay PEFT's."""
+
+import pytest
+
+from contract.model import Adapter
+from gpu_worker.config import ModelError
+from tests.gpu_worker.adapters.peft_adapters import KINDS
+from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.model_runners import make_runner
+from tests.native_kernels import skip_without_native_kernels
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    return Adapted(tmp_path_factory.mktemp("adapted"), "llama3", head_dim=16)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_a_slot_that_is_free_is_used_again(adapted: Adapted, backend: str) -> None:
+    if backend == "native":
+        skip_without_native_kernels()
+    folder = adapted.path / "adapters"
+    runner = make_runner(adapted.path, cpu_backend=backend, max_lora_rank=16)
+
+    def load(number: int) -> Adapter:
+        opened = runner.open_adapter(f"a{number}", str(folder / f"a{number}"))
+        runner.add_adapter(opened)
+        runner.add_adapter(opened)  # which changes nothing
+        return opened.info
+
+    def check(*loaded: Adapter) -> None:
+        """Asserts that each of these, and the base model, draw what they must."""
+        slots = {f"a{i}": BASE for i in range(len(KINDS))}
+        slots |= {one.name: runner.adapter_slots[one.sha256] for one in loaded}
+        chosen = [
+            (prompt, BASE if number == BASE else slots[f"a{number}"], expected)
+            for prompt, number, expected in zip(
+                adapted.prompts, adapted.adapters, adapted.expected, strict=True
+            )
+            if number == BASE or f"a{number}" in {one.name for one in loaded}
+        ]
+        prompts, numbers, expected = zip(*chosen, strict=True)
+        driver = Driver(runner=runner)
+        tokens = driver.generate(list(prompts), num_tokens=NUM_TOKENS, adapters=list(numbers))
+        assert tokens == list(expected)
+        assert {one.name for one in runner.model.adapters} == {one.name for one in loaded}
+
+    check()
+    first = [load(number) for number in range(3)]
+    check(*first)
+    runner.remove_adapter(first[1])
+    check(first[0], first[2])
+    later = [load(number) for number in range(3, 8)]
+    assert runner.adapter_slots[later[0].sha256] == 1
+    check(first[0], first[2], *later)
+    for one in (first[0], first[2], *later):
+        runner.remove_adapter(one)
+    assert runner.adapter_slots == {}
+    check()
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_what_is_larger_than_the_memory_that_is_reserved_is_refused(
+    adapted: Adapted, backend: str
+) -> None:
+    if backend == "native":
+        skip_without_native_kernels()
+    runner = make_runner(adapted.path, cpu_backend=backend, max_lora_rank=4)
+    with pytest.raises(ModelError, match="rank 8, more than max_lora_rank, which is 4"):
+        runner.open_adapter("a0", str(adapted.path / "adapters" / "a0"))
+    assert runner.adapter_slots == {}
