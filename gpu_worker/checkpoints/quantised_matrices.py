@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from functools import partial
 
+import numpy as np
+
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
-from gpu_worker.quantised.form import FLOATS, WEIGHT, QuantisedForm
-from signalbox_kernels.floats import AnyArray, dtype_name
+from gpu_worker.quantised.form import BYTES, INDICES, WEIGHT, WORDS, QuantisedForm
+from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, dtype_name
+
+_CODES = WORDS | INDICES | BYTES | {np.dtype(np.int8), FLOAT8_E4M3}
 
 
 def with_matrices(
@@ -41,7 +45,7 @@ def _refuse_lone_codes(found: Mapping[str, StoredTensor], checkpoint: QuantisedC
     """Raises ModelError for codes of a matrix whose other tensors are missing."""
     ends = {end for form in checkpoint.forms for end in form.ends}
     for name, tensor in found.items():
-        is_part = tensor.form is None and tensor.dtype not in FLOATS
+        is_part = tensor.form is None and tensor.dtype in _CODES
         for end in ends if is_part else ():
             if name.endswith(f".{end}"):
                 module = name.removesuffix(f".{end}")
