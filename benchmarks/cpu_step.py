@@ -1,18 +1,20 @@
 """One step of a model on the CPU, in each form that it can run in: decode and prefill.
 
-    python -m benchmarks.cpu_step MODEL [--forms torch native gguf int8 int4] [--rounds 30]
-        [--threads 2] [--dtype bfloat16] [--cases "prefill 2048" "prefill 8064"]
+    python -m benchmarks.cpu_step MODEL... [--forms torch native auto gguf int8 int4]
+        [--rounds 30] [--threads 2] [--dtype bfloat16] [--cases "prefill 2048" "prefill 8064"]
 
-All forms compute the same batches in turn, so that what else the machine does hurts all alike; the
-figures are milliseconds, medians, with the median of each round's ratio of the first form to this
-one. "torch" and "native" hold floats, the others run quantised weights. Greedy rows, random tokens.
-Below a case stand the milliseconds of all threads by kind of op, in one more step.
+All forms, of all models, compute the same batches in turn, so that what else the machine does hurts
+all alike; the figures are milliseconds, medians, with the median of each round's ratio of the first
+form to this one. "torch" and "native" hold floats, the others run quantised weights; "auto" is what
+a checkpoint or a file consists of. Greedy rows, random tokens. Below a case stand the milliseconds
+of all threads by kind of op, in one more step.
 """
 
 import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from gpu_worker.runner_factory import make_runner as make_loaded
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600
-FORMS = ("torch", "native", "gguf", "int8", "int4")
+FORMS = ("torch", "native", "auto", "gguf", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,11 @@ CASES = (
 )
 
 
-def make_runner(args: argparse.Namespace, form: str) -> Any:
+def make_runner(args: argparse.Namespace, model: str, form: str) -> Any:
     is_quantised = form not in ("torch", "native")
     backend = "native" if is_quantised else form
     runner: Any = make_loaded(
-        ModelConfig(
-            model=args.model, dtype=args.dtype, quantization=form if is_quantised else "none"
-        ),
+        ModelConfig(model=model, dtype=args.dtype, quantization=form if is_quantised else "none"),
         CacheConfig(block_size=BLOCK_SIZE),
         device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
     )
@@ -106,7 +106,7 @@ def ops_in_words(runner: Any, batch: Batch) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
+    parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16")
@@ -114,22 +114,31 @@ def main() -> None:
     names = [case.name for case in CASES]
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     args = parser.parse_args()
-    runners = {form: make_runner(args, form) for form in args.forms}
-    print(f"{'':16}" + "".join(f"{form:>16}" for form in runners))
+    runners = {
+        name_of(args, model, form): make_runner(args, model, form)
+        for model in args.models
+        for form in args.forms
+    }
+    print(f"{'':16}" + "".join(f"{name:>24}" for name in runners))
+    vocab_size = min(runner.model.vocab_size for runner in runners.values())
     for case in (case for case in CASES if case.name in args.cases):
-        batch = make_batch(case, runners[args.forms[0]].model.vocab_size)
+        batch = make_batch(case, vocab_size)
         rounds = args.rounds if case.num_new == 1 else max(min(3, args.rounds), args.rounds // 6)
         seconds = measure(runners, batch, rounds)
         print(f"{case.name:16}" + "".join(in_words(seconds, form) for form in runners), flush=True)
-        for form in (form for form in runners if form != "torch"):
+        for form in (form for form in runners if "torch" not in form):
             print(f"    {form}: {ops_in_words(runners[form], batch)}", flush=True)
+
+
+def name_of(args: argparse.Namespace, model: str, form: str) -> str:
+    return form if len(args.models) == 1 else f"{Path(model).name[-16:]} {form}"
 
 
 def in_words(seconds: dict[str, list[float]], form: str) -> str:
     """Milliseconds of a form, and how many times faster than the first it is."""
     first = next(iter(seconds.values()))
     ratio = statistics.median(a / b for a, b in zip(first, seconds[form], strict=True))
-    return f"{statistics.median(seconds[form]) * 1e3:9.1f} ({ratio:4.2f})"
+    return f"{statistics.median(seconds[form]) * 1e3:17.1f} ({ratio:4.2f})"
 
 
 if __name__ == "__main__":

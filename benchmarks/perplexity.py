@@ -24,6 +24,7 @@ _IN_PYTORCH = {"dtype": "bfloat16", "quantization": "none", "cpu_backend": "torc
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "quantization": "none"},
     "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
+    "auto": {},
     "gguf": {"quantization": "gguf"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},

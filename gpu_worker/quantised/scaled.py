@@ -6,10 +6,11 @@ smaller. compressed-tensors may add a zero point, which is subtracted from the c
 """
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
+from gpu_worker.quantised.codes import ArrayLibrary, IntegerCodes
 from gpu_worker.quantised.form import FLOATS, INDICES, WEIGHT, QuantisedForm, Read, Shapes
 from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, to_float32
 
@@ -17,16 +18,21 @@ BLOCK = 128
 """Rows and columns of a block with a scale of its own, in DeepSeek's form."""
 SCALE, BLOCK_SCALE, ZERO_POINT = "weight_scale", "weight_scale_inv", "weight_zero_point"
 
+_MIDDLE = 128
+"""Is added to a code with a sign."""
+
 Block = tuple[int, int]
 """Rows and columns that share a scale. 0 columns are all of them, or the whole matrix."""
 ROW: Block = (1, 0)
 
 
+@cache
 def scaled_form(name: str, block: Block, *, scale: str = SCALE) -> QuantisedForm:
     """Returns the form of matrices with a scale for each block; `scale` ends its tensor's name.
 
     Codes are E4M3 under the name "fp8", else whole numbers.
     """
+    is_by_groups = name != "fp8" and block[0] == 1
     codes = frozenset({FLOAT8_E4M3 if name == "fp8" else np.dtype(np.int8)})
     zeros = codes | FLOATS | INDICES
     return QuantisedForm(
@@ -42,6 +48,7 @@ def scaled_form(name: str, block: Block, *, scale: str = SCALE) -> QuantisedForm
         shape=partial(_shape, block=block, scale=scale),
         decode=partial(decode, block=block, scale=scale),
         group_size=block[1] or None,
+        unpack=partial(_unpack, scale=scale) if is_by_groups else None,
     )
 
 
@@ -53,6 +60,23 @@ def _shape(shapes: Shapes, read: Read, *, block: Block, scale: str) -> tuple[int
         if shapes[end] not in allowed:
             raise ValueError
     return rows, columns
+
+
+def _unpack(tensors: Mapping[str, AnyArray], library: ArrayLibrary, *, scale: str) -> IntegerCodes:
+    """Returns whole numbers around the middle of those without a sign."""
+    codes = np.ascontiguousarray(tensors[WEIGHT]).view(np.uint8) ^ np.uint8(_MIDDLE)
+    scales = _of_rows(tensors[scale], len(codes))
+    zeros = library.bytes_like(scales, _MIDDLE)
+    if ZERO_POINT in tensors:
+        points = _of_rows(to_float32(tensors[ZERO_POINT]), len(codes))
+        zeros = (points + _MIDDLE).astype(np.uint8)
+    return IntegerCodes(codes, zeros, scales, None)
+
+
+def _of_rows(values: AnyArray, num_rows: int) -> AnyArray:
+    """Returns [num_groups, num_rows] of values of a matrix, of rows or of groups."""
+    by_row = values.reshape(num_rows if values.size >= num_rows else 1, -1)
+    return np.broadcast_to(by_row, (num_rows, by_row.shape[1])).T
 
 
 def decode(tensors: Mapping[str, AnyArray], *, block: Block, scale: str = SCALE) -> AnyArray:

@@ -23,10 +23,10 @@ from tests.rounding import LOGITS, UNIT_ROUNDOFF
 CHECKPOINTS = Path(__file__).with_name("checkpoints")
 NAMES = sorted(folder.name for folder in CHECKPOINTS.iterdir())
 PROMPT = [3, 17, 41, 8, 22, 30, 5, 12, 46, 1, 9, 33]
-NATIVE = ("awq", "gptq", "ct_w4a16", "ct_w8a16", "ct_mixed")
+NATIVE = ("awq", "gptq", "ct_w4a16", "ct_w8a", "ct_mixed")
 """How the names begin of checkpoints whose codes native programs multiply."""
 
-ROUNDED = ("ct_w8a8", "ct_fp8", "fp8", "bnb_int8")
+ROUNDED = ("ct_fp8", "fp8", "bnb_int8")
 """How the names begin of checkpoints that mean activations in 8 bits, too."""
 
 
