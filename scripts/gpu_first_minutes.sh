@@ -141,7 +141,7 @@ stage_machine() {
 stage_imports() {
     "$PYTHON" - "$DEVICE" <<'PROGRAM'
 import importlib.util, pkgutil, sys, time
-failed, without_triton = [], 0
+failed, lacking = [], []
 start = time.monotonic()
 tops = "protos contract rpc router scheduler_svc gpu_worker signalbox signalbox_client signalbox_kernels"
 found = [*tops.split()]
@@ -154,12 +154,13 @@ for name in found:
     try:
         importlib.import_module(name)
     except Exception as error:
-        if sys.argv[1] == "cpu" and getattr(error, "name", "") == "triton":
-            without_triton += 1
+        lacks = getattr(error, "name", "")
+        if lacks == "ray" or (sys.argv[1] == "cpu" and lacks == "triton"):  # Ray is an extra
+            lacking.append(lacks)
         else:
             failed.append(f"{name}: {type(error).__name__}: {error}")
 seconds = time.monotonic() - start
-print(f"{len(found)} modules in {seconds:.1f} s; {without_triton} need Triton, which is not here")
+print(f"{len(found)} modules in {seconds:.1f} s; {len(lacking)} need what is not here: {sorted(set(lacking))}")
 print(*failed, sep="\n")
 sys.exit(bool(failed))
 PROGRAM

@@ -63,7 +63,7 @@ def test_ranks_meet_by_the_variables_of_a_set_and_end_in_order(model: Path, tmp_
         ranks.until_ready()
         assert "3 ranks are one worker" in ranks.log()
         (address,) = re.findall(r"ranks: 3\) on (\S+), ", ranks.log())
-        assert "stages0 on 3 stages" in run_here("health", "--address", address).stdout
+        assert f"{model.name} on 3 stages" in run_here("health", "--address", address).stdout
         for one in ranks.processes:  # as when a group is deleted
             one.send_signal(signal.SIGTERM)
         assert ranks.statuses() == [0, 0, 0]
