@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.runner.warm_up import warm_up_batches
 from signalbox_kernels import triton
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(not triton.is_installed(), reason="Triton is not installed"),
 ]
+
+
+def test_a_step_of_one_row_is_among_those_of_a_start() -> None:
+    batches = warm_up_batches(num_tokens=64, block_size=16, max_model_len=64, vocab_size=100)
+    assert min(len(batch.token_ids) for batch in batches) == 1
 
 
 @pytest.mark.parametrize("model", ["dense", "mixture", "fp8", "gptq", "gemma"])
