@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpu_worker.ranks.versions import versions
+from signalbox.stack.child_processes import PARENT_PID
 
 
 class RankNode(NamedTuple):
@@ -33,10 +34,9 @@ class RankActor:
 
     def run(self, arguments: list[str], variables: Mapping[str, str]) -> int:
         """Runs `signalbox` with these arguments; returns its exit status."""
-        tied = [sys.executable, "-m", "signalbox.placement.tied_process", str(os.getpid())]
         self._process = subprocess.Popen(
-            [*tied, sys.executable, "-m", "signalbox", *arguments],
-            env={**os.environ, **variables},
+            [sys.executable, "-m", "signalbox", *arguments],
+            env={**os.environ, **variables, PARENT_PID: str(os.getpid())},  # it ends with this one
             stdin=subprocess.DEVNULL,
         )
         return self._process.wait()
