@@ -156,14 +156,13 @@ def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -
         placement_timeout=WorkerSettings.model_fields["placement_timeout"].default,
     )
     hosts = [node.host for node in nodes]
-    is_one_host = len(set(hosts)) == 1
     started = {}
     for rank, actor in enumerate(actors):
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(actors)),
             "MASTER_ADDR": hosts[0],
-            "LOCAL_WORLD_SIZE": str(len(actors) if is_one_host else hosts.count(hosts[rank])),
+            "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
         }
         started[actor.run.remote(["worker", *flags], variables)] = rank
     return started
@@ -179,9 +178,8 @@ def _watch(actors: list[Any], started: dict[Any, int], stopping: threading.Event
             actors[0].send.remote(signal.SIGTERM)  # which ends the others
         done, pending = ray.wait(pending, timeout=_LOOK_S)
         faults += [fault for one in done if (fault := _fault(started[one], one))]
-        if faults and pending:
-            done, _ = ray.wait(pending, num_returns=len(pending), timeout=_END_S)
-            faults += [fault for one in done if (fault := _fault(started[one], one))]
+        if faults and pending:  # the first says why; the others are to end by themselves
+            ray.wait(pending, num_returns=len(pending), timeout=_END_S)
             break
     if faults:
         raise RanksLost(f"{faults[0]}; the worker ends, and its requests continue at other workers")
