@@ -238,7 +238,7 @@ class RequestLifecycle:
     def _no_place(self, group: SequenceGroup) -> RequestFailure:
         if not self._step_loops.is_serving:
             return no_worker_came(self._placement_deadlines.wait_s)
-        if group.request.adapter and group.request.adapter not in self._admission.adapters:
+        if not self._admission.has_adapter(group):
             return no_such_adapter(group.request.adapter)
         return no_room_left(group)
 

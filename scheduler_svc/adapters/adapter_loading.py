@@ -65,7 +65,8 @@ class AdapterLoading:
         return () if model is None else model.adapters
 
     def _find(self, name: str) -> Adapter | None:
-        offered = (one for one in self._adapters if not one.is_leaving)
+        model = self._cluster.model
+        offered = () if model is None else model.offered
         return next((one for one in offered if one.name == name), None)
 
     # What operators ask for
@@ -101,8 +102,8 @@ class AdapterLoading:
             return adapter
 
     async def _load_everywhere(self, name: str, path: str) -> Adapter:
-        at, clients = time.time_ns(), dict(self._clients)
-        found = await _of_each(clients, lambda one: one.load(name, path, loaded_at_ns=at))
+        at = time.time_ns()
+        found = await _of_each(self._clients, lambda one: one.load(name, path, loaded_at_ns=at))
         found = {loop: got for loop, got in found.items() if loop in self._clients}
         loaded = {loop: got for loop, got in found.items() if isinstance(got, Adapter)}
         fault = next((got for got in found.values() if not isinstance(got, Adapter)), None)

@@ -135,8 +135,7 @@ class GroupSelection:
 
     def can_ever_run(self, group: SequenceGroup) -> bool:
         """Says whether the group could run here if it were alone."""
-        adapter = group.request.adapter
-        if adapter and adapter not in self._queues.admission.adapters:
+        if not self._queues.admission.has_adapter(group):
             return False
         fits_step = group.num_branches <= self._limits.max_num_seqs
         return fits_step and self._blocks.sizes.can_ever_hold(group)

@@ -49,6 +49,11 @@ class AdmissionQueue:
         self._reserved_by: dict[SequenceGroup, object] = {}
         self._reserved: dict[object, SequenceGroup] = {}  # one for a worker
 
+    def has_adapter(self, group: SequenceGroup) -> bool:
+        """Returns whether all workers have what the group names; the base model is always there."""
+        adapter = group.request.adapter
+        return not adapter or adapter in self.adapters
+
     def __len__(self) -> int:
         return len(self.groups)
 
