@@ -16,7 +16,12 @@ from gpu_worker.worker_settings import WorkerSettings
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER
 from rpc.metrics.serving_metrics import serving_metrics
-from rpc.transport.listening_ports import METRICS_REMEDY, check_free, join_address
+from rpc.transport.listening_ports import (
+    METRICS_REMEDY,
+    UNSPECIFIED_HOSTS,
+    check_free,
+    join_address,
+)
 from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from rpc.transport.shutdown import run_until_signalled
 
@@ -27,8 +32,6 @@ CALLERS = {
     f"/{SERVICE_NAME}/GetWorkerInfo": (SCHEDULER, OPERATOR),
     f"/{SERVICE_NAME}/Profile": (OPERATOR,),
 }
-
-_UNSPECIFIED_HOSTS = {"", "0.0.0.0", "::"}
 
 
 async def run(
@@ -125,7 +128,7 @@ def end_at_once(reason: str) -> None:
 def advertised_address(*, host: str, port: int, advertise: str | None) -> str:
     """Returns the "host:port" to register; no host stands for where the registration comes from."""
     if advertise is None:
-        return f":{port}" if host in _UNSPECIFIED_HOSTS else join_address(host, port)
+        return f":{port}" if host in UNSPECIFIED_HOSTS else join_address(host, port)
     bare_ipv6 = advertise.count(":") > 1 and not advertise.startswith("[")
     has_port = not bare_ipv6 and not advertise.endswith("]") and ":" in advertise
     return advertise if has_port else join_address(advertise.strip("[]"), port)

@@ -15,11 +15,15 @@ from gpu_worker.ranks.rank_client import greet
 from gpu_worker.ranks.rank_messages import RankAddress
 from rpc.interceptors.certificate_names import dns_names
 from rpc.interceptors.peer_roles import WORKER
-from rpc.transport.listening_ports import check_exposure, check_free, join_address
+from rpc.transport.listening_ports import (
+    UNSPECIFIED_HOSTS,
+    check_exposure,
+    check_free,
+    join_address,
+)
 from rpc.transport.tls import CLEAR, TlsConfig
 
 LOOPBACK = "127.0.0.1"
-UNSPECIFIED = ("0.0.0.0", "::", "[::]")
 JOIN_S = 120.0
 """Seconds for a rank that was started to join; five times as long if others start it."""
 PORT_REMEDY = "choose another --rank-port"
@@ -52,7 +56,7 @@ class RankNetwork:
         own = address_of(host) or host if host else None
         if own is None:
             own = LOOPBACK if place.is_one_host else _host_towards(place.first_host, port)
-        if own in UNSPECIFIED:
+        if own.strip("[]") in UNSPECIFIED_HOSTS:
             raise ValueError(f"rank_host is {own}, which no rank can call; name an interface")
         if tls.serves != tls.dials:
             raise ValueError(

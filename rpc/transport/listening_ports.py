@@ -15,6 +15,10 @@ HTTP_REMEDY = "choose another --http-port, or --no-http"
 METRICS_REMEDY = "choose another --metrics-port"
 
 
+UNSPECIFIED_HOSTS = ("", "0.0.0.0", "::")
+"""Hosts to listen on at all addresses, which no client can call."""
+
+
 class BindError(OSError):
     """A server cannot listen on its address; the message gives the reason in one line."""
 

@@ -7,7 +7,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from rpc.transport.listening_ports import BindError, check_free, join_address
+from rpc.transport.listening_ports import UNSPECIFIED_HOSTS, BindError, check_free, join_address
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.start_checks import LOOPBACK
 
@@ -85,7 +85,7 @@ class StackAddresses:
 
 
 def _reachable(host: str) -> str:
-    return LOOPBACK if host in ("0.0.0.0", "::", "") else host
+    return LOOPBACK if host in UNSPECIFIED_HOSTS else host
 
 
 def free_port() -> int:
