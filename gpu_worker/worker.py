@@ -161,18 +161,14 @@ class Worker:
 
     async def load_adapter(self, *, epoch: int, name: str, path: str, loaded_at_ns: int) -> Adapter:
         """Loads an adapter beside the steps; see LoadAdapter in worker.proto."""
-        self._check_epoch(epoch)
-        runner = self._runner
-        if not isinstance(runner, AdapterLoading):
-            raise FailedPrecondition("a worker of several ranks takes adapters at its start alone")
+        runner = self._adapter_runner(epoch)
         try:
             opened = await asyncio.to_thread(self._open_adapter, runner, name, path)
         except ModelError as error:
             raise FailedPrecondition(str(error)) from None
         info = replace(opened.info, path=path, loaded_at_ns=loaded_at_ns)
         self._check_epoch(epoch)  # it may have changed meanwhile
-        await self._thread.submit(lambda: runner.add_adapter(opened._replace(info=info)))
-        self.model = replace(self.model, adapters=runner.model.adapters)
+        await self._change_adapters(lambda: runner.add_adapter(opened._replace(info=info)))
         logger.info("adapter loaded: %s from %s", info, path)
         return info
 
@@ -181,13 +177,21 @@ class Worker:
 
     async def unload_adapter(self, *, epoch: int, adapter: Adapter) -> None:
         """Frees an adapter that no step names; see UnloadAdapter in worker.proto."""
-        self._check_epoch(epoch)
-        runner = self._runner
-        if not isinstance(runner, AdapterLoading):
-            raise FailedPrecondition("a worker of several ranks takes adapters at its start alone")
-        await self._thread.submit(lambda: runner.remove_adapter(adapter))
-        self.model = replace(self.model, adapters=runner.model.adapters)
+        runner = self._adapter_runner(epoch)
+        await self._change_adapters(lambda: runner.remove_adapter(adapter))
         logger.info("adapter unloaded: %s", adapter)
+
+    def _adapter_runner(self, epoch: int) -> AdapterLoading:
+        """Raises Aborted or FailedPrecondition."""
+        self._check_epoch(epoch)
+        if not isinstance(self._runner, AdapterLoading):
+            raise FailedPrecondition("a worker of several ranks takes adapters at its start alone")
+        return self._runner
+
+    async def _change_adapters(self, change: Callable[[], None]) -> None:
+        """Changes what the runner has, between two steps."""
+        await self._thread.submit(change)
+        self.model = replace(self.model, adapters=self._runner.model.adapters)
 
     def grammars(self, *, epoch: int) -> Grammars:
         """Returns the compiled structured outputs of a lease. Raises Aborted if it is another."""
