@@ -110,7 +110,7 @@ class FlashAttention:
             self._tensor(batch.context_lens),
             self._tensor(batch.block_tables),
             self._tensor(batch.slot_mapping),
-            most_queries=int(np.diff(batch.query_start).max()),
+            most_queries=batch.most_queries,
         )
 
     def plan_on_device(self, inputs: StepInputs) -> _Plan:

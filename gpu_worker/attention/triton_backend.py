@@ -164,7 +164,7 @@ class TritonAttention:
             self._tensor(batch.query_start),
             self._tensor(batch.context_lens),
             self._tensor(batch.block_tables),
-            most_queries=int(np.diff(batch.query_start).max()),
+            most_queries=batch.most_queries,
         )
 
     def _plan(

@@ -48,6 +48,11 @@ class Batch:
     adapters: Int32Array | None = None
     """[T], slot of each token's adapter, or NO_ADAPTER; None if no token has one."""
 
+    @property
+    def most_queries(self) -> int:
+        """Most tokens that a sequence computes."""
+        return int(np.diff(self.query_start).max())
+
 
 class Logprobs(NamedTuple):
     """Log probabilities of one row, of the model's own logits."""

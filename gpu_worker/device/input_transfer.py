@@ -88,7 +88,7 @@ class InputPacker:
             query_start=query_start,
             context_lens=context_lens,
             block_tables=block_tables,
-            most_queries=int(np.diff(batch.query_start).max()),
+            most_queries=batch.most_queries,
         )
 
     def send(self, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:
