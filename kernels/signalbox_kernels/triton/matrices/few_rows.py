@@ -176,7 +176,7 @@ def _launch(
     if not len(x):
         return
     num_outputs = out.shape[1]
-    columns = 256 // x.itemsize if x.itemsize == 2 else 32
+    columns = 128 if x.itemsize == 2 else 32
     if is_interpreted():  # a loop costs more there than what is in it
         columns = min(4096, next_power_of_2(x.shape[1]))
     _few_rows_kernel[(triton.cdiv(num_outputs, _OUTPUTS),)](
