@@ -340,7 +340,7 @@ class ParallelConfig:
     local_size: int = 1
     """Ranks on its host."""
     is_placed: bool = False
-    """Whether others have started the rank, and may show it its own device alone."""
+    """True if others have started the rank, and may show it its own device alone."""
     collective_host: str = "127.0.0.1"
     """Address on which the collectives of its stage listen."""
 

@@ -130,7 +130,7 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
 
 
 class PlacementSettings(SettingsGroup):
-    """What starts a worker's ranks, and where they listen."""
+    """The launcher of a worker's ranks, and the addresses on which they listen."""
 
     GROUP: ClassVar[str] = "placement of ranks"
 

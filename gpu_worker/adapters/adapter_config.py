@@ -30,7 +30,7 @@ _REMARKS = {
     "init_lora_weights": "it has changed the base model's weights; save the adapter with"
     " path_initial_model_for_weight_conversion",
 }
-"""What a refusal of a field says."""
+"""Texts for the refusal of a field."""
 _KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the base model as it is."""
 _READ = frozenset(

@@ -15,7 +15,7 @@ class AdapterOpener:
     config: ModelConfig
     model_name: str
     shapes: Shapes
-    """Of the modules that adapters may change."""
+    """Shapes of the modules that adapters may change."""
 
     def open_given(self) -> list[PeftAdapter]:
         """Opens those of the configuration, in the order of their names. Raises ModelError."""

@@ -12,7 +12,7 @@ class OpenedAdapter(NamedTuple):
 
     info: Adapter
     weights: Any
-    """What its runner has made of the matrices."""
+    """The matrices in the form of the runner."""
 
 
 class AdapterSlots:

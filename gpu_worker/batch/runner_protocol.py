@@ -80,7 +80,7 @@ class Launching(Protocol):
 
 
 class BackendInUse(NamedTuple):
-    """What does a part of a runner's work."""
+    """The backend that does one part of a runner's work."""
 
     part: str
     backend: str

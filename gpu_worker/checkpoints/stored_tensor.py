@@ -26,6 +26,6 @@ class StoredTensor:
     parts: Mapping[str, "StoredTensor"] = field(default_factory=dict)
     """The tensors that a quantised checkpoint has instead of it, by the ends of their names."""
     form: QuantisedForm | None = None
-    """What they mean."""
+    """The form that gives them their meaning."""
     dtype: np.dtype[Any] | None = None
     """Type of the values in a checkpoint's file; None for one that is not read."""

@@ -2,7 +2,7 @@
 
 The group is an object of ours, not torch.distributed's global one, so that a process may hold
 several models, one after another or at once. Ranks meet through keys that rank 0 keeps, never
-through PyTorch's own store, which asks nobody who they are; they connect over the loopback
+through PyTorch's own store, which checks no identity; they connect over the loopback
 interface if they are on one host.
 """
 

@@ -30,7 +30,7 @@ a CPU, and for swapped blocks beside a CUDA device."""
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What a rank has of what is asked for its worker."""
+    """A rank's share of the capacity that is asked for its worker."""
 
     cache: float = 1.0
     """Share of the KV cache: that of its layers, divided by the ranks of its stage."""

@@ -25,7 +25,7 @@ class AdapterRows(NamedTuple):
 
 
 BatchAdapters = Sequence[AdapterRows]
-"""What layers read of a batch with adapters."""
+"""The parts of a batch with adapters that layers read."""
 
 
 def batch_adapters(adapters: NDArray[np.int32] | None, device: torch.device) -> BatchAdapters:
@@ -41,7 +41,7 @@ def batch_adapters(adapters: NDArray[np.int32] | None, device: torch.device) -> 
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapter:
-    """What one adapter adds to some columns of a layer's output."""
+    """The matrices by which one adapter adds to some columns of a layer's output."""
 
     a: Tensor
     """[rank, in_features]."""

@@ -133,7 +133,7 @@ class _Layer:
         ]
 
     def fused(self, residual: Tensor, products: Any = ops) -> None:
-        """As `DecoderLayer.add_to`, by the functions of `products`."""
+        """Computes `DecoderLayer.add_to` by the functions of `products`."""
         (qkv, out, gate_up, down), biases, norm = self.weights, self.biases, self.norm
         heads = products.rms_norm_linear(residual, norm, qkv, biases[0], eps=_EPS, is_gated=False)
         products.linear_add(heads[:, : out.shape[1]], out, biases[1], residual)
@@ -141,7 +141,7 @@ class _Layer:
         products.linear_add(fed, down, biases[3], residual)
 
     def plain(self, residual: Tensor) -> None:
-        """As the layers of other steps, whose first norm adds what the layer before gave."""
+        """Computes a layer of other steps, whose first norm adds what the layer before gave."""
         (qkv, out, gate_up, down), biases, norm = self.weights, self.biases, self.norm
         normed = ops.fused_add_rms_norm(residual, residual, norm, eps=_EPS)
         attended = F.linear(F.linear(normed, qkv, biases[0])[:, : out.shape[1]], out, biases[1])

@@ -173,7 +173,7 @@ class DecoderLayer:
 
     @property
     def products(self) -> Iterator[Linear]:
-        """Those of `add_to`, in order."""
+        """The products of `add_to`, in order."""
         assert isinstance(self.feed_forward, FeedForward)
         yield from (self.attention.qkv, self.attention.out)
         yield from (self.feed_forward.gate_up, self.feed_forward.down)

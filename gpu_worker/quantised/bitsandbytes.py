@@ -77,7 +77,7 @@ def _four_bits(kind: str) -> QuantisedForm:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the last tensor describes."""
+    """The contents of the last tensor."""
 
     shape: tuple[int, int]
     block_size: int

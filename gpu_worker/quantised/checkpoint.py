@@ -13,7 +13,7 @@ from gpu_worker.quantised.form import QuantisedForm
 
 @dataclass(frozen=True, slots=True)
 class QuantisedCheckpoint:
-    """What a `quantization_config` says."""
+    """The contents of a `quantization_config`."""
 
     name: str
     """Value of `--quantization` that keeps it."""

@@ -1,4 +1,4 @@
-"""What a checkpoint has instead of a quantised matrix: tensors, by the ends of their names.
+"""Forms of a quantised matrix: the tensors that a checkpoint has instead of it.
 
 A form knows these tensors and what they mean: `decode` gives the matrix in float32, which is how a
 device without kernels for the form runs it, and the reference for those that have some. `unpack`

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """What the environment says of a rank."""
+    """The place of a rank, as the environment states it."""
 
     launcher: str
     rank: int
@@ -15,7 +15,7 @@ class RankPlace:
     first_host: str
     """Name or address of the host of rank 0."""
     is_one_host: bool
-    """Whether all ranks are on one host."""
+    """True if all ranks are on one host."""
 
 
 def read_place(environment: Mapping[str, str]) -> RankPlace:

@@ -107,13 +107,13 @@ class Followers:
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
-        """Of rank 0, and of the ranks that have joined."""
+        """Addresses of rank 0, and of the ranks that have joined."""
         joined = [one.joined.address for one in self._all if one.joined is not None]
         return (RankAddress(self._server.address, own_name(self.tls)), *joined)
 
     @property
     def are_placed(self) -> bool:
-        """Whether others have started the ranks."""
+        """True if others have started the ranks."""
         return self._folder is None
 
     @property
@@ -122,7 +122,7 @@ class Followers:
 
     @property
     def hellos(self) -> list[Hello]:
-        """Those of the ranks that have joined."""
+        """First reports of the ranks that have joined."""
         return [one.joined.hello for one in self._all if one.joined is not None]
 
     def wait_until_joined(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the tensor-parallel ranks of a worker meet: keys that each sets and others wait for."""
+"""The meeting place of tensor-parallel ranks: keys that each sets and others wait for."""
 
 import threading
 

@@ -19,7 +19,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelCo
 
 
 class RankAddress(NamedTuple):
-    """Where a rank listens."""
+    """The address on which a rank listens."""
 
     address: str
     certified_name: str = ""
@@ -35,7 +35,7 @@ class Start:
     parallel: ParallelConfig
     device: DeviceConfig
     addresses: tuple[RankAddress, ...] = ()
-    """Of all ranks, by rank."""
+    """Addresses of all ranks, by rank."""
 
     @property
     def next_rank(self) -> int | None:
@@ -70,7 +70,7 @@ class Hello(NamedTuple):
     address: str
     pid: int
     told: Start | None = None
-    """What its own command line says; None of a rank that rank 0 has started."""
+    """Settings of its own command line; None for a rank that rank 0 has started."""
 
 
 class Connected(NamedTuple):

@@ -31,7 +31,7 @@ PORT_REMEDY = "choose another --rank-port"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankNetwork:
-    """Where a rank that the environment has started listens, and finds rank 0."""
+    """The addresses of a rank that the environment has started, and of rank 0."""
 
     address: str
     """HOST:PORT that this rank listens on."""

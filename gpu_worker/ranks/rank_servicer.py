@@ -103,7 +103,7 @@ class IncomingStates:
 
 
 class RankServicer(rank_pb2_grpc.RankServiceServicer):
-    """What every rank serves."""
+    """The calls that every rank serves."""
 
     def __init__(
         self, rank: int, on_link_lost: Callable[[int], None], tls: TlsConfig = CLEAR
@@ -147,7 +147,7 @@ class RankServicer(rank_pb2_grpc.RankServiceServicer):
 
 
 class FirstRankServicer(RankServicer):
-    """What rank 0 serves."""
+    """The calls that rank 0 serves."""
 
     def __init__(
         self,

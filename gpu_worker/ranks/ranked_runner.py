@@ -144,7 +144,7 @@ class RankedRunner:
 
     @property
     def backends(self) -> tuple[BackendInUse, ...]:
-        """Those of rank 0."""
+        """Backends of rank 0."""
         return self._own.backends if isinstance(self._own, Described) else ()
 
     @property

@@ -8,7 +8,7 @@ from gpu_worker.batch.batch import BatchOutput
 
 
 class StageTimes:
-    """When each stage is free again, in nanoseconds of any clock."""
+    """The time at which each stage is free again, in nanoseconds of any clock."""
 
     def __init__(self, shares: tuple[int, ...]) -> None:
         """Args: shares: of each stage in the time of a step."""
@@ -30,7 +30,7 @@ class SimulatedStep(NamedTuple):
 
     output: BatchOutput
     ends_at_ns: int
-    """Of the monotonic clock."""
+    """The time of the monotonic clock."""
 
     @property
     def can_feed(self) -> bool:

@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 
 
 class LoraPair(NamedTuple):
-    """What an adapter adds to a matrix's product: x @ a.T @ b.T."""
+    """The factors of the term that an adapter adds to a matrix's product: x @ a.T @ b.T."""
 
     a: NDArray[np.float32]
     """[rank, in_features]."""

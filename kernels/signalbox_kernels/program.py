@@ -58,7 +58,7 @@ class ProgramShape:
 
 
 class Adapted(NamedTuple):
-    """What adapters may add to a product."""
+    """The terms that adapters may add to a product."""
 
     site: AdapterSite
     src: int

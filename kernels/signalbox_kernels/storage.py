@@ -93,7 +93,7 @@ QUANTISED = tuple(kind for kind in Storage if kind not in _FLOATS)
 INTEGERS = tuple(kind for kind in QUANTISED if kind.is_integers)
 """The types of whole numbers with zero points."""
 _HEAD_BYTES = 3
-"""Of a block of whole numbers: its scale and its zero point."""
+"""Bytes before the codes of a block of whole numbers: its scale and its zero point."""
 
 _BLOCK_BYTES = {
     Storage.F32: 4,

@@ -1,4 +1,4 @@
-"""In which adapters a worker that joins differs from the workers before it."""
+"""Compares the adapters of a worker that joins with those of the workers before it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from contract.model import Adapter
 
 @dataclass(slots=True)
 class GoneAdapters:
-    """What this scheduler has unloaded, or not loaded on all workers: some may still have it."""
+    """Adapters that are unloaded, or were not loaded on all workers; some may still have them."""
 
     _loads: set[int] = field(default_factory=set)
     """Adapter.loaded_at_ns of loads at run time, each of which is of one adapter."""
@@ -34,7 +34,7 @@ class GoneAdapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """What a worker that joins must load and unload, and what it has that others must load."""
+    """Adapters that a worker that joins must load and unload, or that others must load."""
 
     to_load: list[Adapter]
     to_unload: list[Adapter]

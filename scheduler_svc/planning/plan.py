@@ -29,7 +29,7 @@ class StepPlan:
     num_before: int = 0
     """Steps in flight when it was planned."""
     num_drawing_before: int = 0
-    """Those of them that draw tokens."""
+    """Steps among them that draw tokens."""
     planned_at: float = 0.0
     """Seconds of the scheduler's clock."""
     seqs: list[Sequence] = field(default_factory=list)

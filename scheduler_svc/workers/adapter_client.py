@@ -1,4 +1,4 @@
-"""What the scheduler asks of one worker about LoRA adapters, beside its steps."""
+"""Has one worker load and unload LoRA adapters, beside its steps."""
 
 import grpc
 

@@ -16,7 +16,7 @@ class ExpertWeights(NamedTuple):
     weight: Tensor
     """[num_experts, out_features, in_features], contiguous."""
     scales: Tensor | None = None
-    """Of E4M3, as `ops.fp8_linear` has them for all matrices one below the other."""
+    """Scales of E4M3, as `ops.fp8_linear` has them for all matrices one below the other."""
     rows_per_scale: int = 1
 
     def apply(self, index: int, x: Tensor) -> Tensor:

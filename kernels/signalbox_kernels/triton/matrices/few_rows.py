@@ -22,7 +22,7 @@ from signalbox_kernels.triton.launch import (
 MAX_ROWS = 16
 """Rows of a tile, which a matrix instruction multiplies at once."""
 DTYPES = (torch.bfloat16, torch.float32)
-"""Not float16, in which rows that are weighed and not scaled yet may overflow."""
+"""float16 is left out: rows that are weighed and not scaled yet may overflow in it."""
 _OUTPUTS = 32
 _NUM_STAGES = 5
 
