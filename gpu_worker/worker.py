@@ -185,7 +185,7 @@ class Worker:
         """Raises Aborted or FailedPrecondition."""
         self._check_epoch(epoch)
         if not isinstance(self._runner, AdapterLoading):
-            raise FailedPrecondition("a worker of several ranks takes adapters at its start alone")
+            raise FailedPrecondition("this worker's runner takes no adapters at run time")
         return self._runner
 
     async def _change_adapters(self, change: Callable[[], None]) -> None:

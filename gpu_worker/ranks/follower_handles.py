@@ -17,7 +17,9 @@ from typing import TypeVar
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks.launchers import AwaitedRank, Launcher, LocalRank, StartedRank
 from gpu_worker.ranks.meeting import Meeting
+from gpu_worker.ranks.rank_adapters import AdapterOpening
 from gpu_worker.ranks.rank_messages import (
+    AdapterOpened,
     Ask,
     Command,
     Failure,
@@ -81,6 +83,7 @@ class Followers:
         self._num_agreed = 0
         """Commands whose failures have been reported and handled."""
         self.meeting = Meeting()
+        self.adapters = AdapterOpening(self._tell, num_ranks - 1)
         self._folder: Path | None = None
         self.tls = CLEAR
         if network is None:
@@ -159,6 +162,12 @@ class Followers:
             follower.joined.send(command)
         self._check()
 
+    def _tell(self, command: Command) -> None:
+        """Sends all a command that is not counted; safe from any thread."""
+        for follower in self._all:
+            if follower.joined is not None:
+                follower.joined.send(command)
+
     def answers(self, kind: type[R], *, within_s: float | None = None) -> list[R]:
         """Waits for one answer of each; raises MemoryError or RuntimeError if one failed."""
         found = [self._answer(follower, within_s) for follower in self._all]
@@ -198,6 +207,7 @@ class Followers:
         """Ends the ranks; with status 0 if nothing has failed."""
         with self._lock:
             self._is_closed = True
+            self.adapters.call_off()
             if failure is not None and self.meeting.lost is None:
                 self.meeting.call_off(failure)
         for follower in self._all:
@@ -248,6 +258,8 @@ class Followers:
             if isinstance(report, LogLine):
                 rank_logger = logging.getLogger(report.logger)
                 rank_logger.log(report.level, "rank %d: %s", follower.rank, report.message)
+            elif isinstance(report, AdapterOpened):
+                self.adapters.hear(follower.rank, report)
             else:
                 self._hear(follower, command, report)
         self._end(follower)
@@ -285,6 +297,7 @@ class Followers:
             if self._is_closed or self.meeting.lost is not None:
                 return
             self.meeting.call_off(reason)
+        self.adapters.call_off()
         for follower in self._all:
             if follower.joined is not None:
                 follower.joined.end()

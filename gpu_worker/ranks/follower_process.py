@@ -20,22 +20,28 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from contract.model import Adapter
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.ranks.meeting import RankLost
+from gpu_worker.ranks.rank_adapters import RankAdapters
 from gpu_worker.ranks.rank_client import REACH_S, FirstRank, NextRank
 from gpu_worker.ranks.rank_messages import (
+    AddAdapter,
     Ask,
     CacheReady,
     Command,
     Connected,
     Failure,
+    ForgetAdapter,
     Hello,
     InitCacheEngine,
     InStep,
     Loaded,
     LogLine,
+    OpenAdapter,
+    RemoveAdapter,
     Start,
 )
 from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, reach_all
@@ -78,6 +84,9 @@ class Follower:
         self._first.report(Hello(rank, versions(), network.address, os.getpid(), told))
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._num_commands = 0
+        self._adapters = RankAdapters(
+            lambda name, folder: self._share.open_adapter(name, folder), self._first.report
+        )
         self._reader = threading.Thread(target=self._read, name="rank 0", daemon=True)
         self._reader.start()
 
@@ -85,7 +94,10 @@ class Follower:
         status = 0
         try:
             for command in self._first.commands():
-                self._commands.put(command)
+                if isinstance(command, OpenAdapter):
+                    self._adapters.open(command)
+                else:
+                    self._commands.put(command)
         except RankLost as error:
             logger.error("%s", error)
             self._remove_sockets()
@@ -94,7 +106,8 @@ class Follower:
         self._on_end(status)
 
     def _next(self) -> Command | None:
-        command = self._commands.get()
+        while isinstance(command := self._commands.get(), ForgetAdapter):
+            self._adapters.forget(command.number)
         self._num_commands += 1
         return command
 
@@ -142,6 +155,7 @@ class Follower:
             self._on_end(1)
 
     def close(self) -> None:
+        self._adapters.close()
         self._first.close()
         self._server.close()
 
@@ -161,14 +175,20 @@ class Follower:
         self._share: Share = load_share(start, self._first)
         incoming = self._servicer.incoming if start.parallel.stage else None
         self._stage = Stage(self._share, incoming, next_rank)
-        model = self._share.model
-        self.report(Loaded(model.fingerprint, str(model.arithmetic)))
+        self.report(Loaded.of(self._share.model))
 
     def _obey(self, command: Command) -> None:
-        """Executes a command; a failure is reported, but that of a section ends the rank."""
-        if isinstance(command, Step):
-            self._share.apply(command)
-            return
+        """Executes a command; reports a failure, but ends at that of a section or an adapter."""
+        match command:
+            case Step():
+                self._share.apply(command)
+                return
+            case AddAdapter():
+                self._share.add_adapter(self._adapters.take(command.number))
+                return
+            case RemoveAdapter():
+                self._share.remove_adapter(Adapter(name=command.name, sha256=command.sha256))
+                return
         try:
             self._perform(command)
         except FailedBefore:

@@ -14,18 +14,23 @@ from contract.step import Step, decode_step, encode_step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.rank_messages import (
+    AdapterOpened,
+    AddAdapter,
     Ask,
     CacheReady,
     Command,
     Connected,
     Failure,
+    ForgetAdapter,
     Hello,
     HiddenStates,
     InitCacheEngine,
     InStep,
     Loaded,
     LogLine,
+    OpenAdapter,
     RankAddress,
+    RemoveAdapter,
     Report,
     Start,
     prompt_rows_of,
@@ -52,6 +57,14 @@ def encode_command(command: Command) -> pb.JoinResponse:
             return pb.JoinResponse(profile=pb.RankProfile())
         case Ask.SYNC:
             return pb.JoinResponse(sync=pb.RankSync())
+        case OpenAdapter():
+            return pb.JoinResponse(open_adapter=pb.RankOpenAdapter(**command._asdict()))
+        case ForgetAdapter():
+            return pb.JoinResponse(forget_adapter=pb.RankForgetAdapter(**command._asdict()))
+        case AddAdapter():
+            return pb.JoinResponse(add_adapter=pb.RankAddAdapter(**command._asdict()))
+        case RemoveAdapter():
+            return pb.JoinResponse(remove_adapter=pb.RankRemoveAdapter(**command._asdict()))
 
 
 def decode_command(message: pb.JoinResponse) -> Command:
@@ -68,6 +81,16 @@ def decode_command(message: pb.JoinResponse) -> Command:
             return _start(message.start)
         case "profile" | "sync":
             return Ask(kind)
+        case "open_adapter":
+            opening = message.open_adapter
+            return OpenAdapter(opening.number, opening.name, opening.folder)
+        case "forget_adapter":
+            return ForgetAdapter(message.forget_adapter.number)
+        case "add_adapter":
+            return AddAdapter(message.add_adapter.number)
+        case "remove_adapter":
+            removed = message.remove_adapter
+            return RemoveAdapter(removed.name, removed.sha256)
         case _:
             raise ValueError("a command that this rank does not know")
 
@@ -94,6 +117,8 @@ def _report_message(report: Report) -> pb.JoinRequest:
             return pb.JoinRequest(capacity=encode_capacity(report))
         case InStep():
             return pb.JoinRequest(in_step=pb.RankInStep(**report._asdict()))
+        case AdapterOpened():
+            return pb.JoinRequest(adapter_opened=pb.RankAdapterOpened(**report._asdict()))
         case Failure():
             return pb.JoinRequest(failed=pb.RankFailure(**report._asdict()))
         case LogLine():
@@ -114,13 +139,17 @@ def _report(message: pb.JoinRequest) -> Report:
         case "connected":
             return Connected()
         case "loaded":
-            return Loaded(message.loaded.fingerprint, message.loaded.arithmetic)
+            loaded = message.loaded
+            return Loaded(loaded.fingerprint, loaded.arithmetic, loaded.adapters)
         case "cache_ready":
             return CacheReady(message.cache_ready.num_graphs)
         case "capacity":
             return decode_capacity(message.capacity)
         case "in_step":
             return InStep(message.in_step.num_collectives)
+        case "adapter_opened":
+            opened = message.adapter_opened
+            return AdapterOpened(opened.number, opened.sha256, opened.error)
         case "failed":
             return _failure(message.failed)
         case "log_line":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.model import WorkerCapacity
+from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
@@ -58,7 +58,45 @@ class InitCacheEngine(NamedTuple):
     num_cpu_blocks: int
 
 
-Command = Start | Ask | InitCacheEngine | Step | Batch
+class OpenAdapter(NamedTuple):
+    """Command to read a share of an adapter, beside the commands that compute."""
+
+    number: int
+    """Number of the adapter in the next commands; none is used again."""
+    name: str
+    folder: str
+
+
+class ForgetAdapter(NamedTuple):
+    """Command to free what was read of an adapter, unless it has a slot."""
+
+    number: int
+
+
+class AddAdapter(NamedTuple):
+    """Command to give an adapter that was read its slot."""
+
+    number: int
+
+
+class RemoveAdapter(NamedTuple):
+    """Command to free the slot of an adapter."""
+
+    name: str
+    sha256: str
+
+
+Command = (
+    Start
+    | Ask
+    | InitCacheEngine
+    | Step
+    | Batch
+    | OpenAdapter
+    | ForgetAdapter
+    | AddAdapter
+    | RemoveAdapter
+)
 """A `Step` is of sections alone, which every rank applies to its share of the KV cache."""
 
 
@@ -78,10 +116,17 @@ class Connected(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The rank holds its share; both fields are the same on all ranks."""
+    """The rank holds its share; all fields are the same on all ranks."""
 
     fingerprint: str
     arithmetic: str
+    adapters: str
+    """Names and hashes of the adapters of its start."""
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> "Loaded":
+        adapters = ", ".join(map(str, model.adapters))
+        return cls(model.fingerprint, str(model.arithmetic), adapters)
 
 
 class CacheReady(NamedTuple):
@@ -95,6 +140,15 @@ class InStep(NamedTuple):
     """Number of collectives that a rank has joined."""
 
     num_collectives: int
+
+
+class AdapterOpened(NamedTuple):
+    """An adapter was read, or could not be."""
+
+    number: int
+    sha256: str
+    error: str
+    """Reason why it could not be; empty if it was."""
 
 
 class Failure(NamedTuple):
@@ -117,7 +171,17 @@ class LogLine(NamedTuple):
     message: str
 
 
-Report = Hello | Connected | Loaded | CacheReady | WorkerCapacity | InStep | Failure | LogLine
+Report = (
+    Hello
+    | Connected
+    | Loaded
+    | CacheReady
+    | WorkerCapacity
+    | InStep
+    | AdapterOpened
+    | Failure
+    | LogLine
+)
 
 
 class HiddenStates(NamedTuple):

@@ -1,17 +1,17 @@
 """A runner over several ranks: rank 0's share of a model, and what makes the others follow it.
 
-Satisfies `Runner` and `Launching` of `batch`. Every call that touches weights or KV goes to the
-others first, as data, and then to this process's share. Sequences, grammars and the sampler are
-here alone: the others get the sections of a step that touch KV, and the batch that was made of the
-rest. So nothing has to be decided twice alike, and what fails for one sequence is run again in
-parts as on one rank (see `failure_isolation`).
+Satisfies `Runner`, `Launching` and `AdapterLoading` of `batch`. Every call that touches weights or
+KV goes to the others first, as data, and then to this process's share. Sequences, grammars and the
+sampler are here alone: the others get the sections of a step that touch KV, and the batch that was
+made of the rest. So nothing has to be decided twice alike, and what fails for one sequence is run
+again in parts as on one rank (see `failure_isolation`).
 
 With pipeline stages, this rank has the last one. Its share then works on a thread of its own,
 behind the stages before it, so that the next batches are sent to the first stage meanwhile.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from contract.model import ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, ignore_progress
 from contract.step import Step
+from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import (
     BackendInUse,
@@ -35,6 +36,7 @@ from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.launchers import Launcher, LocalRank
 from gpu_worker.ranks.rank_messages import (
+    AddAdapter,
     Ask,
     CacheReady,
     Connected,
@@ -42,6 +44,7 @@ from gpu_worker.ranks.rank_messages import (
     InitCacheEngine,
     Loaded,
     RankAddress,
+    RemoveAdapter,
     Start,
 )
 from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of, reach_all
@@ -123,7 +126,8 @@ class RankedRunner:
         self._share = share = load_share(own, others.meeting, progress)
         incoming = others.servicer.incoming if self.launches else None
         self._stage = Stage(share, incoming, None)
-        loaded = Loaded(share.model.fingerprint, str(share.model.arithmetic))
+        self._slots = AdapterSlots(share.model.adapters)  # as each rank has them
+        loaded = Loaded.of(share.model)
         for rank, theirs in enumerate(others.answers(Loaded), start=1):
             _check_alike(rank, theirs, loaded)
 
@@ -140,7 +144,7 @@ class RankedRunner:
 
     @property
     def model(self) -> ModelInfo:
-        return self._own.model
+        return replace(self._own.model, adapters=self._slots.loaded)
 
     @property
     def backends(self) -> tuple[BackendInUse, ...]:
@@ -204,6 +208,39 @@ class RankedRunner:
         except Exception as error:
             logger.exception("a section failed")
             self._others.lose(f"a section failed on rank 0: {error}")
+
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        return self._slots.of
+
+    def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
+        return self._others.adapters.open(name, folder, self._own.open_adapter)
+
+    def add_adapter(self, opened: OpenedAdapter) -> None:
+        self._others.send(AddAdapter(opened.weights.number))
+        self._slots.add(opened.info)
+        own = opened.weights.own
+        self._change_adapters(lambda: self._own.add_adapter(own))
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        self._others.send(RemoveAdapter(adapter.name, adapter.sha256))
+        self._slots.remove(adapter)
+        self._change_adapters(lambda: self._own.remove_adapter(adapter))
+
+    def _change_adapters(self, change: Callable[[], None]) -> None:
+        """Changes this rank's share, behind the batches before and without waiting for them."""
+
+        def change_or_lose() -> None:
+            try:
+                change()
+            except Exception as error:
+                logger.exception("an adapter could not be changed")
+                self._others.lose(f"an adapter could not be changed on rank 0: {error}")
+
+        if self._thread is None:
+            change_or_lose()
+        else:
+            self._thread.submit(change_or_lose)
 
     def execute(self, batch: Batch) -> BatchOutput:
         """Raises MemoryError where a smaller batch may do."""

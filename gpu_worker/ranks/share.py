@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
-from gpu_worker.batch.runner_protocol import Inspectable, Runner
+from gpu_worker.batch.runner_protocol import AdapterLoading, Inspectable, Runner
 from gpu_worker.checkpoints.quantization import choose_quantization
 from gpu_worker.config import DeviceConfig, ParallelConfig
 from gpu_worker.device.keys import Keys
@@ -19,7 +19,7 @@ from gpu_worker.native.threads import default_num_threads
 from gpu_worker.ranks.rank_messages import Start
 
 
-class Share(Runner, Inspectable, Protocol):
+class Share(Runner, AdapterLoading, Inspectable, Protocol):
     """A runner of a rank's share."""
 
     @property

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "connected", "command")
+    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "connected", "adapter_opened", "command")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class JoinRequest(_message.Message):
     LOG_LINE_FIELD_NUMBER: _ClassVar[int]
     IN_STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_OPENED_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     loaded: RankLoaded
@@ -27,24 +28,33 @@ class JoinRequest(_message.Message):
     log_line: RankLogLine
     in_step: RankInStep
     connected: RankConnected
+    adapter_opened: RankAdapterOpened
     command: int
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., connected: _Optional[_Union[RankConnected, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., connected: _Optional[_Union[RankConnected, _Mapping]] = ..., adapter_opened: _Optional[_Union[RankAdapterOpened, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync")
+    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync", "open_adapter", "forget_adapter", "add_adapter", "remove_adapter")
     START_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     INIT_CACHE_ENGINE_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    FORGET_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     start: RankStart
     profile: RankProfile
     init_cache_engine: RankCache
     apply: _worker_pb2.ExecuteModelRequest
     execute: RankBatch
     sync: RankSync
-    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ...) -> None: ...
+    open_adapter: RankOpenAdapter
+    forget_adapter: RankForgetAdapter
+    add_adapter: RankAddAdapter
+    remove_adapter: RankRemoveAdapter
+    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ..., open_adapter: _Optional[_Union[RankOpenAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[RankForgetAdapter, _Mapping]] = ..., add_adapter: _Optional[_Union[RankAddAdapter, _Mapping]] = ..., remove_adapter: _Optional[_Union[RankRemoveAdapter, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
     __slots__ = ("rank", "versions", "address", "pid", "told")
@@ -77,12 +87,14 @@ class GreetResponse(_message.Message):
     def __init__(self, rank: _Optional[int] = ...) -> None: ...
 
 class RankLoaded(_message.Message):
-    __slots__ = ("fingerprint", "arithmetic")
+    __slots__ = ("fingerprint", "arithmetic", "adapters")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     arithmetic: str
-    def __init__(self, fingerprint: _Optional[str] = ..., arithmetic: _Optional[str] = ...) -> None: ...
+    adapters: str
+    def __init__(self, fingerprint: _Optional[str] = ..., arithmetic: _Optional[str] = ..., adapters: _Optional[str] = ...) -> None: ...
 
 class RankStart(_message.Message):
     __slots__ = ("model", "cache", "device", "parallel", "addresses")
@@ -237,6 +249,46 @@ class RankBatch(_message.Message):
 class RankSync(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RankOpenAdapter(_message.Message):
+    __slots__ = ("number", "name", "folder")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    folder: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class RankForgetAdapter(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class RankAddAdapter(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class RankRemoveAdapter(_message.Message):
+    __slots__ = ("name", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class RankAdapterOpened(_message.Message):
+    __slots__ = ("number", "sha256", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    sha256: str
+    error: str
+    def __init__(self, number: _Optional[int] = ..., sha256: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class RankCacheReady(_message.Message):
     __slots__ = ("num_graphs",)

@@ -109,7 +109,7 @@ class LocalWorker:
         """Loads an adapter beside the steps. Raises ValueError."""
         runner = self._runner
         if not isinstance(runner, AdapterLoading):
-            raise ValueError("this runner takes adapters at its start alone")
+            raise ValueError("this runner takes no adapters at run time")
         opened = runner.open_adapter(name, folder)
         self._thread.start(lambda: runner.add_adapter(opened)).result()
         return opened.info

@@ -3,11 +3,13 @@
 import pytest
 
 from contract.model import Adapter
-from gpu_worker.config import ModelError
+from gpu_worker.batch.runner_protocol import close
+from gpu_worker.config import ModelError, ParallelConfig
 from tests.gpu_worker.adapters.peft_adapters import KINDS
 from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_runner
+from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.native_kernels import skip_without_native_kernels
 
 pytestmark = pytest.mark.slow
@@ -18,12 +20,18 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     return Adapted(tmp_path_factory.mktemp("adapted"), "llama3", head_dim=16)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_a_slot_that_is_free_is_used_again(adapted: Adapted, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "tp", "pp"), [("native", 1, 1), ("torch", 1, 1), ("native", 1, 3), ("torch", 2, 2)]
+)
+def test_a_slot_that_is_free_is_used_again(
+    adapted: Adapted, backend: str, tp: int, pp: int
+) -> None:
     if backend == "native":
         skip_without_native_kernels()
     folder = adapted.path / "adapters"
-    runner = make_runner(adapted.path, cpu_backend=backend, max_lora_rank=16)
+    start = make_start(adapted.path, ParallelConfig(), cpu_backend=backend, max_lora_rank=16)
+    runner = load_threads(with_sizes(start, tp, pp))
+    runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
 
     def load(number: int) -> Adapter:
         opened = runner.open_adapter(f"a{number}", str(folder / f"a{number}"))
@@ -60,6 +68,7 @@ def test_a_slot_that_is_free_is_used_again(adapted: Adapted, backend: str) -> No
         runner.remove_adapter(one)
     assert runner.adapter_slots == {}
     check()
+    close(runner)
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
