@@ -163,6 +163,20 @@ class PlacementSettings(SettingsGroup):
     def is_on_ray(self) -> bool:
         return self.placement.startswith("ray")
 
+    @model_validator(mode="after")
+    def _has_ranks_to_place(self) -> Self:
+        on_ray = {"placement_strategy", "placement_timeout"}
+        useless, needed = self.model_fields_set & {"rank_host", "rank_port", *on_ray}, ""
+        if self.placement == "local":
+            needed = "--placement ray or environment"
+        elif not self.is_on_ray:
+            useless, needed = useless & on_ray, "--placement ray"
+        if useless and needed:
+            raise ValueError(f"{flag_name(min(useless))} has no effect without {needed}")
+        if self.placement != "local" and getattr(self, "simulate", False):
+            raise ValueError(f"--placement {self.placement} has no effect with --simulate")
+        return self
+
 
 class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSettings):
     """`signalbox worker`."""
@@ -174,17 +188,3 @@ class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSetti
     advertise: HostOrAddress | None = Field(
         None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
     )
-
-    @model_validator(mode="after")
-    def _has_ranks_to_place(self) -> Self:
-        on_ray = {"placement_strategy", "placement_timeout"}
-        useless, needed = self.model_fields_set & {"rank_host", "rank_port", *on_ray}, ""
-        if self.placement == "local":
-            needed = "--placement ray or environment"
-        elif not self.is_on_ray:
-            useless, needed = useless & on_ray, "--placement ray"
-        if useless and needed:
-            raise ValueError(f"{flag_name(min(useless))} has no effect without {needed}")
-        if self.placement != "local" and self.simulate:
-            raise ValueError(f"--placement {self.placement} has no effect with --simulate")
-        return self

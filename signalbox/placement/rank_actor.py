@@ -8,17 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from gpu_worker.ranks.versions import versions
 from signalbox.stack.child_processes import PARENT_PID
-
-
-class RankNode(NamedTuple):
-    """The node of a rank."""
-
-    host: str
-    versions: str
 
 
 class RankActor:
@@ -26,11 +17,6 @@ class RankActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-
-    def node(self) -> RankNode:
-        import ray
-
-        return RankNode(ray.util.get_node_ip_address(), versions())
 
     def run(self, arguments: list[str], variables: Mapping[str, str]) -> int:
         """Runs `signalbox` with these arguments; returns its exit status."""

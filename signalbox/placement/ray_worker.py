@@ -17,9 +17,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gpu_worker.ranks.versions import versions
 from gpu_worker.worker_settings import WorkerSettings
+from rpc.transport.tls import is_loopback
 from signalbox.flags.service_flags import to_flags
-from signalbox.placement.rank_actor import RankActor, RankNode
+from signalbox.placement import node_probe
+from signalbox.placement.node_probe import RankNode
+from signalbox.placement.rank_actor import RankActor
 from signalbox.placement.ray_group import make_group
+from signalbox.stack.child_processes import PROCESS_NAME, process_name
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +77,9 @@ def _run(settings: WorkerSettings, stopping: threading.Event) -> None:
     )
     actors: list[Any] = []
     try:
+        nodes = _nodes(settings, group)
+        _check(nodes, settings)
         actors = _actors(settings, group)
-        nodes = [_node(rank, actor) for rank, actor in enumerate(actors)]
-        _check_versions(nodes)
         logger.info("ranks on Ray: %s", ", ".join(node.host for node in nodes))
         _watch(actors, _start(settings, actors, nodes), stopping)
     finally:
@@ -115,34 +119,49 @@ def _actors(settings: WorkerSettings, group: PlacementGroup) -> list[Any]:
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=3,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=group, placement_group_bundle_index=index
-                ),
+                scheduling_strategy=_in_bundle(group, index),
             ).remote()
         )
     return found
 
 
-def _node(rank: int, actor: Any) -> RankNode:
-    """Returns the node of a rank. Raises RanksLost with why its actor has not started."""
+def _in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=index
+    )
+
+
+def _nodes(settings: WorkerSettings, group: PlacementGroup) -> list[RankNode]:
+    """Returns the node of each rank. Raises RanksLost if one does not answer."""
+    ray.cloudpickle.register_pickle_by_value(node_probe)
+    remote = ray.remote(node_probe.probe)
+    asked = [
+        remote.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=_in_bundle(group, stage)
+        ).remote()
+        for stage in range(settings.parallel.pipeline_parallel_size)
+    ]
     try:
-        node: RankNode = ray.get(actor.node.remote(), timeout=_START_S)
+        nodes: list[RankNode] = ray.get(asked, timeout=_START_S)
     except GetTimeoutError:
-        raise RanksLost(f"the actor of rank {rank} has not started in {_START_S:g} s") from None
-    except RayError as error:  # its last line has the cause, such as a package that is missing
+        raise RanksLost(f"a node of the group has not answered in {_START_S:g} s") from None
+    except RayError as error:
         cause = str(error).strip().splitlines()[-1]
-        raise RanksLost(f"the actor of rank {rank} cannot start: {cause}") from None
-    return node
+        raise RanksLost(f"a node of the group cannot run the check of versions: {cause}") from None
+    return [node for node in nodes for _ in range(settings.parallel.tensor_parallel_size)]
 
 
-def _check_versions(nodes: list[RankNode]) -> None:
-    """Raises ValueError that names the nodes with other versions than this one."""
-    others = {node for node in nodes if node.versions != versions()}
-    if others:
+def _check(nodes: list[RankNode], settings: WorkerSettings) -> None:
+    """Raises ValueError that names nodes with other versions, or rank 0 without a way to the
+    scheduler."""
+    if fault := node_probe.fault_of(nodes, versions()):
+        raise ValueError(fault)
+    host = settings.scheduler.rpartition(":")[0].strip("[]")
+    if is_loopback(host) and nodes[0].host != ray.util.get_node_ip_address():
         raise ValueError(
-            f"this machine has {versions()}, and "
-            + "; ".join(sorted(f"{node.host} {node.versions}" for node in others))
-            + "; install the same everywhere"
+            f"rank 0 is on {nodes[0].host}, from where {settings.scheduler} is no scheduler's"
+            " address; let the scheduler listen on one that nodes reach (--scheduler-host of serve,"
+            " --host and --scheduler of services that are started one by one)"
         )
 
 
@@ -163,6 +182,7 @@ def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -
             "WORLD_SIZE": str(len(actors)),
             "MASTER_ADDR": hosts[0],
             "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
+            PROCESS_NAME: process_name("worker"),
         }
         started[actor.run.remote(["worker", *flags], variables)] = rank
     return started

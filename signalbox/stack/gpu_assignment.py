@@ -20,9 +20,8 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [str(index) for index in range(len(nvidia_gpus()))]
 
 
-def gpu_shares(gpus: Sequence[str], *, num_workers: int, num_ranks: int) -> list[dict[str, str]]:
-    """Returns variables for each worker's environment; none if there are too few GPUs."""
-    if num_workers == 1 or len(gpus) < num_workers * num_ranks:
-        return [{}] * num_workers
-    starts = range(0, num_workers * num_ranks, num_ranks)
-    return [{VISIBLE: ",".join(gpus[start : start + num_ranks])} for start in starts]
+def gpu_share(gpus: Sequence[str], *, place: int, num_ranks: int) -> dict[str, str]:
+    """Returns variables for the environment of the worker in a place; none if no GPUs are left for
+    it."""
+    start, end = place * num_ranks, (place + 1) * num_ranks
+    return {VISIBLE: ",".join(gpus[start:end])} if end <= len(gpus) else {}

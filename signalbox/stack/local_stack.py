@@ -1,17 +1,17 @@
-"""Router, scheduler and workers as separate processes of this machine, supervised.
+"""Router, scheduler and workers as separate processes, supervised.
 
-Only the router listens on the configured address; the others use loopback ports.
+Router and scheduler are processes of this machine, and so is each worker or, on Ray, its driver.
+Only the router listens on the configured address; the others use loopback ports unless workers are
+elsewhere.
 """
 
 import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 from contract.startup import StartupPhase, StartupProgress
-from gpu_worker.native.threads import num_cores
-from gpu_worker.worker_settings import WorkerSettings
 from router.config import RouterSettings
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import to_environment, to_flags
@@ -25,21 +25,16 @@ from signalbox.stack.child_processes import (
     stopping_later,
     watch,
 )
-from signalbox.stack.gpu_assignment import gpu_shares, visible_gpus
 from signalbox.stack.stack_addresses import StackAddresses
-from signalbox.stack.start_checks import LOOPBACK, check_start
+from signalbox.stack.start_checks import check_start
+from signalbox.stack.worker_launcher import make_launcher
+from signalbox.stack.worker_supervisor import ServiceDied, WorkerSupervisor
 from signalbox.startup_display import make_display
 
 logger = logging.getLogger(__name__)
 
 END_S = 10.0
 """Seconds for a process without work to exit."""
-
-_TLS = ("tls_cert", "tls_key", "tls_client_ca")
-
-
-class ServiceDied(RuntimeError):
-    """A process of the stack ended on its own."""
 
 
 class CutOff(RuntimeError):
@@ -52,19 +47,21 @@ class LocalStack:
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self.addresses = StackAddresses(settings)
+        self._launcher = make_launcher(settings, self.addresses)
         self._started: list[Started] = []
         self._router: Child | None = None
         self._scheduler: Child | None = None
-        self._workers: list[Child] = []
+        self._workers = WorkerSupervisor(self._launch_worker)
         self.model_name = ""
         self._serving = asyncio.Event()
         self._display = make_display(log_format=settings.log_format)
-        self._listening: list[asyncio.Task[None]] = []
+        self._listening: set[asyncio.Task[None]] = set()
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the running processes, by name."""
-        return {child.name: child.pid for child in self._children()}
+        running = [*self._services(), *self._workers.workers]
+        return {child.name: child.pid for child in running}
 
     def launch(self, *, fork: bool = False) -> None:
         """Starts the processes. Raises the exceptions of `check_start`.
@@ -83,31 +80,24 @@ class LocalStack:
             self._launch(fork=True)
 
     def _launch(self, *, fork: bool) -> None:
-        addresses = self.addresses
+        """Starts scheduler, workers and router, in this order."""
+        settings, addresses = self._settings, self.addresses
+        places = range(settings.worker_range.least)
+        tls = settings.services_tls
         self._start(
             "scheduler",
             SchedulerSettings,
             fork=fork,
-            host=LOOPBACK,
+            host=settings.scheduler_host,
             port=addresses.scheduler_port,
             metrics_port=addresses.metrics_port(1),
             metrics_socket=addresses.metrics_socket("scheduler"),
+            # The certificates of the public ports are others, or none.
+            **{f"tls_{name}": getattr(tls, name) for name in ("cert", "key", "ca", "client_ca")},
         )
-        for index, gpus in enumerate(self._gpu_shares()):
-            name = f"worker {index}"
-            self._start(
-                "worker",
-                WorkerSettings,
-                fork=fork,
-                name=name,
-                environment=gpus,
-                host=LOOPBACK,
-                port=0,
-                scheduler=addresses.scheduler,
-                metrics_port=addresses.metrics_port(2 + index),
-                metrics_socket=addresses.metrics_socket(name),
-                num_threads=_threads_per_worker(self._settings),
-            )
+        for place in places:
+            command = self._launcher.command(place)
+            self._started.append(start(*command, fork=fork))
         self._start(
             "router",
             RouterSettings,
@@ -120,8 +110,20 @@ class LocalStack:
 
     async def watch(self) -> None:
         """Watches the processes from this event loop; to be called once, after `launch`."""
-        self._scheduler, *self._workers, self._router = [await watch(one) for one in self._started]
-        self._listening = [asyncio.create_task(self._listen(one)) for one in self._children()]
+        scheduler, *workers, router = [await self._watch(one) for one in self._started]
+        self._scheduler, self._router = scheduler, router
+        for place, worker in enumerate(workers):
+            self._workers.adopt(place, worker)
+
+    async def _watch(self, started: Started) -> Child:
+        child = await watch(started)
+        listening = asyncio.create_task(self._listen(child))
+        self._listening.add(listening)
+        listening.add_done_callback(self._listening.discard)
+        return child
+
+    async def _launch_worker(self, place: int) -> Child:
+        return await self._watch(start(*self._launcher.command(place)))
 
     async def until_serving(self) -> None:
         """Shows progress, and returns when the router serves. Raises ServiceDied."""
@@ -130,60 +132,48 @@ class LocalStack:
 
     async def wait(self) -> None:
         """Never returns; raises ServiceDied when the stack can no longer serve."""
-        while True:
-            waits = {asyncio.create_task(child.wait()): child for child in self._children()}
-            try:
-                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in waits:
-                    task.cancel()
-            self._lost([waits[task] for task in done])
+        services = {asyncio.create_task(child.wait()): child for child in self._services()}
+        workers = asyncio.create_task(self._workers.wait())
+        try:
+            done, _ = await asyncio.wait([*services, workers], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*services, workers):
+                task.cancel()
+        for task in services.keys() & done:
+            child = services[task]
+            told = "; its last lines say why" if child.ended.result() >= 0 else ""
+            raise ServiceDied(f"{child.name} {child.ending}{told}")
+        workers.result()
 
     async def stop(self) -> None:
         """Ends the processes in order: the router drains, workers leave, the scheduler exits."""
         if self._router:
             await self._router.end(within_s=self._settings.drain_timeout + END_S)
-        await asyncio.gather(*(worker.end(within_s=END_S) for worker in self._workers))
+        await self._workers.stop(within_s=END_S)
         if self._scheduler:
             await self._scheduler.end(within_s=END_S)
         self.addresses.close()
 
     def kill(self) -> None:
         """Ends the processes at once."""
-        for child in self._children():
+        self._workers.kill()
+        for child in self._services():
             child.send(signal.SIGKILL)
 
-    def _children(self) -> list[Child]:
-        return [child for child in (self._router, self._scheduler, *self._workers) if child]
-
-    def _gpu_shares(self) -> list[dict[str, str]]:
-        """Returns the GPU variables of each worker's environment."""
-        settings = self._settings
-        if settings.simulate or settings.device == "cpu":
-            return [{}] * settings.workers
-        return gpu_shares(
-            visible_gpus() if settings.workers > 1 else [],
-            num_workers=settings.workers,
-            num_ranks=settings.parallel.num_ranks,
-        )
+    def _services(self) -> list[Child]:
+        return [child for child in (self._router, self._scheduler) if child]
 
     def _start(
         self,
         command: str,
-        settings_class: type[RouterSettings | SchedulerSettings | WorkerSettings],
+        settings_class: type[RouterSettings | SchedulerSettings],
         *,
         fork: bool,
-        name: str = "",
-        environment: Mapping[str, str] | None = None,
         **replaced: object,
     ) -> None:
-        # Certificates are for the public ports; the rest stays on the loopback interface.
-        if settings_class is not RouterSettings:
-            replaced |= dict.fromkeys(_TLS)
         arguments = [command, *to_flags(self._settings, settings_class, **replaced)]
         secrets = to_environment(self._settings, settings_class)
-        variables = {**(environment or {}), **secrets}
-        self._started.append(start(name or command, arguments, variables, fork=fork))
+        self._started.append(start(command, arguments, secrets, fork=fork))
 
     async def _until_serving(self) -> None:
         watching = asyncio.ensure_future(self.wait())
@@ -206,20 +196,11 @@ class LocalStack:
             if kind == SERVING:
                 self.model_name = text
                 self._serving.set()
+                self._workers.serves()
             elif kind == STARTING:
                 phase, num_done, num_total = text.split()
                 progress = StartupProgress(StartupPhase[phase], int(num_done), int(num_total))
                 self._display.report(child.name, progress)
-
-    def _lost(self, ended: list[Child]) -> None:
-        """Continues without a worker if others are left; raises ServiceDied otherwise."""
-        for child in ended:
-            message = f"{child.name} {child.ending}"
-            if child not in self._workers or len(self._workers) == 1:
-                told = "; its last lines say why" if child.ended.result() >= 0 else ""
-                raise ServiceDied(message + told)
-            self._workers.remove(child)
-            logger.warning("%s; workers left: %d", message, len(self._workers))
 
 
 @contextlib.asynccontextmanager
@@ -278,9 +259,3 @@ async def _serve_and_wait(stack: LocalStack) -> None:
     http = f" and {addresses.http_url}" if addresses.http_url else ""
     logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, addresses.router, http)
     await stack.wait()
-
-
-def _threads_per_worker(settings: ServeSettings) -> int | None:
-    if settings.num_threads or settings.workers == 1 or settings.simulate:
-        return settings.num_threads
-    return max(1, num_cores() // settings.workers)

@@ -13,7 +13,7 @@ from signalbox.stack.start_checks import LOOPBACK
 
 
 class StackAddresses:
-    """Addresses of one `signalbox serve`. Only the router's can be other than loopback."""
+    """Addresses of one `signalbox serve`. Others reach the router's, and on Ray the scheduler's."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
@@ -32,8 +32,8 @@ class StackAddresses:
 
     @property
     def scheduler(self) -> str:
-        """Address of the scheduler, for `signalbox top` and similar commands."""
-        return join_address(LOOPBACK, self.scheduler_port)
+        """Address of the scheduler, for workers, `signalbox top` and similar commands."""
+        return join_address(self._settings.scheduler_host, self.scheduler_port)
 
     @property
     def http_url(self) -> str | None:
@@ -76,21 +76,27 @@ class StackAddresses:
         port, settings = self.grpc_port + 1, self._settings
         others = {self.http_port} if settings.http else set()
         if settings.metrics_port:
-            others |= {settings.metrics_port + place for place in range(2 + settings.workers)}
+            most = settings.worker_range.most
+            others |= {settings.metrics_port + place for place in range(2 + most)}
+        host = settings.scheduler_host
         try:
-            check_free(LOOPBACK, port)
+            check_free(host, port)
         except (BindError, OverflowError):
-            return free_port()
-        return free_port() if port in others else port
+            return free_port(host)
+        return free_port(host) if port in others else port
 
 
 def _reachable(host: str) -> str:
     return LOOPBACK if host in UNSPECIFIED_HOSTS else host
 
 
-def free_port() -> int:
-    """Returns a port of the loopback interface that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(host: str = LOOPBACK) -> int:
+    """Returns a port on `host` that nothing listens on. Raises BindError for one of others."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+            port: int = probe.getsockname()[1]
+            return port
+    except OSError as error:
+        raise BindError(f"cannot listen on {host}: {error.strerror or error}") from None

@@ -28,11 +28,13 @@ def check_start(settings: ServeSettings) -> None:
     """
     isa_limit()
     check_files(settings.tls)
+    check_files(settings.services_tls)
     if settings.api_keys is not None:
         read_keys(Path(settings.api_keys))
     load_chat_template(settings.chat_template)
     _check_ports(settings)
-    check_model(settings, num_workers=settings.workers)
+    if not settings.is_on_ray:  # the nodes' own files and memory count
+        check_model(settings, num_workers=settings.worker_range.most)
 
 
 def _check_ports(settings: ServeSettings) -> None:
@@ -42,6 +44,7 @@ def _check_ports(settings: ServeSettings) -> None:
     if settings.http:
         check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
     if settings.metrics_port:
-        for place in range(2 + settings.workers):
-            host = LOOPBACK if place else settings.host
+        num_workers = 0 if settings.is_on_ray else settings.worker_range.least
+        for place in range(2 + num_workers):
+            host = settings.scheduler_host if place else settings.host
             check_free(host, settings.metrics_port + place, remedy=METRICS_REMEDY)

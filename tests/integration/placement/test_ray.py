@@ -18,33 +18,21 @@ from tests.integration.failures.test_lost_ranks import (
     tokens_of,
 )
 from tests.integration.placement.ranks import MODEL_FLAGS
+from tests.integration.placement.ray_cluster import add_node, three_nodes
 from tests.integration.stack import router, running_scheduler
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
 from tests.signalbox.stacks import COMMAND, environment, free_port, signalbox
 from tests.waiting import EVENT_S, eventually, wait_until
 
 ray = pytest.importorskip("ray")
-from ray.cluster_utils import Cluster  # noqa: E402
 
 pytestmark = pytest.mark.system
-
-STORE_BYTES = 80 << 20
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 2,
-            "object_store_memory": STORE_BYTES,
-            "include_dashboard": False,
-        },
-    )
-    for _ in range(2):
-        made.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
-    yield made
-    made.shutdown()
+    with three_nodes() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +195,7 @@ async def test_a_node_that_is_removed_costs_no_request(
                 await asyncio.to_thread(cluster.remove_node, sorted_nodes(cluster)[-1])
                 assert await asyncio.to_thread(first.process.wait, EVENT_S) == 1
                 assert all(map(has_ended, ranks))
-                cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+                add_node(cluster)
                 second = RayWorker(cluster, model, tmp_path / "second", *flags)
                 await client.ended(*range(100, 100 + NUM_REQUESTS))
                 assert tokens_of(client, 100) == tokens_of(client, 0)

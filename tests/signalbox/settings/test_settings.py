@@ -118,6 +118,41 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
             "--placement-timeout has no effect without --placement ray",
         ),
         (WorkerSettings, {"placement": "ray", "simulate": True}, "no effect with --simulate"),
+        (ServeSettings, {"model": "m", "placement": "environment"}, "use `signalbox worker`"),
+        (ServeSettings, {"model": "m", "rank_port": 3}, "--rank-port has no effect without"),
+        (
+            ServeSettings,
+            {"model": "m", "scheduler_host": "b"},
+            "--scheduler-host has no effect without --placement ray",
+        ),
+        (
+            ServeSettings,
+            {"model": "m", "placement": "ray", "scheduler_host": "b"},
+            "the scheduler would listen on b for workers without certificates; give --tls-cert,"
+            " --tls-key, --tls-ca, --worker-tls-cert, --worker-tls-key, --worker-tls-ca, or"
+            " --insecure",
+        ),
+        (
+            ServeSettings,
+            {"model": "m", "placement": "ray", "scheduler_host": "0.0.0.0", "insecure": True},
+            "no address that a worker can call",
+        ),
+        (
+            ServeSettings,
+            {"model": "m", "placement": "ray", "worker_tls_ca": "ca.pem"},
+            "--worker-tls-ca goes with --tls-cert",
+        ),
+        (
+            ServeSettings,
+            {"model": "m", "placement": "ray", "workers": 9, "rank_port": 65530},
+            "9 ranks take as many ports from --rank-port 65530 on",
+        ),
+        (
+            ServeSettings,
+            {"simulate": True, "workers": 0},
+            "--workers is 0: it must be N or MIN..MAX",
+        ),
+        (ServeSettings, {"simulate": True, "workers": "4..2"}, "--workers is '4..2': .*2..4"),
         (
             WorkerSettings,
             {"model": "m", "placement": "raytracer"},
@@ -158,7 +193,7 @@ def test_what_is_off_or_picked_takes_no_port_from_others() -> None:
     scheduler_and_worker = {"simulate": True, "workers": 1, "metrics_port": 50049}
     with pytest.raises(SettingsError, match="both 50051"):
         load(ServeSettings, scheduler_and_worker)
-    assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == 1
+    assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == "1"
 
 
 @pytest.mark.parametrize(

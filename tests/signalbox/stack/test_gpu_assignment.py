@@ -3,23 +3,22 @@
 import pytest
 
 from signalbox.stack import gpu_assignment
-from signalbox.stack.gpu_assignment import gpu_shares, visible_gpus
+from signalbox.stack.gpu_assignment import gpu_share, visible_gpus
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "num_ranks", "shares"),
+    ("num_ranks", "shares"),
     [
-        (2, 2, ["0,1", "2,3"]),
-        (4, 1, ["0", "1", "2", "3"]),
-        (2, 1, ["0", "1"]),
-        (1, 4, [None]),  # it sees them all anyway
-        (3, 2, [None, None, None]),  # too few: they share
+        (2, ["0,1", "2,3", None]),  # none is left for the third: it sees them all
+        (1, ["0", "1", "2", "3", None]),
+        (8, [None]),
     ],
 )
 def test_workers_have_gpus_of_their_own_where_there_are_enough(
-    num_workers: int, num_ranks: int, shares: list[str | None]
+    num_ranks: int, shares: list[str | None]
 ) -> None:
-    found = gpu_shares(["0", "1", "2", "3"], num_workers=num_workers, num_ranks=num_ranks)
+    gpus = ["0", "1", "2", "3"]
+    found = [gpu_share(gpus, place=place, num_ranks=num_ranks) for place in range(len(shares))]
     assert [share.get("CUDA_VISIBLE_DEVICES") for share in found] == shares
 
 

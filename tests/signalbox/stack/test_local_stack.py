@@ -111,7 +111,7 @@ def eventually_in(log: Path, text: str) -> None:
     wait_until(lambda: text in log.read_text(), told=log.read_text)
 
 
-@pytest.mark.parametrize("service", ["router", "scheduler", "worker"])
+@pytest.mark.parametrize("service", ["router", "scheduler"])
 def test_a_service_that_dies_ends_the_stack_in_one_line(log: Path, service: str) -> None:
     with serve(log, "--simulate") as stack:
         stack.children()[service].kill()
@@ -130,7 +130,22 @@ def test_a_worker_that_dies_leaves_the_others_serving(log: Path) -> None:
         done = run_here("generate", "hello", "--max-tokens", "5", "--router", stack.address)
         assert done.returncode == 0, done.stderr
         # Ended while the stack serves, not by its end.
-        eventually_in(log, "where memory is short; workers left: 1")
+        eventually_in(log, "where memory is short; workers left: 1; it is started again after 1 s")
+        wait_until(lambda: log.read_text().count("worker joined") == 3, told=log.read_text)
+        assert stack.stop() == 0
+
+
+def test_the_only_worker_is_started_again_and_takes_over_what_waits(log: Path) -> None:
+    with serve(log, "--simulate", "--simulated-step-ms=20") as stack:
+        asked = [*COMMAND, "generate", "hello", "--max-tokens=100", "--ignore-eos"]
+        with subprocess.Popen(
+            [*asked, "--router", stack.address], stdout=subprocess.PIPE, env=environment()
+        ) as asking:
+            assert asking.stdout is not None
+            assert asking.stdout.read(1)
+            stack.children()["worker"].kill()
+            assert asking.wait(timeout=EVENT_S) == 0
+        assert log.read_text().count("worker joined") == 2
         assert stack.stop() == 0
 
 

@@ -87,7 +87,10 @@ def test_requests_go_on_elsewhere_when_a_rank_dies_and_none_is_left_at_the_end(
         assert tokens == expected_tokens(tmp_path)
         eventually_in(log, "rank 1 was killed by SIGKILL; the worker exits")
         eventually_in(log, "exited with status 1; workers left: 1")
-        (left,) = workers_of(stack)
-        others = [left, *ranks_of(left)]
+        eventually_in(log, "it is started again after 1 s")
+        wait_until(lambda: log.read_text().count("worker joined") == 3, told=log.read_text)
+        left = workers_of(stack)
+        assert len(left) == 2
+        others = [*left, *(rank for worker in left for rank in ranks_of(worker))]
         assert stack.stop() == 0
         assert not [process for process in others if process.is_running()]

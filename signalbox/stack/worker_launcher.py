@@ -1,0 +1,100 @@
+"""Commands that start the workers of `serve`: on this machine, or on a Ray cluster.
+
+Either is a child process of `serve`, so that one supervisor keeps both. On Ray the child is the
+driver of one worker: Ray frees the placement group of a driver that ends, however it ends.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from gpu_worker.native.threads import num_cores
+from gpu_worker.worker_settings import WorkerSettings
+from rpc.transport.tls import is_loopback
+from signalbox.flags.service_flags import to_environment, to_flags
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.stack.gpu_assignment import gpu_share, visible_gpus
+from signalbox.stack.stack_addresses import StackAddresses
+from signalbox.stack.start_checks import LOOPBACK
+from signalbox.stack.worker_supervisor import name_of
+
+
+class WorkerCommand(NamedTuple):
+    """The worker of a place as `child_processes.start` takes it."""
+
+    name: str
+    arguments: list[str]
+    environment: Mapping[str, str]
+
+
+class WorkerLauncher(Protocol):
+    """Says how the worker of a place is started."""
+
+    def command(self, place: int) -> WorkerCommand: ...
+
+
+def make_launcher(settings: ServeSettings, addresses: StackAddresses) -> WorkerLauncher:
+    """Returns the launcher that --placement names."""
+    return (RayLauncher if settings.is_on_ray else LocalLauncher)(settings, addresses)
+
+
+class LocalLauncher:
+    """Starts workers on this machine, each on GPUs of its own if there are enough."""
+
+    def __init__(self, settings: ServeSettings, addresses: StackAddresses) -> None:
+        self._settings = settings
+        self._addresses = addresses
+        may_use_gpus = not settings.simulate and settings.device != "cpu"
+        has_several = settings.worker_range.most > 1
+        self._gpus = visible_gpus() if may_use_gpus and has_several else []
+
+    def command(self, place: int) -> WorkerCommand:
+        settings, addresses, name = self._settings, self._addresses, name_of(place)
+        arguments = to_flags(
+            settings,
+            WorkerSettings,
+            host=LOOPBACK,
+            port=0,
+            scheduler=addresses.scheduler,
+            metrics_port=addresses.metrics_port(2 + place),
+            metrics_socket=addresses.metrics_socket(name),
+            num_threads=_threads_per_worker(settings),
+            # Certificates are for the public ports; the rest stays on the loopback interface.
+            **dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca")),
+        )
+        gpus = gpu_share(self._gpus, place=place, num_ranks=settings.parallel.num_ranks)
+        variables = {**gpus, **to_environment(settings, WorkerSettings)}
+        return WorkerCommand(name, ["worker", *arguments], variables)
+
+
+class RayLauncher:
+    """Starts drivers of workers on a Ray cluster; files that flags name are those of the nodes."""
+
+    def __init__(self, settings: ServeSettings, addresses: StackAddresses) -> None:
+        self._settings = settings
+        self._addresses = addresses
+
+    def command(self, place: int) -> WorkerCommand:
+        settings, addresses = self._settings, self._addresses
+        is_here = is_loopback(settings.scheduler_host)
+        arguments = to_flags(
+            settings,
+            WorkerSettings,
+            host=LOOPBACK if is_here else "0.0.0.0",
+            port=0,
+            scheduler=addresses.scheduler,
+            rank_port=settings.rank_port + place * settings.parallel.num_ranks,
+            metrics_port=addresses.metrics_port(2 + place),
+            tls_cert=settings.worker_tls_cert,
+            tls_key=settings.worker_tls_key,
+            tls_ca=settings.worker_tls_ca,
+            tls_client_ca=settings.worker_tls_ca,
+        )
+        variables = to_environment(settings, WorkerSettings)
+        return WorkerCommand(name_of(place), ["worker", *arguments], variables)
+
+
+def _threads_per_worker(settings: ServeSettings) -> int | None:
+    most = settings.worker_range.most
+    if settings.num_threads or most == 1 or settings.simulate:
+        return settings.num_threads
+    return max(1, num_cores() // most)

@@ -1,0 +1,138 @@
+"""`signalbox serve --placement ray`: workers come, are lost and come again on three nodes."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from tests.gpu_worker.tiny_models import make_model
+from tests.integration.failures.test_lost_ranks import has_ended
+from tests.integration.placement.ray_cluster import add_node, three_nodes
+from tests.signalbox.stack.test_local_stack import eventually_in
+from tests.signalbox.stacks import Stack, free_port, serve, signalbox
+from tests.waiting import wait_until
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.system
+
+FLAGS = (
+    *("--device=cpu", "--dtype=float32", "--num-threads=2", "--kv-cache-memory=0.002"),
+    *("--max-num-seqs=4", "--max-num-batched-tokens=64", "--no-http"),
+)
+"""Two threads are the two CPUs of a node, so that each node has one worker."""
+NUM_STREAMS, NUM_TOKENS = 6, 240
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    with three_nodes() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    make_model(path)
+    return path
+
+
+def ranks() -> list[psutil.Process]:
+    """Processes of all workers, below the actors that started them."""
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if "--placement=environment" in (one.info["cmdline"] or [])
+    ]
+
+
+def until_joined(stack: Stack, number: int) -> None:
+    log = stack.log
+    wait_until(lambda: log.read_text().count("worker joined") == number, told=log.read_text)
+
+
+def generate(channel: grpc.Channel, number: int) -> list[int]:
+    request = pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=[5, 9, 33, 4 + number]),
+        sampling_params=pb.SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
+    )
+    answer = pb_grpc.InferenceServiceStub(channel).Generate(request)
+    return [token for message in answer for output in message.outputs for token in output.token_ids]
+
+
+@contextmanager
+def streaming(stack: Stack) -> Iterator[list[list[list[int]]]]:
+    """Yields the answers of each of NUM_STREAMS threads, which ask again and again until the end of
+    the context."""
+    answers: list[list[list[int]]] = [[] for _ in range(NUM_STREAMS)]
+    stopping = threading.Event()
+
+    def ask(number: int) -> None:
+        with grpc.insecure_channel(stack.address) as channel:
+            while not stopping.is_set():
+                answers[number].append(generate(channel, number))
+
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        asking = [pool.submit(ask, number) for number in range(NUM_STREAMS)]
+        try:
+            yield answers
+        finally:
+            stopping.set()
+        for one in asking:
+            one.result()
+
+
+def test_a_node_goes_in_the_middle_of_streams_and_another_one_comes(
+    cluster: Any, model: Path, tmp_path: Path
+) -> None:
+    flags = (f"--placement=ray={cluster.address}", "--workers=3", "--placement-timeout=5")
+    with serve(tmp_path / "log", str(model), *flags, f"--rank-port={free_port()}", *FLAGS) as stack:
+        until_joined(stack, 3)
+        with grpc.insecure_channel(stack.address) as channel:
+            expected = [generate(channel, number) for number in range(NUM_STREAMS)]
+        assert all(len(tokens) == NUM_TOKENS for tokens in expected)
+        with streaming(stack) as answers:
+            wait_until(lambda: all(answers))
+            cluster.remove_node(sorted_nodes(cluster)[-1])
+            eventually_in(stack.log, "workers left: 2; it is started again after 1 s")
+        for tokens, repeated in zip(expected, answers, strict=True):
+            assert all(answer == tokens for answer in repeated)
+        add_node(cluster)
+        until_joined(stack, 4)
+        wait_until(lambda: len(ranks()) == 3)
+        running = ranks()
+        assert stack.stop() == 0
+        wait_until(lambda: all(map(has_ended, running)))
+
+
+def sorted_nodes(cluster: Any) -> list[Any]:
+    """The head is the first."""
+    return [cluster.head_node, *cluster.worker_nodes]
+
+
+def test_a_node_with_other_versions_is_named_before_weights_are_read(
+    cluster: Any, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.metadata as metadata\n"
+        "real = metadata.version\n"
+        "metadata.version = lambda name: '0.1' if name == 'torch' else real(name)\n"
+    )
+    add_node(cluster, env_vars={"PYTHONPATH": str(tmp_path)}, resources={"odd": 1})
+    done = signalbox(
+        *("serve", str(model), f"--placement=ray={cluster.address}", "--grpc-port=0", *FLAGS),
+        *("--pipeline-parallel-size=4", "--num-threads=8", "--placement-strategy=SPREAD"),
+    )
+    assert done.returncode == 1
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("signalbox worker 0: ")]
+    assert "has Signalbox " in line
+    assert "PyTorch 0.1" in line
+    assert line.endswith(": install the same everywhere")
+    assert "loading" not in done.stderr

@@ -1,0 +1,163 @@
+"""Workers that are lost come back, whatever launches them: here none is a process."""
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+
+import pytest
+
+from signalbox.stack.worker_supervisor import ServiceDied, WorkerSupervisor, name_of
+from tests.waiting import run_ready_tasks
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """A worker that ends when it is told to, or when the test says so."""
+
+    name: str
+    pid: int
+    told: list[str] = field(default_factory=list)
+    ended: asyncio.Future[int] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def ending(self) -> str:
+        return f"exited with status {self.ended.result()}"
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.ended)
+
+    async def end(self, *, within_s: float) -> None:
+        self.told.append(f"end within {within_s:g} s")
+        self.lose(0)
+
+    def send(self, number: signal.Signals) -> None:
+        self.told.append(number.name)
+        self.lose(-number)
+
+    def lose(self, status: int = 1) -> None:
+        if not self.ended.done():
+            self.ended.set_result(status)
+
+
+class FakeLauncher:
+    """Launches workers in no time, and keeps the time of the supervisor."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self.workers: list[FakeWorker] = []
+        self.faults: list[OSError] = []
+        self.supervisor = WorkerSupervisor(self.launch, clock=lambda: self.now, sleep=self.sleep)
+
+    async def launch(self, place: int) -> FakeWorker:
+        if self.faults:
+            raise self.faults.pop()
+        self.workers.append(FakeWorker(name_of(place), len(self.workers)))
+        return self.workers[-1]
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    @property
+    def running(self) -> list[str]:
+        return [worker.name for worker in self.supervisor.workers]
+
+    async def grown(self, wanted: int, *, serves: bool = True) -> None:
+        self.supervisor.grow(wanted)
+        if serves:
+            self.supervisor.serves()
+        await run_ready_tasks()
+
+    async def stop(self) -> None:
+        """Ends in the invariant: all that was launched has ended, and nothing starts again."""
+        await self.supervisor.stop(within_s=3)
+        await run_ready_tasks()
+        assert all(worker.ended.done() for worker in self.workers)
+        assert not self.supervisor.workers
+        assert self.supervisor.wanted == 0
+
+
+async def test_a_lost_worker_is_replaced_in_its_place() -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(3)
+    launcher.workers[1].lose()
+    await run_ready_tasks()
+    assert launcher.running == ["worker 0", "worker 1", "worker 2"]
+    assert [worker.name for worker in launcher.workers][3:] == ["worker 1"]
+    await launcher.stop()
+
+
+async def test_pauses_grow_with_losses_of_the_last_minutes_and_of_one_place() -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(2)
+    for _ in range(8):
+        launcher.workers[-1].lose()
+        await run_ready_tasks()
+    assert launcher.pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    launcher.workers[0].lose()
+    await run_ready_tasks()
+    assert launcher.pauses[8:] == [1]
+    launcher.now += 600
+    launcher.workers[-2].lose()
+    await run_ready_tasks()
+    assert launcher.pauses[9:] == [1]
+    assert launcher.supervisor.wanted == 2
+    await launcher.stop()
+
+
+async def test_a_start_that_fails_is_tried_again() -> None:
+    launcher = FakeLauncher()
+    launcher.faults = [OSError("no process left")] * 2
+    await launcher.grown(1)
+    assert launcher.running == ["worker 0"]
+    assert launcher.pauses == [1, 2]
+    await launcher.stop()
+
+
+async def test_the_loss_of_all_workers_before_one_served_is_the_end() -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(2, serves=False)
+    waiting = asyncio.create_task(launcher.supervisor.wait())
+    launcher.workers[0].lose()
+    await run_ready_tasks()
+    assert not waiting.done()
+    assert launcher.running == ["worker 1"]  # nothing is started again before one serves
+    launcher.workers[1].lose()
+    with pytest.raises(ServiceDied, match="worker 1 exited with status 1; its last lines say why"):
+        await waiting
+    await launcher.stop()
+
+
+async def test_a_worker_that_was_lost_before_another_served_is_started_afterwards() -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(2, serves=False)
+    launcher.workers[0].lose()
+    await run_ready_tasks()
+    launcher.supervisor.serves()
+    await run_ready_tasks()
+    assert launcher.running == ["worker 0", "worker 1"]
+    await launcher.stop()
+
+
+async def test_a_worker_that_is_removed_is_drained_and_stays_away() -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(3)
+    await launcher.supervisor.remove("worker 1", within_s=5)
+    assert launcher.workers[1].told == ["end within 5 s"]
+    await run_ready_tasks()
+    assert launcher.running == ["worker 0", "worker 2"]
+    await launcher.grown(4)  # the free place is taken first
+    assert launcher.running == ["worker 0", "worker 1", "worker 2", "worker 3"]
+    await launcher.stop()
+
+
+async def test_nothing_starts_again_after_all_are_killed() -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(2)
+    launcher.supervisor.kill()
+    await run_ready_tasks()
+    assert [worker.told for worker in launcher.workers] == [["SIGKILL"]] * 2
+    await launcher.stop()
