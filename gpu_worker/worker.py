@@ -12,11 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contract.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
+from contract.errors import (
+    Aborted,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
 from contract.model import Adapter, WorkerCapacity
 from contract.step import Step
 from contract.tokenizer_files import hash_files
-from gpu_worker.adapters.adapter_folder import find_below
+from gpu_worker.adapters.adapter_folder import NoSuchFolder, find_below
 from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.runner_protocol import (
     AdapterLoading,
@@ -164,6 +170,8 @@ class Worker:
         runner = self._adapter_runner(epoch)
         try:
             opened = await asyncio.to_thread(self._open_adapter, runner, name, path)
+        except NoSuchFolder as error:
+            raise NotFound(str(error)) from None
         except ModelError as error:
             raise FailedPrecondition(str(error)) from None
         info = replace(opened.info, path=path, loaded_at_ns=loaded_at_ns)

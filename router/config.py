@@ -167,7 +167,7 @@ class ApiSettings(RequestSettings, NameSettings):
     allow_adapter_loading: bool = Field(
         False,
         description="let clients of the HTTP API load and unload LoRA adapters, from below the"
-        " workers' --adapter-dir",
+        " workers' --adapter-dir, and load one that a request names by its folder there",
     )
     max_grammar_cpu: float = Field(
         3.0,

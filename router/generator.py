@@ -23,6 +23,7 @@ from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest, now_ns, timeout_ns
 from router.requests.live_requests import LiveRequests
 from router.requests.output_buffer import OutputBuffer
+from router.schedulers.first_use import FirstUse
 from router.schedulers.scheduler_pool import Schedulers
 from router.served_model import ServedModel
 from rpc.telemetry import tracing
@@ -81,14 +82,21 @@ class Generator:
         *,
         tool_call_parser: str,
         reasoning_parser: str,
+        first_use: FirstUse | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Makes a generator; the parsers are one of `tool_call_formats.CHOICES` and of
-        `reasoning_formats.CHOICES`."""
+        """Makes a generator.
+
+        Args:
+            tool_call_parser: one of `tool_call_formats.CHOICES`.
+            reasoning_parser: one of `reasoning_formats.CHOICES`.
+            first_use: loads adapters that requests name; None loads none.
+        """
         self.admission = admission
         self._schedulers = schedulers
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
+        self._first_use = first_use
         self._key_limits = KeyLimits()
         self.live = live
         self._observer = observer or Observer()
@@ -158,6 +166,7 @@ class Generator:
             self.live.reserve(api_request.request_id, tenant=call_context.tenant) as live,
         ):
             observed.begun(live.request_id, api_request)
+            model = await self._model_with_adapter(api_request.model, model)
             prompt = await self._tokenize(api_request, model, call_context, span)
             readers = await self._readers(api_request, model, prompt)
             request = self.admission.submit(
@@ -190,6 +199,13 @@ class Generator:
     def _served_model(self, call_context: CallContext) -> ServedModel:
         with self.reading(call_context):
             return self.model
+
+    async def _model_with_adapter(self, name: str, model: ServedModel) -> ServedModel:
+        """Returns the model once it has the adapter that a request names, or if there is none."""
+        if self._first_use is None or model.knows(name):
+            return model
+        await self._first_use.load(name)
+        return self.model
 
     async def _tokenize(
         self,

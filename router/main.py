@@ -23,6 +23,7 @@ from router.prompt.known_templates import load_chat_template
 from router.request_admission import Admission
 from router.requests.live_requests import LiveRequests
 from router.schedulers.adapter_client import AdapterClient
+from router.schedulers.first_use import FirstUse
 from router.schedulers.load_client import LoadClient
 from router.schedulers.scheduler_pool import Schedulers
 from router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
@@ -68,6 +69,8 @@ class Router:
         )
         self.admission = Admission(config, self.schedulers)
         self.live = LiveRequests(config.max_live_requests)
+        self._adapters = AdapterClient(config.scheduler_addresses, self.schedulers, tls=config.tls)
+        self._first_use = FirstUse(self._adapters) if config.allow_adapter_loading else None
         self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)
         self.generator = Generator(
             self.admission,
@@ -75,6 +78,7 @@ class Router:
             self.live,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
+            first_use=self._first_use,
             observer=Observer(metrics, RequestLog(config.log_requests)),
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
@@ -92,8 +96,9 @@ class Router:
         # This imports fastapi, which takes as long as all other imports of a router.
         from router.http.server_factory import make_http_server
 
-        adapters = AdapterClient(config.scheduler_addresses, self.schedulers, tls=config.tls)
-        return make_http_server(config, self.generator, tenants, keys, self.registry, adapters)
+        return make_http_server(
+            config, self.generator, tenants, keys, self.registry, self._adapters
+        )
 
     def _add_services(self, tenants: Tenants, config: RouterConfig) -> None:
         self.server.add(
@@ -156,6 +161,8 @@ class Router:
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self.drain(grace_s=0.0)
+        if self._first_use is not None:
+            await self._first_use.close()
         await self._load.close()
 
     def _count_malformed(self, method: str) -> None:

@@ -63,13 +63,17 @@ class ServedModel:
         """Returns the adapter that requests name so; None for the base model, and unknown names."""
         return next((one for one in self.adapters if one.name == name), None)
 
+    def knows(self, name: str) -> bool:
+        """Returns whether a name is the model's, or an adapter's; the empty one is the model's."""
+        return not name or name in self.names or self.adapter(name) is not None
+
     def has(self, sha256: str) -> bool:
         """Returns whether the adapter with a content is served; "" is the base model."""
         return not sha256 or any(one.sha256 == sha256 for one in self.adapters)
 
     def names_of(self, name: str) -> tuple[str, ...]:
-        """Returns all names of the model or the adapter that a request names."""
-        return self.names if self.adapter(name) is None else (name,)
+        """Returns all names of the model or the adapter that a request names, loaded or not."""
+        return self.names if not name or name in self.names else (name,)
 
     @property
     def window(self) -> int:

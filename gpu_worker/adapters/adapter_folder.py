@@ -1,9 +1,14 @@
 """Finds an adapter that an operator names at run time, below the one folder that may hold them."""
 
+import os
 from pathlib import Path
 
 from gpu_worker.adapters.peft_adapter import CONFIG, WEIGHTS
 from gpu_worker.config import ModelError
+
+
+class NoSuchFolder(ModelError):
+    """There is no folder of the given path."""
 
 
 def find_below(root: Path | None, path: str) -> Path:
@@ -13,10 +18,10 @@ def find_below(root: Path | None, path: str) -> Path:
         root: --adapter-dir.
         path: folder below it, relative to it or absolute.
 
-    Raises ModelError if it or a file of it is elsewhere.
+    Raises NoSuchFolder, or ModelError if it or a file of it is elsewhere.
     """
     if root is None:
-        raise ModelError("this worker takes adapters at its start alone; set --adapter-dir")
+        raise NoSuchFolder("this worker takes adapters at its start alone; set --adapter-dir")
     top, given = root.resolve(), Path(path)
     if not path or "\0" in path:
         raise ModelError("path is empty or no path; name a folder below --adapter-dir")
@@ -26,4 +31,6 @@ def find_below(root: Path | None, path: str) -> Path:
             raise ModelError(
                 f"{path} is not below --adapter-dir, links resolved; copy the adapter there"
             )
+    if not os.path.isdir(folder):  # noqa: PTH112 - False, too, for one that cannot be entered
+        raise NoSuchFolder(f"there is no folder {path} below --adapter-dir")
     return folder

@@ -159,10 +159,10 @@ class Api:
 
     def _head(self, ids: Ids, asked: str | None) -> Head:
         model = self._generator.model
-        adapter = model.adapter(asked or "")
         return Head(
             id=ids.response_id,
-            model=model.name if adapter is None else adapter.name,
+            # An adapter that is not loaded is so before the first byte of the answer.
+            model=model.name if not asked or asked in model.names else asked,
             tokenizer=model.tokenizer,
             system_fingerprint=fingerprint(self._version, model),
         )

@@ -62,7 +62,7 @@ REQUEST_RANGES: Mapping[str, Range] = {
 
 def check_model(name: str, model: ServedModel) -> None:
     """Raises NotFound for an unknown model or adapter; the empty name is the served model."""
-    if name and name not in model.names and model.adapter(name) is None:
+    if not model.knows(name):
         raise NotFound(f"model {name[:100]!r} is not served here; {model.name!r} is")
 
 

@@ -49,6 +49,26 @@ class AdapterClient:
         await self._until_known(name, adapter)
         return adapter
 
+    async def load_at_first_use(self, name: str) -> None:
+        """Loads an adapter whose folder has its name; returns once requests to this router may name
+        it.
+
+        A scheduler whose workers have no such folder gets no request of it. Raises NotFound if that
+        is so of all of them, or another RpcError.
+        """
+        request = pb.LoadAdapterRequest(name=name, path=name, at_first_use=True)
+        found: list[Adapter] = []
+        missing = NotFound(f"no scheduler loads {name}")
+        for address in self._addresses:
+            try:
+                answer = await self._call(address, "LoadAdapter", request)
+                found.append(decode_adapter(answer.adapter))
+            except NotFound as error:
+                missing = error
+        if not found:
+            raise missing
+        await self._until_known(name, found[0])
+
     async def unload(self, name: str) -> None:
         """Returns once no new request to this router can name the adapter. Raises RpcError."""
         missing: NotFound | None = None

@@ -51,6 +51,8 @@ class AdapterLoading:
         self._clients: dict[StepLoop, AdapterClient] = {}
         self._lock = asyncio.Lock()
         self._gone = GoneAdapters()
+        self._unloaded: set[str] = set()
+        """Names of adapters that operators have unloaded, which no request loads again."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -71,7 +73,9 @@ class AdapterLoading:
 
     # What operators ask for
 
-    async def load(self, name: str, path: str, *, is_replacing: bool = False) -> Adapter:
+    async def load(
+        self, name: str, path: str, *, is_replacing: bool = False, is_first_use: bool = False
+    ) -> Adapter:
         """Loads an adapter on all workers; see LoadAdapter in scheduler.proto.
 
         Goes on when it is cancelled.
@@ -82,9 +86,12 @@ class AdapterLoading:
             raise InvalidArgument("name", name, str(error)) from None
         if not path:
             raise InvalidArgument("path", path, "a folder below the workers' --adapter-dir")
-        return await asyncio.shield(self._start(self._load(name, path, is_replacing)))
+        loading = self._load(name, path, is_replacing=is_replacing, is_first_use=is_first_use)
+        return await asyncio.shield(self._start(loading))
 
-    async def _load(self, name: str, path: str, is_replacing: bool) -> Adapter:
+    async def _load(
+        self, name: str, path: str, *, is_replacing: bool, is_first_use: bool
+    ) -> Adapter:
         async with self._lock:
             model = self._cluster.model
             if model is None or not self._clients:
@@ -92,12 +99,17 @@ class AdapterLoading:
             if name == model.name:
                 raise InvalidArgument("name", name, "a name that is not the model's")
             before = self._find(name)
+            if is_first_use and before is not None:
+                return before
+            if is_first_use and name in self._unloaded:
+                raise NotFound(f"the adapter {name} has been unloaded")
             if before is not None and not is_replacing:
                 raise AlreadyExists(f"the adapter {before} is loaded; unload or replace it")
             adapter = await self._load_everywhere(name, path)
             if before is not None and before != adapter:
                 self._retire(before)
             self._change([*(one for one in self._adapters if one != adapter), adapter])
+            self._unloaded.discard(name)
             logger.info("adapter loaded: %s from %s", adapter, path)
             return adapter
 
@@ -106,7 +118,10 @@ class AdapterLoading:
         found = await _of_each(self._clients, lambda one: one.load(name, path, loaded_at_ns=at))
         found = {loop: got for loop, got in found.items() if loop in self._clients}
         loaded = {loop: got for loop, got in found.items() if isinstance(got, Adapter)}
-        fault = next((got for got in found.values() if not isinstance(got, Adapter)), None)
+        faults = [got for got in found.values() if not isinstance(got, Adapter)]
+        fault = min(faults, key=lambda one: isinstance(one, NotFound), default=None)
+        if loaded and isinstance(fault, NotFound):  # other workers have the folder
+            fault = FailedPrecondition(str(fault))
         if fault is None and len(set(loaded.values())) == 1:
             return next(iter(loaded.values()))
         self._gone.add_load(at)
@@ -125,6 +140,7 @@ class AdapterLoading:
             if adapter is None:
                 raise NotFound(f"no adapter is named {name!r}")
             self._retire(adapter)
+            self._unloaded.add(name)
             return self._cluster.num_requests_of(adapter)
 
     def _retire(self, adapter: Adapter) -> None:
@@ -197,7 +213,7 @@ class AdapterLoading:
             loaded = await client.load(
                 adapter.name, adapter.path, loaded_at_ns=adapter.loaded_at_ns
             )
-        except FailedPrecondition as error:  # its files may come
+        except (FailedPrecondition, NotFound) as error:  # its files may come
             raise Unavailable(f"the adapter {adapter} is served: {error}", RETRY_AFTER_S) from None
         if loaded != adapter:
             await client.unload(loaded)

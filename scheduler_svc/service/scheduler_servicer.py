@@ -119,7 +119,10 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self, request: pb.LoadAdapterRequest, context: Context
     ) -> pb.LoadAdapterResponse:
         adapter = await self._adapters.load(
-            request.name, request.path, is_replacing=request.replace
+            request.name,
+            request.path,
+            is_replacing=request.replace,
+            is_first_use=request.at_first_use,
         )
         return pb.LoadAdapterResponse(adapter=encode_adapter(adapter))
 

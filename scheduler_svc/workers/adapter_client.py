@@ -2,7 +2,7 @@
 
 import grpc
 
-from contract.errors import FailedPrecondition, Unavailable
+from contract.errors import FailedPrecondition, NotFound, Unavailable
 from contract.model import Adapter, decode_adapter
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -22,7 +22,11 @@ class AdapterClient:
         self._stub, self._address, self._epoch = stub, address, epoch
 
     async def load(self, name: str, path: str, *, loaded_at_ns: int) -> Adapter:
-        """Has an adapter loaded. Raises FailedPrecondition if it cannot be, else Unavailable."""
+        """Has an adapter loaded.
+
+        Raises NotFound if the worker has no such folder, FailedPrecondition if it cannot load it,
+        else Unavailable.
+        """
         request = pb.LoadAdapterRequest(
             epoch=self._epoch, name=name, path=path, loaded_at_ns=loaded_at_ns
         )
@@ -30,6 +34,8 @@ class AdapterClient:
             answer = await self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             reason = f"the worker at {self._address} cannot load it: {error.details()}"
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFound(reason) from None
             if error.code() in _CANNOT:
                 raise FailedPrecondition(reason) from None
             raise Unavailable(reason) from None

@@ -53,8 +53,8 @@ def write_adapter(folder: Path, content: str = "weights") -> str:
     return digest.hexdigest()
 
 
-async def load(client: Router, name: str, path: str, *, replace: bool = False) -> Adapter:
-    request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
+async def load(client: Router, name: str, path: str, **flags: bool) -> Adapter:
+    request = pb.LoadAdapterRequest(name=name, path=path, **flags)
     answer = await client.stub.LoadAdapter(request, timeout=EVENT_S)
     return Adapter(name=answer.adapter.name, sha256=answer.adapter.sha256)
 
@@ -240,7 +240,7 @@ async def test_all_workers_have_it_or_none(tmp_path: Path) -> None:
     async with make_stack(here) as stack, worker_of(stack.scheduler, there) as third:
         await until_workers(stack.scheduler, 3)
         details = await refused(load(stack.client, "sql", "sql"), StatusCode.FAILED_PRECONDITION)
-        assert "cannot load it" in details and "adapter_config.json" in details
+        assert "cannot load it" in details and "no folder sql" in details
         details = await refused(load(stack.client, "chat", "chat"), StatusCode.FAILED_PRECONDITION)
         assert "different files of chat" in details
         assert all(not loaded_on(one) for one in (*stack.workers, third))
@@ -256,7 +256,7 @@ async def test_all_workers_have_it_or_none(tmp_path: Path) -> None:
         ("x" * 101, "sql", StatusCode.INVALID_ARGUMENT, "100"),
         ("simulated", "sql", StatusCode.INVALID_ARGUMENT, "model's"),
         ("sql", "", StatusCode.INVALID_ARGUMENT, "path"),
-        ("sql", "none", StatusCode.FAILED_PRECONDITION, "adapter_config.json"),
+        ("sql", "none", StatusCode.NOT_FOUND, "no folder none below --adapter-dir"),
         ("sql", "../outside", StatusCode.FAILED_PRECONDITION, "not below --adapter-dir"),
         ("sql", "/etc", StatusCode.FAILED_PRECONDITION, "not below --adapter-dir"),
         ("sql", ".", StatusCode.FAILED_PRECONDITION, "not below --adapter-dir"),
@@ -291,9 +291,28 @@ async def test_workers_without_a_folder_take_none() -> None:
         router(scheduler.address) as client,
     ):
         await until_workers(scheduler, 1)
-        details = await refused(load(client, "sql", "sql"), StatusCode.FAILED_PRECONDITION)
+        details = await refused(load(client, "sql", "sql"), StatusCode.NOT_FOUND)
         assert "--adapter-dir" in details
         await assert_idle(scheduler)
+
+
+async def test_the_first_use_loads_an_adapter_that_was_not_unloaded(tmp_path: Path) -> None:
+    of_sql = write_adapter(tmp_path / "sql")
+    async with make_stack(tmp_path) as stack:
+        client = stack.client
+
+        def first_use() -> Any:
+            return load(client, "sql", "sql", at_first_use=True)
+
+        assert {one.sha256 for one in await asyncio.gather(*(first_use() for _ in range(4)))} == {
+            of_sql
+        }
+        await check_tokens(client, 1, of_sql)
+        await unload(client, "sql")
+        assert "has been unloaded" in await refused(first_use(), StatusCode.NOT_FOUND)
+        await load(client, "sql", "sql")
+        assert (await first_use()).sha256 == of_sql
+        assert all(loaded_on(one) == {("sql", of_sql)} for one in stack.workers)
 
 
 async def test_without_a_worker_nothing_is_loaded() -> None:

@@ -154,6 +154,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.sampling_defaults = common_pb2.SamplingDefaults()
         self.adapters: list[common_pb2.Adapter] = []
         self.adapter_fault = ""
+        self.adapter_folders: list[str] = []
+        """Names of the adapters that load at first use."""
+        self.adapter_gate: asyncio.Event | None = None
+        """What loads wait for."""
         self.asked: list[pb.LoadAdapterRequest | pb.UnloadAdapterRequest] = []
         """What routers have asked of adapters."""
         self.files = make_files()
@@ -251,8 +255,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: pb.LoadAdapterRequest, context: Any
     ) -> pb.LoadAdapterResponse:
         self.asked.append(request)
+        if self.adapter_gate is not None:
+            await self.adapter_gate.wait()
         if self.adapter_fault:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.adapter_fault)
+        if request.at_first_use and request.name not in self.adapter_folders:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such folder")
         adapter = common_pb2.Adapter(name=request.name, sha256="a1" * 32, path=request.path)
         self.adapters = [one for one in self.adapters if one.name != request.name] + [adapter]
         self.say_model_changed()

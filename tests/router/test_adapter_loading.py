@@ -1,5 +1,6 @@
 """Adapters are loaded and unloaded over HTTP where it is allowed: on all schedulers, or on none."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -8,9 +9,11 @@ from typing import Any
 
 import grpc
 import httpx2
+import pytest
 
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
+from router.schedulers import first_use
 from tests.router.fakes import FakeScheduler, finished, ids_of, step
 from tests.router.keys.test_api_keys import BEARER, entry, write_keys
 from tests.router.openai.clients import MODEL, make_http
@@ -147,3 +150,106 @@ async def test_requests_that_run_lose_nothing_when_adapters_come_and_go() -> Non
         while (message := await call.read()) is not grpc.aio.EOF:
             last = message
         assert last.HasField("usage")
+
+
+# Adapters of the workers' folder, which load when a request names them
+
+
+async def ask(raw: httpx2.AsyncClient, model: str, **more: Any) -> httpx2.Response:
+    return await raw.post("/v1/completions", json={"model": model, "prompt": "Hi"}, **more)
+
+
+async def test_a_request_loads_the_adapter_that_it_names() -> None:
+    async with make_http(**ALLOWED) as http:
+        http.stack.scheduler.adapter_folders = ["sql", "chat"]
+        answer = await ask(http.raw, "sql")
+        assert (answer.status_code, answer.json()["model"]) == (200, "sql")
+        assert http.stack.scheduler.added[-1].adapter == "a1" * 32
+        await http.stack.generate(model="chat")
+        assert (await ask(http.raw, "chat")).status_code == 200
+        assert http.stack.scheduler.asked == [
+            pb.LoadAdapterRequest(name=name, path=name, at_first_use=True)
+            for name in ("sql", "chat")
+        ]
+        assert await named(http.raw) == [MODEL, "chat", "sql"]
+        await http.stack.check_nothing_is_left()
+
+
+async def test_requests_of_one_adapter_load_it_once() -> None:
+    async with make_http(**ALLOWED) as http:
+        scheduler = http.stack.scheduler
+        scheduler.adapter_folders, scheduler.adapter_gate = ["sql"], asyncio.Event()
+        asking = [asyncio.create_task(ask(http.raw, "sql")) for _ in range(8)]
+        await eventually(lambda: http.stack.router.generator.live.num_live == 8)
+        scheduler.adapter_gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+        assert len(scheduler.asked) == 1
+        await http.stack.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "/", "../sql", "x" * 101, "a\nb"])
+async def test_a_name_that_is_no_folders_is_unknown_at_once(name: str) -> None:
+    async with make_http(**ALLOWED) as http:
+        assert (await ask(http.raw, name)).status_code == 404
+        assert http.stack.scheduler.asked == []
+
+
+async def test_a_name_without_a_folder_stays_unknown() -> None:
+    async with make_http(**ALLOWED) as http:
+        answer = await ask(http.raw, "sql")
+        assert answer.status_code == 404
+        assert "'sql' is not served here" in answer.json()["error"]["message"]
+        assert len(http.stack.scheduler.asked) == 1
+    async with make_http() as http:  # where adapters are not loaded
+        http.stack.scheduler.adapter_folders = ["sql"]
+        assert (await ask(http.raw, "sql")).status_code == 404
+        assert http.stack.scheduler.asked == []
+
+
+async def test_an_adapter_that_cannot_be_loaded_is_refused_with_the_reason() -> None:
+    async with make_http(**ALLOWED) as http:
+        http.stack.scheduler.adapter_fault = "the worker at w1 cannot load it: it ends early"
+        answer = await ask(http.raw, "sql")
+        assert answer.status_code == 400
+        assert "it ends early" in answer.json()["error"]["message"]
+        await http.stack.check_nothing_is_left()
+
+
+async def test_a_request_waits_for_its_adapter_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(first_use, "WAIT_S", 0.0)
+    monkeypatch.setattr(first_use, "MAX_LOADS", 1)
+    async with make_http(**ALLOWED) as http:
+        scheduler = http.stack.scheduler
+        scheduler.adapter_folders, scheduler.adapter_gate = ["sql"], asyncio.Event()
+        answer = await ask(http.raw, "sql")
+        assert answer.status_code == 503 and "still being loaded" in answer.text
+        answer = await ask(http.raw, "chat")
+        assert answer.status_code == 429 and "are being loaded" in answer.text
+        scheduler.adapter_gate.set()  # the load goes on
+        model = http.stack.router.schedulers
+        await eventually(lambda: model.model.adapter("sql") is not None)
+        assert (await ask(http.raw, "sql")).status_code == 200
+
+
+async def test_a_key_loads_no_adapter_that_it_may_not_use(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(models=["sql"]))
+    bearer = dict([BEARER])
+    async with make_http(api_keys=keys, **ALLOWED) as http:
+        http.stack.scheduler.adapter_folders = ["sql", "chat"]
+        assert (await ask(http.raw, "chat", headers=bearer)).status_code == 403
+        assert http.stack.scheduler.asked == []
+        assert (await ask(http.raw, "sql", headers=bearer)).status_code == 200
+
+
+async def test_a_scheduler_without_the_folder_gets_no_request_of_it() -> None:
+    async with two_schedulers() as (first, second, (stack, raw)):
+        second.adapter_folders = ["sql"]
+        for _ in range(4):
+            call = stack.client.Generate(make_generate(model="sql"))
+            await second.wait_until(lambda: bool(second.added))
+            second.added.clear()
+            call.cancel()
+        assert first.added == [] and await named(raw) == [MODEL, "sql"]
+        await stack.check_nothing_is_left()

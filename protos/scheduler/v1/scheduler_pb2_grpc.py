@@ -123,8 +123,9 @@ class SchedulerServiceServicer:
         and of all workers. The load goes on when the call is cancelled.
 
         INVALID_ARGUMENT for a name that the model has, or that is none; ALREADY_EXISTS if an adapter has
-        it, unless `replace` is set; FAILED_PRECONDITION if a worker cannot load it, which the message
-        names with the reason, or if their files differ; UNAVAILABLE while no worker serves.
+        it, unless `replace` is set; NOT_FOUND if no worker has the folder; FAILED_PRECONDITION if a worker
+        cannot load it, which the message names with the reason, or if their files differ; UNAVAILABLE
+        while no worker serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -137,9 +137,9 @@ class WorkerServiceServicer:
         may name it. An adapter that is loaded already is loaded once; the files are read all the same.
         What is loaded outlives the lease.
 
-        ABORTED if `epoch` is not the lease's; FAILED_PRECONDITION, having changed nothing, if the folder
-        is not below the worker's --adapter-dir, links resolved, if a file is missing or damaged, or if
-        the adapter does not fit the model.
+        ABORTED if `epoch` is not the lease's; NOT_FOUND if there is no such folder, or the worker has no
+        --adapter-dir; FAILED_PRECONDITION, having changed nothing, if the folder is not below that, links
+        resolved, if a file is missing or damaged, or if the adapter does not fit the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
