@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import os
-from ctypes import POINTER, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -53,6 +53,12 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_program_free": (None, (c_void_p,)),
     "sb_program_bind": (None, (c_void_p, c_void_p, c_int64)),
     "sb_program_adapters": (None, (c_void_p, POINTER(SbAdapter), c_int32, c_int32)),
+    "sb_group_bytes": (c_int64, (c_int32, c_int64)),
+    "sb_group_new": (c_void_p, (c_void_p, c_int32, c_int32, c_int64)),
+    "sb_group_free": (None, (c_void_p,)),
+    "sb_group_joined": (c_uint32, (c_void_p,)),
+    "sb_group_call_off": (None, (c_void_p,)),
+    "sb_program_join": (None, (c_void_p, c_void_p)),
     "sb_program_run": (c_int32, (c_void_p, POINTER(SbBatch))),
     "sb_program_profile": (None, (c_void_p, c_void_p)),
     "sb_sampler_new": (c_void_p, (c_void_p, c_int32, c_int32)),

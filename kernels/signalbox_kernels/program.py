@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from signalbox_kernels.adapters import AdapterSite, PackedPairs
 from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
@@ -32,6 +33,7 @@ from signalbox_kernels.structs import (
 
 PANEL = 32  # columns of a packed matrix, stored together
 _HALF = PANEL // 2
+_CALLED_OFF = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +91,21 @@ class ProgramBuilder:
         self.buffers.append(SbBuffer(width, row))
         return len(self.buffers) - 1
 
-    def embed(self, dst: int, table: Packed) -> None:
+    def embed(self, dst: int, table: Packed, *, first_token: int = 0) -> None:
         """Adds an op that turns token ids to rows of a packed matrix, which may also be the
-        head."""
-        self._add(OpKind.EMBED, dst=dst, weight=table.address, storage=table.type)
+        head; a token that the matrix lacks becomes zeros.
+
+        Args:
+            first_token: that of the matrix's first row.
+        """
+        self._add(
+            OpKind.EMBED,
+            dst=dst,
+            n=table.num_rows,
+            weight=table.address,
+            storage=table.type,
+            first_token=first_token,
+        )
 
     def norm(
         self,
@@ -191,14 +204,32 @@ class ProgramBuilder:
     def attend(self, src: int, dst: int, *, layer: int, window: int | None = None) -> None:
         self._add(OpKind.ATTEND, src=src, dst=dst, layer=layer, window=window or 0)
 
-    def head(self, src: int, weight: Packed) -> None:
+    def head(self, src: int, weight: Packed, *, first_token: int = 0) -> None:
+        """Adds the product with the head. Of several ranks, each has as many tokens as the first,
+        but the last one, which has the rest.
+
+        Args:
+            first_token: that of the matrix's first row.
+        """
         self._add(
             OpKind.HEAD,
             src=src,
-            n=self.shape.vocab_size,
+            n=weight.num_rows,
             weight=weight.address,
             storage=weight.type,
+            first_token=first_token,
         )
+
+    def sum(self, src: int, dst: int, *, adds: bool) -> None:
+        """Adds an op that sums what all ranks have written to a shared buffer, in the order of the
+        ranks.
+
+        Args:
+            dst: a buffer of floats, as wide.
+            adds: adds the sum to what is there.
+        """
+        mode = Epilogue.ADD if adds else Epilogue.STORE
+        self._add(OpKind.SUM, mode=mode, src=src, dst=dst)
 
     def _add(self, kind: OpKind, **fields: object) -> None:
         self.ops.append(SbOp(kind=kind, **fields))
@@ -215,14 +246,20 @@ class ProgramBuilder:
         return self.arena.keep(padded.swapaxes(0, 1).reshape(-1))
 
     def build(
-        self, rotary: NDArray[np.float32], *, num_threads: int, isa: Isa | None = None
+        self,
+        rotary: NDArray[np.float32],
+        *,
+        num_threads: int,
+        isa: Isa | None = None,
+        group: Group | None = None,
     ) -> "Program":
         """Finishes the program.
 
         Args:
             rotary: [positions, 2, head_size / 2] float32, cosines and sines.
+            group: the ranks that sums are over; None is one rank, without sums.
         """
-        return Program(self, rotary, num_threads=num_threads, isa=isa)
+        return Program(self, rotary, num_threads=num_threads, isa=isa, group=group)
 
 
 class Program:
@@ -235,6 +272,7 @@ class Program:
         *,
         num_threads: int,
         isa: Isa | None,
+        group: Group | None,
     ) -> None:
         self._library = library()
         self._handle: int | None = None
@@ -268,6 +306,9 @@ class Program:
                 f"no native program of {self.shape} on {self.isa.name} with {num_threads} threads; "
                 "if the system permits fewer, lower num_threads"
             )
+        self._group = group
+        if group is not None:
+            self._library.sb_program_join(self._handle, group.handle)
 
     def bind(self, pool: NDArray[np.uint8]) -> None:
         """Sets the pool of KV blocks, [num_blocks, block_bytes]."""
@@ -292,8 +333,14 @@ class Program:
         self._library.sb_program_adapters(self._handle, table, num_slots, num_sites)
 
     def run(self, arrays: StepArrays) -> None:
-        """Computes one step; other Python threads run meanwhile."""
-        if self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct())):
+        """Computes one step; other Python threads run meanwhile.
+
+        Raises MemoryError, or CalledOff if the group of ranks was called off.
+        """
+        status = self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct()))
+        if status == _CALLED_OFF:
+            raise CalledOff("a rank that this one sums with is lost")
+        if status:
             raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
 
     def begin_profile(self) -> None:

@@ -133,6 +133,23 @@ class StoredMatrix:
         shape = (count, self.shape[1])
         return replace(self, shape=shape, read=lambda: self.read()[start : start + count])
 
+    def has_whole_blocks(self, columns: range) -> bool:
+        """Says whether some columns are whole blocks, one after the other."""
+        if columns == range(self.shape[1]):
+            return True
+        size = self.type.block_size
+        ends_whole = columns.stop % size == 0 or columns.stop == self.shape[1]
+        return self.order is None and columns.start % size == 0 and ends_whole
+
+    def columns(self, columns: range) -> "StoredMatrix":
+        """Returns some columns, which are whole blocks."""
+        assert self.has_whole_blocks(columns)
+        kind = self.type
+        first, end = columns.start // kind.block_size, -(-columns.stop // kind.block_size)
+        taken = slice(first * kind.block_bytes, end * kind.block_bytes)
+        shape = (self.shape[0], len(columns))
+        return replace(self, shape=shape, read=lambda: self.read()[:, taken])
+
 
 Matrix = AnyArray | StoredMatrix
 

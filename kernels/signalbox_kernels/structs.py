@@ -27,6 +27,7 @@ class Row(IntEnum):
     ELEMENTS = 0
     FLOATS = 1
     CODES = 2
+    SHARED = 3
 
 
 class OpKind(IntEnum):
@@ -38,6 +39,7 @@ class OpKind(IntEnum):
     HEAD = 5
     CODE = 6
     SHRINK = 7
+    SUM = 8
 
 
 class Epilogue(IntEnum):
@@ -69,6 +71,7 @@ class SbOp(ctypes.Structure):
         ("adapter", c_int32),
         ("shrunk", c_int32),
         ("parts", c_void_p),
+        ("first_token", c_int32),
     )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from signalbox_kernels import native
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.structs import AttentionArrays, Element, StepArrays
@@ -64,8 +65,15 @@ def make_builder(dtype: Dtype, *, kv_dtype: Dtype | None = None, **shape: int) -
     return ProgramBuilder(ProgramShape(**elements, scale=0.2, **(sizes | shape)), Arena())
 
 
-def make_program(builder: ProgramBuilder, isa: Isa | None = None, num_threads: int = 2) -> Program:
-    return builder.build(angles(builder.shape.head_size), num_threads=num_threads, isa=isa)
+def make_program(
+    builder: ProgramBuilder,
+    isa: Isa | None = None,
+    num_threads: int = 2,
+    *,
+    group: Group | None = None,
+) -> Program:
+    rotary = angles(builder.shape.head_size)
+    return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
 
 
 def angles(head_size: int) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-// Operations on single tokens: embedding, RMSNorm, and rotation with the write to the cache.
+// Operations on single tokens: embedding, RMSNorm, rotation with the write to the cache, and sums over ranks.
 #pragma once
 
 #include <cmath>
@@ -24,11 +24,36 @@ inline void embed_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
     float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
-    const int64_t token = phase.batch->token_ids[row];
+    const int64_t token = phase.batch->token_ids[row] - phase.op->first_token;
+    if (token < 0 || token >= phase.op->n) {  // of another rank
+      std::memset(out, 0, sizeof(float) * static_cast<size_t>(phase.dst.stride));
+      continue;
+    }
     sb::with_storage(phase.op->storage, [&](auto s) SB_LAMBDA {
       read_row<decltype(s)>(packed, token, phase.dst.stride, out);
     });
   }
+}
+
+// Sums in the order of the ranks: all of them get the same bits.
+template <bool Add>
+static void sum_rows(const sb::Phase& phase, const Range& range) {
+  const int64_t stride = phase.src.stride;
+  for (int64_t row = range.first; row < range.end; ++row) {
+    const float* shares = static_cast<const float*>(phase.src.data) + row * stride;
+    float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
+    for (int64_t i = 0; i < stride; i += W) {
+      V x = load(shares + i);
+      for (int32_t rank = 1; rank < phase.num_shares; ++rank)
+        x += load(shares + rank * phase.share_floats + i);
+      store(out + i, Add ? load(out + i) + x : x);
+    }
+  }
+}
+
+inline void sum_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const Range range = rows_of_tile(phase, claim.tile);
+  phase.op->mode == SB_ADD ? sum_rows<true>(phase, range) : sum_rows<false>(phase, range);
 }
 
 // Writes a row's elements, or its codes, of the vectors that x(i) gives.

@@ -85,8 +85,9 @@ static void update_best(const sb::Phase& phase, int64_t row, int64_t first, int 
 
 SB_INLINE void put_logits(const sb::Phase& phase, const Spot& at, const float* c) {
   const SbBatch& batch = *phase.batch;
-  const int64_t vocab = phase.op->n, first = at.panel * kPanel;
-  const int count = static_cast<int>(vocab - first < kPanel ? vocab - first : kPanel);
+  const int64_t vocab = phase.shape->vocab_size, column = at.panel * kPanel;
+  const int64_t first = phase.op->first_token + column, left = phase.op->n - column;
+  const int count = static_cast<int>(left < kPanel ? left : kPanel);
   for (int r = 0; r < at.rows; ++r) {
     const int64_t row = at.row + r;
     update_best(phase, row, first, count, c + r * kPanel,

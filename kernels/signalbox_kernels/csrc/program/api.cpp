@@ -1,9 +1,11 @@
 #include "program/api.h"
 
 #include <exception>
+#include <new>
 
 #include "isa/dispatch.h"
 #include "matmul/formats.h"
+#include "program/group.h"
 #include "program/program.h"
 
 namespace {
@@ -19,12 +21,15 @@ bool is_valid(const SbShape& s) {
 // Whether a weight has a storage that the op computes with.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
+  if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
   if (op.kind != SB_LINEAR && op.kind != SB_HEAD) return true;
   if (buffers[op.src].row == SB_CODES) return sb::is_blocks(op.storage);
   return element == SB_F32 || op.storage == SB_STORED_BF16;
 }
 
 sb::Program& program_of(void* program) { return *static_cast<sb::Program*>(program); }
+
+sb::Group& group_of(void* group) { return *static_cast<sb::Group*>(group); }
 
 }  // namespace
 
@@ -60,9 +65,25 @@ extern "C" void sb_program_adapters(void* program, const SbAdapter* table, int32
   program_of(program).set_adapters(table, num_adapters, num_sites);
 }
 
+extern "C" int64_t sb_group_bytes(int32_t num_ranks, int64_t slot_bytes) {
+  return sb::Group::bytes(num_ranks, slot_bytes);
+}
+
+extern "C" void* sb_group_new(void* memory, int32_t rank, int32_t num_ranks, int64_t slot_bytes) {
+  return new (std::nothrow) sb::Group(memory, rank, num_ranks, slot_bytes);
+}
+
+extern "C" void sb_group_free(void* group) { delete &group_of(group); }
+
+extern "C" uint32_t sb_group_joined(void* group) { return group_of(group).joined(); }
+
+extern "C" void sb_group_call_off(void* group) { group_of(group).call_off(); }
+
+extern "C" void sb_program_join(void* program, void* group) { program_of(program).join(&group_of(group)); }
+
 extern "C" int32_t sb_program_run(void* program, const SbBatch* batch) {
   try {
-    return program_of(program).run(*batch) ? 0 : 1;
+    return program_of(program).run(*batch);
   } catch (const std::exception&) {
     return 1;
   }

@@ -41,11 +41,12 @@ enum SbIntegers : int32_t {
   SB_CODES_8 = 8,      // 4 bits without it
 };
 
-// Format of a buffer's rows.
-enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2 };
+// Format of a buffer's rows. SB_SHARED is float32 in the memory of the program's group: this rank's slot
+// of the next exchange, which the next SB_SUM joins.
+enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2, SB_SHARED = 3 };
 
 enum SbOpKind : int32_t {
-  SB_EMBED = 0,   // token ids -> dst (float32): rows of a packed matrix
+  SB_EMBED = 0,   // token ids -> dst (float32): rows of a packed matrix, zeros of those it lacks
   SB_NORM = 1,    // RMSNorm of src (float32) -> dst (elements, codes); mode 1: of logit rows only
   SB_LINEAR = 2,  // src (elements, codes) times a packed weight; mode is an SbEpilogue
   SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache
@@ -53,8 +54,9 @@ enum SbOpKind : int32_t {
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
   SB_CODE = 6,    // src (elements) -> dst (codes, elements), perhaps in another order of columns
   SB_SHRINK = 7,  // src (elements) times A of each row's adapter -> dst (elements)
+  SB_SUM = 8,     // src (shared) of all ranks, summed in their order -> dst (float32); mode is SB_STORE or SB_ADD
 };
-#define SB_NUM_KINDS 8
+#define SB_NUM_KINDS 9
 
 enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias
@@ -70,7 +72,7 @@ struct SbOp {
   int32_t dst;  // buffer
   int32_t layer;
   int32_t window;  // positions that a query sees; 0 is all
-  int32_t n;       // output columns of a product, before padding
+  int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table
   float eps;
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null
   const float* bias;    // padded as the weight's columns, or null
@@ -84,6 +86,7 @@ struct SbOp {
   int32_t adapter;
   int32_t shrunk;        // buffer that SB_SHRINK writes, and its SB_LINEAR reads
   const uint8_t* parts;  // of each 16 packed columns of an SB_LINEAR: the part that they belong to
+  int32_t first_token;   // of SB_EMBED and SB_HEAD: the token of the weight's first row
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.
@@ -173,7 +176,25 @@ void sb_program_bind(void* program, void* pool, int64_t block_bytes);
 void sb_program_adapters(void* program, const SbAdapter* table, int32_t num_adapters,
                          int32_t num_sites);
 
-// Runs one step. Returns 0, or 1 without memory for the step's activations.
+// Bytes of the memory through which ranks exchange rows, each slot being of `slot_bytes`.
+int64_t sb_group_bytes(int32_t num_ranks, int64_t slot_bytes);
+
+// One rank of several that map the same memory, which is zero at first and outlives the group.
+void* sb_group_new(void* memory, int32_t rank, int32_t num_ranks, int64_t slot_bytes);
+void sb_group_free(void* group);
+
+// The number of exchanges that the rank has joined, modulo 2^32.
+uint32_t sb_group_joined(void* group);
+
+// Makes all ranks that wait for each other stop, now and later; safe from any thread.
+void sb_group_call_off(void* group);
+
+// The ranks that a program's sums are over, and that share its head; rank 0 gets what the others compute
+// of that. The group outlives the program.
+void sb_program_join(void* program, void* group);
+
+// Runs one step. Returns 0, 1 without memory for the step's activations, or 2 if the program's ranks were
+// called off.
 int32_t sb_program_run(void* program, const SbBatch* batch);
 
 // From the next step on, adds the nanoseconds that each thread spends on each kind of op to

@@ -3,9 +3,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "program/relax.h"
 
 namespace sb {
 
@@ -15,14 +13,6 @@ namespace {
 // then use this one.
 constexpr std::chrono::microseconds kSpinning{25};
 constexpr int kSpinsAtOnce = 8;  // between two looks at the clock
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 // Fetches a few lines of the memory ahead; returns false if there is nothing left.
 bool fetch(Stretch& ahead) {

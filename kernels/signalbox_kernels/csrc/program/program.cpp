@@ -23,7 +23,20 @@ constexpr int64_t kSharedRows = 12;         // of a product whose tiles several 
 constexpr int64_t kSharedBytes = 1 << 16;   // of such a tile's weight, at most: a few microseconds
 constexpr int32_t kTaskRows = 48;           // of attention: as many as share keys from L1
 
+constexpr int64_t kFloatBytes = 4;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The better one of two logits of a row: the larger, or of two equals the lower token.
+void take_better(Best& best, const Best& other) {
+  best.is_finite = best.is_finite && other.is_finite;
+  const bool is_better = other.value > best.value ||
+                         (other.value == best.value && other.token < best.token);
+  if (is_better && other.value > -INFINITY) {
+    best.value = other.value;
+    best.token = other.token;
+  }
+}
 
 int64_t bytes_of_row(const Phase& phase, int32_t element) {
   if (phase.reads_codes) return phase.src.stride;
@@ -109,6 +122,7 @@ void Program::set_adapters(const SbAdapter* table, int32_t num_adapters, int32_t
 bool Program::reserve(int64_t num_rows) {
   const int64_t rows = round_up(num_rows, 64) + 16;  // a product may read, and drop, some more
   for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (buffers_[i].row == SB_SHARED) continue;
     const int64_t size =
         buffers_[i].row == SB_CODES                                 ? 1
         : buffers_[i].row == SB_FLOATS || shape_.element == SB_F32 ? 4
@@ -120,20 +134,29 @@ bool Program::reserve(int64_t num_rows) {
   return true;
 }
 
-bool Program::run(const SbBatch& batch) {
-  if (!reserve(std::max(batch.num_tokens, batch.num_rows))) return false;
+// Whether a slot of the group holds the rows of a step, and at least one row of logits.
+bool Program::fits_group(int64_t num_rows) const {
+  for (const SbBuffer& buffer : buffers_)
+    if (buffer.row == SB_SHARED &&
+        (!group_ || num_rows * stride(buffer) * kFloatBytes > group_->slot_bytes()))
+      return false;
+  return !group_ || tokens_of_rank() * kFloatBytes <= group_->slot_bytes();
+}
+
+int32_t Program::run(const SbBatch& batch) {
+  if (!reserve(std::max(batch.num_tokens, batch.num_rows)) || !fits_group(batch.num_tokens)) return 1;
+  if (group_) exchange_ = group_->joined() + 1;
   plan_attention(batch);
   plan_adapters(batch);
   for (size_t i = 0; i < ops_.size(); ++i) {
     phases_[i] = plan(ops_[i], batch);
     tiles_[i] = phases_[i].tiles;
   }
-  if (!share_tiles()) return false;
+  if (!share_tiles()) return 1;
   if (batch.num_tokens == batch.attention.num_seqs) join_rotations();
   plan_ahead();
   pool_.run(*this, tiles_);
-  reduce(batch);
-  return true;
+  return is_called_off_ || !reduce(batch) ? 2 : 0;
 }
 
 bool Program::tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) {
@@ -142,6 +165,7 @@ bool Program::tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) 
   const auto start = profile_ns_ ? Clock::now() : Clock::time_point();
   const Stretch next = after(phase, tile, thread);
   const Claim claim{tile, next.first, scratch_[static_cast<size_t>(thread)].data()};
+  if (p.op->kind == SB_SUM && !group_->join(p.exchange)) is_called_off_ = true;
   function_of(p.op->kind)(p, claim);
   if (profile_ns_) {
     const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
@@ -228,7 +252,9 @@ bool Program::has_codes(int32_t buffer) const {
 
 View Program::view(int32_t buffer) const {
   const auto i = static_cast<size_t>(buffer);
-  return {memory_[i].data(), stride(buffers_[i])};
+  const bool is_shared = buffers_[i].row == SB_SHARED;
+  char* data = is_shared ? group_->slot(exchange_, group_->rank()) : memory_[i].data();
+  return {data, stride(buffers_[i])};
 }
 
 Phase Program::plan(const SbOp& op, const SbBatch& batch) {
@@ -249,6 +275,7 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   phase.block_bytes = block_bytes_;
   phase.tasks = tasks_.data();
   if (op.adapter) plan_adapter(phase);
+  if (op.kind == SB_SUM) plan_sum(phase);
   const bool is_idle = op.adapter && op.kind != SB_LINEAR && !batch.adapters;
   if (is_idle) return phase;
   if (op.kind == SB_SHRINK) {
@@ -317,6 +344,14 @@ void Program::plan_adapter(Phase& phase) const {
   phase.shrunk = view(phase.op->shrunk);
 }
 
+void Program::plan_sum(Phase& phase) {
+  phase.src.data = group_->slot(exchange_, 0);
+  phase.share_floats = group_->slot_bytes() / kFloatBytes;
+  phase.num_shares = group_->num_ranks();
+  phase.exchange = exchange_;
+  if (phase.rows) ++exchange_;
+}
+
 void Program::plan_attention(const SbBatch& batch) {
   tasks_.clear();
   const int32_t at_once = std::max(1, task_rows_ / (shape_.num_heads / shape_.num_kv_heads));
@@ -332,25 +367,71 @@ void Program::plan_attention(const SbBatch& batch) {
                    [&](const AttendTask& a, const AttendTask& b) { return cost(a) > cost(b); });
 }
 
-void Program::reduce(const SbBatch& batch) const {
+// Finds each row's best token, and gives rank 0 of a group what the others have. Returns false if the
+// ranks were called off.
+bool Program::reduce(const SbBatch& batch) {
   for (const Phase& phase : phases_) {
     if (phase.op->kind != SB_HEAD) continue;
+    for (int64_t row = 0; row < phase.rows; ++row)
+      for (int32_t tile = 1; tile < phase.tiles; ++tile)
+        take_better(phase.best[row], phase.best[tile * phase.rows + row]);
+    if (group_ && !(gather_best(phase) && gather_logits(batch))) return false;
     for (int64_t row = 0; row < phase.rows; ++row) {
-      Best best = phase.best[row];
-      for (int32_t tile = 1; tile < phase.tiles; ++tile) {
-        const Best& other = phase.best[tile * phase.rows + row];
-        best.is_finite = best.is_finite && other.is_finite;
-        const bool is_better = other.value > best.value ||
-                               (other.value == best.value && other.token < best.token);
-        if (is_better && other.value > -INFINITY) {
-          best.value = other.value;
-          best.token = other.token;
-        }
-      }
-      batch.argmax[row] = best.value > -INFINITY ? best.token : -1;
-      batch.is_finite[row] = best.is_finite;
+      batch.argmax[row] = phase.best[row].value > -INFINITY ? phase.best[row].token : -1;
+      batch.is_finite[row] = phase.best[row].is_finite;
     }
   }
+  return true;
 }
+
+// Rank 0 takes rows of the other ranks, as many at once as a slot holds. put(row, to) writes one,
+// take(row, rank, from) reads it.
+template <class Put, class Take>
+bool Program::gather(int64_t rows, int64_t row_bytes, Put&& put, Take&& take) {
+  const int64_t at_once = group_->slot_bytes() / row_bytes;
+  for (int64_t first = 0; first < rows; first += at_once, ++exchange_) {
+    const int64_t count = std::min(at_once, rows - first);
+    char* own = group_->slot(exchange_, group_->rank());
+    for (int64_t i = 0; group_->rank() && i < count; ++i) put(first + i, own + i * row_bytes);
+    if (!group_->join(exchange_)) return false;
+    for (int32_t rank = 1; !group_->rank() && rank < group_->num_ranks(); ++rank)
+      for (int64_t i = 0; i < count; ++i)
+        take(first + i, rank, group_->slot(exchange_, rank) + i * row_bytes);
+  }
+  return true;
+}
+
+bool Program::gather_best(const Phase& phase) {
+  return gather(
+      phase.rows, sizeof(Best),
+      [&](int64_t row, char* to) { std::memcpy(to, &phase.best[row], sizeof(Best)); },
+      [&](int64_t row, int32_t, const char* from) {
+        Best other;
+        std::memcpy(&other, from, sizeof other);
+        take_better(phase.best[row], other);
+      });
+}
+
+bool Program::gather_logits(const SbBatch& batch) {
+  const int64_t rows = 1 + *std::max_element(batch.logits_of_row, batch.logits_of_row + batch.num_rows);
+  const int64_t vocab = shape_.vocab_size, most = tokens_of_rank();
+  const auto columns = [=](float* logits, int64_t row, int32_t rank) {
+    return logits + row * vocab + rank * most;
+  };
+  const auto bytes = [=](int32_t rank) {
+    return static_cast<size_t>(std::min(most, vocab - rank * most) * kFloatBytes);
+  };
+  return gather(
+      rows, most * kFloatBytes,
+      [&](int64_t row, char* to) {
+        std::memcpy(to, columns(batch.logits, row, group_->rank()), bytes(group_->rank()));
+      },
+      [&](int64_t row, int32_t rank, const char* from) {
+        std::memcpy(columns(batch.logits, row, rank), from, bytes(rank));
+      });
+}
+
+// The tokens whose logits a rank computes; the last one has the rest.
+int64_t Program::tokens_of_rank() const { return ceil_div(shape_.vocab_size, group_->num_ranks()); }
 
 }  // namespace sb

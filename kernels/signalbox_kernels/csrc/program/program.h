@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "program/group.h"
 #include "program/pool.h"
 #include "program/step.h"
 
@@ -31,7 +32,8 @@ class Program final : public Pool::Work {
 
   void bind(char* pool, int64_t block_bytes);
   void set_adapters(const SbAdapter* table, int32_t num_adapters, int32_t num_sites);
-  bool run(const SbBatch& batch);
+  void join(Group* group) { group_ = group; }
+  int32_t run(const SbBatch& batch);
   bool reserve(int64_t num_rows);
   char* buffer(int32_t index) const { return memory_[static_cast<size_t>(index)].data(); }
   bool tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) override;
@@ -53,7 +55,14 @@ class Program final : public Pool::Work {
   void plan_adapter(Phase& phase) const;
   bool has_codes(int32_t buffer) const;
   View view(int32_t buffer) const;
-  void reduce(const SbBatch& batch) const;
+  void plan_sum(Phase& phase);
+  bool fits_group(int64_t num_rows) const;
+  int64_t tokens_of_rank() const;
+  bool reduce(const SbBatch& batch);
+  template <class Put, class Take>
+  bool gather(int64_t rows, int64_t row_bytes, Put&& put, Take&& take);
+  bool gather_best(const Phase& phase);
+  bool gather_logits(const SbBatch& batch);
 
   const SbShape shape_;
   const std::vector<SbOp> ops_;
@@ -66,6 +75,9 @@ class Program final : public Pool::Work {
   std::vector<Stretch> after_;  // [phases, num_threads]: the weight read after a phase
   std::vector<AttendTask> tasks_;
   std::vector<Best> best_;
+  Group* group_ = nullptr;
+  uint32_t exchange_ = 0;  // the next one
+  std::atomic<bool> is_called_off_{false};
   const SbAdapter* adapters_ = nullptr;  // [num_adapters_, num_sites_]
   int32_t num_adapters_ = 0, num_sites_ = 0;
   std::vector<int32_t> adapter_columns_;  // [num_sites_]: the most of any adapter

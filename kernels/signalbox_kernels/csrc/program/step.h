@@ -73,6 +73,9 @@ struct Phase {
   const Phase* rotation;  // of attention that rotates what it reads first; or null
   std::atomic<uint32_t>* written;  // [tiles]: the last step whose results are written; or null
   uint32_t step;
+  uint32_t exchange;         // of a sum over ranks: its number
+  int64_t share_floats;      // from src of one rank to that of the next
+  int32_t num_shares;
 };
 
 // A tile that a thread computes. If phase.written is set, other threads may compute the same tile, and

@@ -8,6 +8,7 @@ static void add_rows_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
   tile[SB_EMBED] = embed_tile;
   tile[SB_NORM] = norm_tile<E>;
   tile[SB_CODE] = code_tile<E>;
+  tile[SB_SUM] = sum_tile;
 }
 
 void add_rows(sb::KernelTable& table) {

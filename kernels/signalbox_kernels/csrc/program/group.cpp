@@ -1,0 +1,114 @@
+#include "program/group.h"
+
+#include <chrono>
+#include <climits>
+#include <thread>
+
+#include "program/relax.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#endif
+
+namespace sb {
+
+namespace {
+
+constexpr std::chrono::microseconds kSpinning{25};
+constexpr int kSpinsAtOnce = 8;     // between two looks at the clock
+constexpr int64_t kNapNs = 100'000'000;  // of a sleep, at most: a call-off may come just before it
+constexpr int64_t kPage = 4096;
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4,
+              "ranks are processes, and the system waits for a word of 4 bytes");
+
+int64_t header_bytes(int32_t num_ranks) { return (64 * (num_ranks + 2) + kPage - 1) / kPage * kPage; }
+
+#if defined(__linux__)
+
+// std::atomic waits for threads of its own process alone.
+void sleep_while(std::atomic<uint32_t>& word, uint32_t seen) {
+  const timespec most{0, kNapNs};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &most, nullptr, 0);
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+#else
+
+void sleep_while(std::atomic<uint32_t>&, uint32_t) { std::this_thread::sleep_for(kSpinning); }
+
+void wake_all(std::atomic<uint32_t>&) {}
+
+#endif
+
+}  // namespace
+
+int64_t Group::bytes(int32_t num_ranks, int64_t slot_bytes) {
+  return header_bytes(num_ranks) + 2 * num_ranks * slot_bytes;
+}
+
+Group::Group(void* memory, int32_t rank, int32_t num_ranks, int64_t slot_bytes)
+    : rank_(rank),
+      num_ranks_(num_ranks),
+      slot_bytes_(slot_bytes),
+      called_off_(static_cast<Word*>(memory)),
+      sleepers_(called_off_ + 1),
+      joined_(called_off_ + 2),
+      slots_(static_cast<char*>(memory) + header_bytes(num_ranks)) {}
+
+uint32_t Group::joined() const { return joined_[rank_].value.load(); }
+
+char* Group::slot(uint32_t exchange, int32_t rank) const {
+  return slots_ + (static_cast<int64_t>(exchange % 2) * num_ranks_ + rank) * slot_bytes_;
+}
+
+bool Group::join(uint32_t exchange) {
+  std::atomic<uint32_t>& own = joined_[rank_].value;
+  if (own.load() != exchange) {  // threads that come together store the same
+    own.store(exchange);
+    // A rank that goes to sleep counts itself and looks again: one of the two sees the other.
+    if (sleepers_->value.load()) wake_all(own);
+  }
+  for (int32_t i = 1; i < num_ranks_; ++i)
+    if (!wait_for((rank_ + i) % num_ranks_, exchange)) return false;
+  return true;
+}
+
+void Group::call_off() {
+  called_off_->value.store(1);
+  for (int32_t i = 0; i < num_ranks_; ++i) wake_all(joined_[i].value);
+}
+
+// Ranks are one exchange apart at most, so numbers may wrap around.
+bool Group::is_behind(int32_t rank, uint32_t exchange) const {
+  return static_cast<int32_t>(joined_[rank].value.load() - exchange) < 0;
+}
+
+bool Group::wait_for(int32_t rank, uint32_t exchange) {
+  using Clock = std::chrono::steady_clock;
+  if (!is_behind(rank, exchange)) return !is_called_off();
+  const auto end = Clock::now() + kSpinning;
+  do {
+    for (int i = 0; i < kSpinsAtOnce; ++i) {
+      if (!is_behind(rank, exchange)) return !is_called_off();
+      relax();
+    }
+  } while (Clock::now() < end);
+  std::atomic<uint32_t>& word = joined_[rank].value;
+  sleepers_->value.fetch_add(1);
+  while (!is_called_off()) {
+    const uint32_t seen = word.load();
+    if (!is_behind(rank, exchange)) break;
+    sleep_while(word, seen);
+  }
+  sleepers_->value.fetch_sub(1);
+  return !is_called_off();
+}
+
+}  // namespace sb
