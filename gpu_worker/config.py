@@ -14,6 +14,7 @@ from rpc.settings.quantities import renamed, texts, window
 from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 
 GIB = 1 << 30
+LOOPBACK = "127.0.0.1"
 _MAX_GIB = 1 << 30  # an exbibyte
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
@@ -341,8 +342,12 @@ class ParallelConfig:
     """Ranks on its host."""
     is_placed: bool = False
     """True if others have started the rank, and may show it its own device alone."""
-    collective_host: str = "127.0.0.1"
+    collective_host: str = LOOPBACK
     """Address on which the collectives of its stage listen."""
+
+    @property
+    def is_stage_on_one_host(self) -> bool:
+        return self.collective_host == LOOPBACK
 
     @property
     def num_ranks(self) -> int:

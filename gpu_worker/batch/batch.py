@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from contract.logprobs import TokenLogprobs
 from gpu_worker.batch.arrays import Int32Array, Int64Array
-from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
+from gpu_worker.batch.sampling_rows import PromptRows, SampleRows, WantedLogits
 
 NO_ADAPTER = -1
 """The base model, in the place of an adapter's slot."""
@@ -47,6 +47,8 @@ class Batch:
     """[T, bytes of a row], what the pipeline stage before has computed; None on the first."""
     adapters: Int32Array | None = None
     """[T], slot of each token's adapter, or NO_ADAPTER; None if no token has one."""
+    wanted: WantedLogits | None = None
+    """What the rank that draws reads, on another one; None elsewhere, as the rows say it."""
 
     @property
     def most_queries(self) -> int:

@@ -182,6 +182,15 @@ class SampleRows:
         return random | (self.num_logprobs >= 0) | self.is_edited
 
 
+class WantedLogits(NamedTuple):
+    """The logits that the rank that draws reads, for a rank that computes a part of them."""
+
+    tokens: Int64Array
+    """Those of which it reads all, ascending; of the other rows it takes the likeliest token."""
+    suppressed: TokenRuns | None
+    """Tokens that may not be the likeliest one, of each row."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PromptRows:
     """Tokens of prompts whose log probabilities are reported; neighbours are of one sequence.

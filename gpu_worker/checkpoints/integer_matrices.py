@@ -20,10 +20,10 @@ from signalbox_kernels.storage import INTEGERS, StoredMatrix, integer_blocks
 
 def keeps_codes(checkpoint: QuantisedCheckpoint) -> bool:
     """Says whether native programs compute with the codes of at least one form."""
-    return any(form.unpack and _block_size(form) for form in checkpoint.forms)
+    return any(form.unpack and integer_block_size(form) for form in checkpoint.forms)
 
 
-def _block_size(form: QuantisedForm) -> int | None:
+def integer_block_size(form: QuantisedForm) -> int | None:
     """Returns the columns of a block: the most that divide a group; None if no type is so small."""
     sizes = sorted({kind.block_size for kind in INTEGERS}, reverse=True)
     return next((size for size in sizes if not (form.group_size or size) % size), None)
@@ -32,7 +32,7 @@ def _block_size(form: QuantisedForm) -> int | None:
 def stored_integers(tensor: StoredTensor) -> StoredMatrix | None:
     """Returns a matrix as blocks of whole numbers; None if it is to be decoded."""
     form = tensor.form
-    if form is None or form.unpack is None or (block_size := _block_size(form)) is None:
+    if form is None or form.unpack is None or (block_size := integer_block_size(form)) is None:
         return None
     matrix = form.unpack({end: part.read() for end, part in tensor.parts.items()}, NUMPY)
     group_size = form.group_size or tensor.shape[1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.batch.stage_layers import StageLayers, all_layers
-from gpu_worker.config import ModelError
+from gpu_worker.device.division import divided
 
 
 class Collectives(Protocol):
@@ -50,14 +50,8 @@ class ParallelGroup:
         return self.layers or all_layers(num_layers)
 
     def divide(self, count: int, what: str) -> int:
-        """Returns this rank's share of `count`."""
-        if count % self.size:
-            sizes = ", ".join(str(size) for size in range(1, 65) if count % size == 0)
-            raise ModelError(
-                f"{what} ({count}) cannot be divided by tensor_parallel_size {self.size}; "
-                f"it can by {sizes}"
-            )
-        return count // self.size
+        """Returns this rank's share of `count`. Raises ModelError if there is a remainder."""
+        return divided(count, what, self.size)
 
     def shard(self, tensor: Tensor, dim: int) -> Tensor:
         """Returns this rank's slice of `tensor`."""

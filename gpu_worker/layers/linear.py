@@ -11,6 +11,7 @@ from functools import partial
 
 from torch import Tensor
 
+from gpu_worker.device.division import first_kv_head, kv_heads_per_rank
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.adapters import BatchAdapters, LayerAdapter
 from gpu_worker.layers.matrices import WEIGHT, Matrix, MatrixFormat, Part, PlainMatrix, shape_of
@@ -228,24 +229,16 @@ class QKVParallelLinear(_ColumnParallelLinear):
         group: ParallelGroup,
     ) -> None:
         self.num_heads = group.divide(num_heads, "num_attention_heads")
-        self.num_kv_heads = kv_heads_per_rank(num_kv_heads, group)
-        # Ranks that share a K and V head when there are fewer heads than ranks.
-        kv_rank = group.rank // max(1, group.size // num_kv_heads)
+        self.num_kv_heads = kv_heads_per_rank(num_kv_heads, group.size)
         heads = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
         sizes = {name: count * head_size for name, count in heads.items()}
-        ranks = {"q": group.rank, "k": kv_rank, "v": kv_rank}
-        first = {name: ranks[name] * size for name, size in sizes.items()}
+        first_kv = first_kv_head(num_kv_heads, group.size, group.rank)
+        first_head = {"q": group.rank * self.num_heads, "k": first_kv, "v": first_kv}
+        first = {name: head * head_size for name, head in first_head.items()}
         all_heads = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
         whole = {name: count * head_size for name, count in all_heads.items()}
         parts = _rows_in_order(sizes, first, whole, hidden_size)
         super().__init__(parts, bias=bias, placement=placement)
-
-
-def kv_heads_per_rank(num_kv_heads: int, group: ParallelGroup) -> int:
-    """Returns how many K and V heads a rank holds, at least one."""
-    if group.size > num_kv_heads and group.size % num_kv_heads == 0:
-        return 1
-    return group.divide(num_kv_heads, "num_key_value_heads")
 
 
 class RowParallelLinear(Linear):

@@ -28,11 +28,11 @@ from gpu_worker.config import (
     ParallelConfig,
 )
 from gpu_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
+from gpu_worker.device.division import kv_heads_per_rank
 from gpu_worker.device.keys import Keys
 from gpu_worker.device.memory import bytes_in_use, tensor_bytes
 from gpu_worker.device.process_group import join
 from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.layers.linear import kv_heads_per_rank
 from gpu_worker.loading.adapter_loader import AdapterLoader
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.dummy_weights import dummy_placement
@@ -245,7 +245,7 @@ def _attention_shape(
     return AttentionShape(
         num_layers=len(stage),
         num_heads=group.divide(config.num_heads, "num_attention_heads"),
-        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group),
+        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group.size),
         head_size=config.head_size,
         block_size=block_size,
         scale=config.scale,

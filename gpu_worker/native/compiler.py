@@ -16,6 +16,7 @@ from gpu_worker.native.weights import Weights
 from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
 from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.storage import Matrix, stored
@@ -37,6 +38,8 @@ def compile_decoder(
     kv_dtype: str = "auto",
     max_lora_rank: int = 0,
     isa: Isa | None = None,
+    group: Group | None = None,
+    first_token: int = 0,
 ) -> Program:
     """Makes a program of a decoder's weights, which are read and packed one by one.
 
@@ -48,6 +51,8 @@ def compile_decoder(
         in_float32: multiplies blocks in float32, not in 8 bits.
         kv_dtype: "float32", "bfloat16", or "auto" for the type of activations.
         max_lora_rank: largest rank of an adapter that will be set; 0 takes none.
+        group: tensor-parallel ranks, of one of which `config` and `weights` are; None is one rank.
+        first_token: that of the first rows of embedding and head.
     """
     isa = best_isa() if isa is None else isa
     stage = stage or all_layers(config.num_layers)
@@ -67,12 +72,19 @@ def compile_decoder(
     )
     builder = ProgramBuilder(shape, Arena())
     compiler = _Compiler(
-        builder, config, weights, stage, in_float32=in_float32, max_lora_rank=max_lora_rank
+        builder,
+        config,
+        weights,
+        stage,
+        in_float32=in_float32,
+        max_lora_rank=max_lora_rank,
+        is_divided=group is not None,
+        first_token=first_token,
     )
     compiler.add()
     # [positions, 2, head_size / 2] float32
     rotary = np.stack(config.rope.cos_sin(config.head_size, max_model_len), axis=1)
-    return builder.build(rotary, num_threads=num_threads, isa=isa)
+    return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
 
 
 class _Rows:
@@ -105,6 +117,8 @@ class _Compiler:
         *,
         in_float32: bool,
         max_lora_rank: int,
+        is_divided: bool,
+        first_token: int,
     ) -> None:
         heads = config.num_heads * config.head_size
         keys = config.num_kv_heads * config.head_size
@@ -113,6 +127,8 @@ class _Compiler:
         self._in_float32 = in_float32
         self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
         assert self._residual == RESIDUAL
+        self._first_token = first_token
+        self._shared = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else None
         self._normed = _Rows(builder, config.hidden_size)
         whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own
         self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
@@ -131,7 +147,7 @@ class _Compiler:
             matrix, source = head
             eps, norm = self._config.rms_norm_eps, self._weights.vector(NORM)
             self._builder.norm(self._residual, source, norm, eps=eps, of_rows=True)
-            self._builder.head(source, matrix)
+            self._builder.head(source, matrix, first_token=self._first_token)
 
     def _add_ends(self) -> tuple[Packed, int] | None:
         """Adds the embedding, if the stage has it; returns the packed head, if it has that, and
@@ -143,7 +159,10 @@ class _Compiler:
         if self._stage.is_first:
             table = self._weights.matrix(EMBEDDING)
             packed = build.arena.pack(table)
-            build.embed(self._residual, packed)
+            out = self._residual if self._shared is None else self._shared
+            build.embed(out, packed, first_token=self._first_token)
+            if self._shared is not None:
+                build.sum(self._shared, self._residual, adds=False)
         if not self._stage.is_last:
             return None
         if is_tied and packed is not None:
@@ -263,14 +282,20 @@ class _Compiler:
             self._builder.norm(self._residual, elements, weight, eps=eps, for_adapters=True)
 
     def _add_down(self, rows: _Rows, name: str) -> None:
-        """Adds a product whose result is added to the residual."""
+        """Adds a product whose result, summed over the ranks, is added to the residual."""
         matrix = self._weights.matrix(f"{name}.weight")
         source = self._read(rows, matrix)
         if source == rows.codes:
             self._builder.code(rows.elements, rows.codes)
         bias = self._weights.vector_if_any(f"{name}.bias")
         adapted = self._adapted(rows, {name: matrix.shape[0]})
-        self._builder.linear(source, self._residual, matrix, bias, Epilogue.ADD, adapted=adapted)
+        if self._shared is None:
+            out, epilogue = self._residual, Epilogue.ADD
+        else:
+            out, epilogue = self._shared, Epilogue.STORE
+        self._builder.linear(source, out, matrix, bias, epilogue, adapted=adapted)
+        if self._shared is not None:
+            self._builder.sum(self._shared, self._residual, adds=True)
 
     def _adapted(
         self, rows: _Rows, num_rows: dict[str, int], *, is_interleaved: bool = False

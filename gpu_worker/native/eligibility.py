@@ -8,8 +8,18 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.config import (
+    USUAL_BLOCK_SIZE,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ModelError,
+    ParallelConfig,
+)
 from gpu_worker.loading.opened_model import OpenedModel
+from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.native.rank_memory import why_no_memory
+from gpu_worker.native.tensor_share import why_not_divided
 from signalbox_kernels.native import NativeUnavailable, best_isa
 
 logger = logging.getLogger(__name__)
@@ -26,8 +36,9 @@ def why_not_natively(
     model_config: ModelConfig,
     cache_config: CacheConfig,
     device_config: DeviceConfig,
+    parallel: ParallelConfig,
 ) -> str | None:
-    """Says what keeps a model from running natively; None if it can, and is to.
+    """Says what keeps a rank's share of a model from running natively; None if it can, and is to.
 
     Raises ValueError if it must, or if SIGNALBOX_ISA names no instruction set; ModelError if there
     are neither native kernels nor PyTorch.
@@ -38,6 +49,7 @@ def why_not_natively(
     is_on_cpu = _is_on_cpu(device_config)
     reason = None if is_on_cpu else "it runs on a CPU, not on cuda"
     reason = reason or _why_no_program(opened, model_config, cache_config)
+    reason = reason or _why_no_share(opened, parallel)
     for name in ("attention_backend", "sampling_backend", "linear_backend"):
         value = getattr(device_config, name)
         if value not in ("auto", "native"):
@@ -71,6 +83,15 @@ def _why_no_library(*, warn: bool) -> str | None:
             logger.warning("no native CPU kernels: %s; PyTorch computes, more slowly", error)
         return str(error)
     return None
+
+
+def _why_no_share(opened: OpenedModel, parallel: ParallelConfig) -> str | None:
+    """Says why tensor-parallel ranks cannot compute this model natively; None if they can."""
+    if parallel.tensor_parallel_size == 1:
+        return None
+    config = opened.config
+    assert isinstance(config, DecoderConfig), "of a family that has a program"
+    return why_no_memory(parallel) or why_not_divided(config, parallel.tensor_parallel_size)
 
 
 def _why_no_program(

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from gpu_worker.batch.arrays import FloatArray, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
-from gpu_worker.batch.sampling_rows import SampleRows, TokenRuns
+from gpu_worker.batch.sampling_rows import TokenRuns
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.device.spans import span
-from gpu_worker.executors.prompt_logprobs import prompt_logprobs
+from gpu_worker.executors.prompt_logprobs import parts_of, prompt_logprobs
 from gpu_worker.native.compiler import RESIDUAL
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from signalbox_kernels.program import Program
@@ -24,9 +24,19 @@ from signalbox_kernels.structs import AttentionArrays, StepArrays
 class NativeExecutor:
     """A program with the sampler for what it does not draw itself."""
 
-    def __init__(self, program: Program, sampler: Sampler[FloatArray], stage: StageLayers) -> None:
-        """Args: stage: layers of the program."""
-        self._stage = stage
+    def __init__(
+        self,
+        program: Program,
+        sampler: Sampler[FloatArray],
+        stage: StageLayers,
+        *,
+        draws: bool = True,
+    ) -> None:
+        """Args:
+        stage: layers of the program.
+        draws: False if another rank gets the logits that this one has a part of.
+        """
+        self._stage, self._draws = stage, draws
         self.program = program
         self.sampler = sampler
         self._vocab_size = program.shape.vocab_size
@@ -38,10 +48,18 @@ class NativeExecutor:
         start = time.perf_counter_ns()
         tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)
         drawn = np.flatnonzero(batch.rows.needs_logits)
-        arrays = self._arrays(batch, tokens, row_of, drawn)
+        if batch.wanted is None:
+            wanted, suppressed = np.unique(row_of[drawn]), batch.rows.suppressed
+        else:
+            wanted = np.searchsorted(tokens, batch.wanted.tokens)
+            suppressed = batch.wanted.suppressed
+        runs = _suppressed(suppressed, row_of, len(tokens))
+        arrays = self._arrays(batch, tokens, wanted, runs)
         with span("forward"):
             self._run(batch, arrays)
         forwarded = time.perf_counter_ns()
+        if not self._draws:
+            return self._give_prompt_logits(batch, forwarded - start)
         samples = _greedy(arrays, row_of)
         with span("sample"):
             if len(drawn):
@@ -56,12 +74,19 @@ class NativeExecutor:
         samples.sample_ns = time.perf_counter_ns() - forwarded
         return samples
 
+    def _give_prompt_logits(self, batch: Batch, forward_ns: int) -> BatchOutput:
+        """Computes the parts of logits that another rank reports log probabilities of."""
+        if batch.prompt_rows is not None:
+            for part in parts_of(batch.prompt_rows):
+                self._logits_of(batch.prompt_rows.token_index[part])
+        return BatchOutput(token_ids=np.empty(0, dtype=np.int32), forward_ns=forward_ns)
+
     def _execute_stage(self, batch: Batch) -> BatchOutput:
         """Computes the hidden states that the next stage continues with."""
         start = time.perf_counter_ns()
         none = np.empty(0, dtype=np.int64)
         with span("forward"):
-            self._run(batch, self._arrays(batch, none, none, none))
+            self._run(batch, self._arrays(batch, none, none, _suppressed(None, none, 0)))
             hidden = self._hidden(len(batch.token_ids)).copy().view(np.uint8)
         forward_ns = time.perf_counter_ns() - start
         return BatchOutput(token_ids=none.astype(np.int32), hidden=hidden, forward_ns=forward_ns)
@@ -89,14 +114,16 @@ class NativeExecutor:
             self._logits = np.empty((num_rows, self._vocab_size), dtype=np.float32)
 
     def _arrays(
-        self, batch: Batch, tokens: Int64Array, row_of: Int64Array, drawn: Int64Array
+        self, batch: Batch, tokens: Int64Array, wanted: Int64Array, suppressed: TokenRuns
     ) -> StepArrays:
-        """Args: tokens: [num_rows] that need the head; row_of: [draws] row of each draw."""
-        wanted = np.unique(row_of[drawn])
+        """Args:
+        tokens: [num_rows] that need the head.
+        wanted: rows of which all logits are, ascending.
+        suppressed: tokens that the head excludes, of each row.
+        """
         self._reserve(len(wanted))
         logits_of_row = np.full(len(tokens), -1, dtype=np.int32)
         logits_of_row[wanted] = np.arange(len(wanted))
-        suppressed = _suppressed(batch.rows, row_of, len(tokens))
         return StepArrays(
             token_ids=batch.token_ids,
             positions=batch.positions,
@@ -117,12 +144,15 @@ class NativeExecutor:
         )
 
 
-def _suppressed(rows: SampleRows, row_of: Int64Array, num_rows: int) -> TokenRuns:
-    """Returns the tokens that the head excludes; all samples of one token exclude the same."""
-    if rows.suppressed is None:
+def _suppressed(of_draws: TokenRuns | None, row_of: Int64Array, num_rows: int) -> TokenRuns:
+    """Returns the tokens that the head excludes; all draws from one row exclude the same.
+
+    Args: row_of: [draws], row of each.
+    """
+    if of_draws is None:
         return TokenRuns(np.zeros(num_rows, dtype=np.int32), np.empty(0, dtype=np.int32))
     _, first_draw = np.unique(row_of, return_index=True)
-    return rows.suppressed.take(first_draw)
+    return of_draws.take(first_draw)
 
 
 def _head_alone(tokens: Int64Array, logits: NDArray[np.float32]) -> StepArrays:

@@ -7,6 +7,7 @@ from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.config import ModelError
+from gpu_worker.native.tensor_share import TensorShare
 from signalbox_kernels.program import Program
 
 
@@ -14,9 +15,13 @@ class NativeAdapters:
     """Packs adapters for a program."""
 
     def __init__(
-        self, opener: AdapterOpener, program: Program, given: Sequence[PeftAdapter]
+        self,
+        opener: AdapterOpener,
+        program: Program,
+        given: Sequence[PeftAdapter],
+        share: TensorShare,
     ) -> None:
-        self._opener, self._program = opener, program
+        self._opener, self._program, self._share = opener, program, share
         self._max_rank = opener.max_rank(given)
         self.slots = AdapterSlots()
         for adapter in given:
@@ -41,6 +46,7 @@ class NativeAdapters:
             self._program.set_adapter(slot, None)
 
     def _pack(self, adapter: PeftAdapter) -> OpenedAdapter:
-        pairs, element = dict(adapter.pairs()), self._program.shape.element
+        pairs = {module: self._share.pair(module, pair) for module, pair in adapter.pairs()}
+        element = self._program.shape.element
         packed = [site.pack(pairs, element) for site in self._program.sites]
         return OpenedAdapter(adapter.info, packed)

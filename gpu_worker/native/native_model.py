@@ -11,7 +11,14 @@ from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.config import (
+    USUAL_BLOCK_SIZE,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ModelError,
+    ParallelConfig,
+)
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
@@ -19,11 +26,13 @@ from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.compiler import compile_decoder
 from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.random_weights import random_tensors
+from gpu_worker.native.tensor_share import tensor_share
 from gpu_worker.native.threads import default_num_threads
 from gpu_worker.native.weight_shapes import linear_shapes
 from gpu_worker.native.weights import Weights
 from gpu_worker.sampling.native_sampler import CpuSampler
 from signalbox_kernels.floats import DTYPES
+from signalbox_kernels.group import Group
 from signalbox_kernels.native import best_isa, multiplies_bfloat16
 from signalbox_kernels.program import Program
 
@@ -46,10 +55,17 @@ def load_natively(
     cache_config: CacheConfig,
     device_config: DeviceConfig,
     *,
+    parallel: ParallelConfig,
     layers: StageLayers,
+    group: Group | None,
     progress: ReportProgress,
 ) -> NativeModel:
-    """Loads a model of which `why_not_natively` is None. Raises ModelError."""
+    """Loads a rank's share of a model of which `why_not_natively` is None. Raises ModelError.
+
+    Args:
+        layers: those of the rank's stage.
+        group: tensor-parallel ranks of the stage; None if there is one.
+    """
     if cache_config.kv_cache_dtype == "fp8":
         raise ModelError(
             "kv_cache_dtype is 'fp8', but the native implementation holds K and V in float32 or "
@@ -62,19 +78,22 @@ def load_natively(
     logger.info("%s", describe_form(opened.source.sizes, dtype, quantization, None))
     config = opened.config
     assert isinstance(config, DecoderConfig), "of a family that is Llama's"
+    stored = _stored(opened.source, config, progress)
+    share = tensor_share(config, parallel, stored)
     weights = Weights(
         config,
-        _stored(opened.source, config, progress),
+        stored,
         dtype=DTYPES[dtype],
         quantization=quantization,
         num_threads=num_threads,
+        share=share,
         stage=layers,
         on_taken=partial(_report, progress),
     )
     opener = AdapterOpener(model_config, info.name, linear_shapes(config))
     given = opener.open_given()
     program = compile_decoder(
-        config,
+        share.config,
         weights,
         block_size=cache_config.block_size or USUAL_BLOCK_SIZE,
         max_model_len=info.max_model_len,
@@ -83,6 +102,8 @@ def load_natively(
         in_float32=model_config.dtype == "float32" or quantization is None,
         kv_dtype=cache_config.kv_cache_dtype,
         max_lora_rank=opener.max_rank(given),
+        group=group,
+        first_token=share.tokens.start,
     )
     arithmetic = _arithmetic(program)
     sampler = CpuSampler(program=program, num_threads=num_threads)
@@ -94,7 +115,7 @@ def load_natively(
         program.weights,
     )
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
-    adapters = NativeAdapters(opener, program, given)
+    adapters = NativeAdapters(opener, program, given, share)
     info = replace(info, arithmetic=arithmetic, adapters=adapters.slots.loaded)
     return NativeModel(info=info, program=program, sampler=sampler, adapters=adapters)
 

@@ -16,6 +16,7 @@ from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.loading.model_source import naming
@@ -24,6 +25,7 @@ from gpu_worker.native.block_pools import BlockPools
 from gpu_worker.native.executor import NativeExecutor
 from gpu_worker.native.native_model import load_natively
 from gpu_worker.native.recording import NativeRecording
+from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.program import Program
 
 _STEP_DIVISOR = 8
@@ -43,22 +45,34 @@ class NativeRunner:
         *,
         parallel_config: ParallelConfig,
         layers: StageLayers,
+        group: Group | None,
         progress: ReportProgress,
     ) -> None:
-        """Loads a model of which `why_not_natively` is None, or a pipeline stage of it.
+        """Loads a model of which `why_not_natively` is None, or a rank's share of it.
 
         Args:
-            layers: those of the stage.
+            layers: those of the rank's stage.
+            group: tensor-parallel ranks of the stage; None if there is one.
         """
         self._progress = progress
         self._source, self._cache_config = opened.source, cache_config
         self._name = model_config.model
         loaded = load_natively(
-            opened, model_config, cache_config, device_config, layers=layers, progress=progress
+            opened,
+            model_config,
+            cache_config,
+            device_config,
+            parallel=parallel_config,
+            layers=layers,
+            group=group,
+            progress=progress,
         )
         self._share = RankShare.of(parallel_config, layers)
         self._info, self._program, self._adapters = loaded.info, loaded.program, loaded.adapters
-        self._executor = NativeExecutor(loaded.program, loaded.sampler, layers)
+        self._group = group
+        self._executor = NativeExecutor(
+            loaded.program, loaded.sampler, layers, draws=parallel_config.tensor_rank == 0
+        )
         self._device = HostDevice()
         self._cache: BlockPools | None = None
 
@@ -77,11 +91,11 @@ class NativeRunner:
 
     @property
     def num_collectives(self) -> int:
-        """None: a program is not divided over tensor-parallel ranks."""
-        return 0
+        return 0 if self._group is None else self._group.num_joined
 
     def abort_collectives(self) -> None:
-        """There are none to wait in."""
+        if self._group is not None:
+            self._group.call_off()
 
     @property
     def program(self) -> Program:
@@ -158,12 +172,15 @@ class NativeRunner:
         return self.cache.apply(sections)
 
     def execute(self, batch: Batch) -> BatchOutput:
-        """Raises MemoryError where a smaller batch may do."""
+        """Raises MemoryError where a smaller batch may do, DeviceLost if another rank is lost."""
         if self._cache is None:
             raise RuntimeError("init_cache_engine comes first")
         if not len(batch.token_ids):
             return BatchOutput(token_ids=np.empty(0, dtype=np.int32))
-        return self._executor.execute(batch)
+        try:
+            return self._executor.execute(batch)
+        except CalledOff as error:
+            raise DeviceLost(str(error)) from None
 
     def memory(self) -> MemoryReport:
         pools = self._cache

@@ -14,7 +14,8 @@ from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig
-from gpu_worker.native.weight_shapes import TABLES, is_ignored, names_of_stage, weight_shapes
+from gpu_worker.native.tensor_share import TensorShare
+from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import Matrix, quantise
 
@@ -30,6 +31,7 @@ class Weights:
         dtype: np.dtype[Any],
         quantization: Quantization | None,
         num_threads: int,
+        share: TensorShare | None = None,
         stage: StageLayers | None = None,
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
     ) -> None:
@@ -37,6 +39,7 @@ class Weights:
 
         Args:
             dtype: type of matrices that are floats, and that all vectors are rounded to.
+            share: what this rank has of them; None has all.
             stage: whose tensors are taken; None takes all.
             on_taken: called after each tensor with the number taken so far and that of all.
         """
@@ -44,24 +47,26 @@ class Weights:
         self._num_threads, self._on_taken = num_threads, on_taken
         self._shapes = weight_shapes(config)
         self._stored = _matched(self._shapes, stored, config)
-        whole = all_layers(config.num_layers)
-        self._num_wanted = len(names_of_stage(config, stage or whole))
+        self._share = share or TensorShare(whole=config)
+        self._num_wanted = len(self._share.names(stage or all_layers(config.num_layers)))
         self._num_taken = 0
 
     def matrix(self, name: str) -> Matrix:
-        """Returns a matrix in the form that it is packed in: blocks, or floats.
+        """Returns the rank's part of a matrix in the form that it is packed in: blocks, or floats.
 
-        Where `dtype` is float32, which computes with every type, it is as it is stored.
+        Where `dtype` is float32, which computes with every type, it is as it is stored. Blocks that
+        the part would cut are decoded.
         """
-        tensor, shape = self._take(name), self._shapes[name]
+        tensor, rows, columns = self._take(name), self._share.rows(name), self._share.columns(name)
         form, as_stored = self._quantization, self.dtype == np.float32
         keeps_blocks = as_stored if form is None else form.keeps_blocks
-        if keeps_blocks and tensor.blocks is not None:
-            return tensor.blocks.rows(0, shape[0])
+        if keeps_blocks and tensor.blocks is not None and tensor.blocks.has_whole_blocks(columns):
+            return tensor.blocks.rows(rows.start, len(rows)).columns(columns)
         codes = stored_integers(tensor) if form is not None and form.is_stored else None
-        if codes is not None and not (codes.order is not None and name in TABLES):
-            return codes.rows(0, shape[0])
-        values = tensor.read()[: shape[0]]
+        is_kept = codes is not None and codes.has_whole_blocks(columns)
+        if codes is not None and is_kept and not (codes.order is not None and name in TABLES):
+            return codes.rows(rows.start, len(rows)).columns(columns)
+        values = tensor.read()[rows.start : rows.stop, columns.start : columns.stop]
         kind = None if form is None else form.block_type(is_table=name in TABLES)
         if kind is None:
             computes_with = as_stored and values.dtype in DTYPES.values()
@@ -69,12 +74,13 @@ class Weights:
         return quantise(values, kind, num_threads=self._num_threads)
 
     def vector(self, name: str) -> AnyArray:
-        """Returns a vector as float32."""
-        return to_float32(to_dtype(self._take(name).read(), self.dtype))
+        """Returns the rank's part of a vector as float32."""
+        tensor, rows = self._take(name), self._share.rows(name)
+        return to_float32(to_dtype(tensor.read()[rows.start : rows.stop], self.dtype))
 
     def vector_if_any(self, name: str) -> AnyArray | None:
-        """Returns a vector, or None if the model has none of this name."""
-        return self.vector(name) if name in self._shapes else None
+        """Returns the same, or None if the model or this rank has nothing of this name."""
+        return self.vector(name) if name in self._shapes and self._share.has(name) else None
 
     def _take(self, name: str) -> StoredTensor:
         self._num_taken += 1

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from contract.model import Adapter
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
-from gpu_worker.device.device_errors import is_device_lost
+from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.ranks.meeting import RankLost
 from gpu_worker.ranks.rank_adapters import RankAdapters
 from gpu_worker.ranks.rank_client import REACH_S, FirstRank, NextRank
@@ -118,7 +118,7 @@ class Follower:
         """Executes commands until rank 0 ends; raises errors after which the rank cannot go on."""
         try:
             self._serve()
-        except RankLost:
+        except DeviceLost:  # if that is because of another rank, rank 0 ends this one
             self._reader.join(_VERDICT_S)
             raise
         self._reader.join()  # which has called `on_end`

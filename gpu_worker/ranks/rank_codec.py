@@ -12,6 +12,7 @@ from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from contract.model import WorkerCapacity, decode_capacity, encode_capacity
 from contract.step import Step, decode_step, encode_step
 from gpu_worker.batch.batch import Batch
+from gpu_worker.batch.sampling_rows import TokenRuns, WantedLogits
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.rank_messages import (
     AdapterOpened,
@@ -227,6 +228,7 @@ def _config(kind: type[C], message: Message) -> C:
 
 def _batch_message(batch: Batch) -> pb.RankBatch:
     prompt = _NO_TOKENS if batch.prompt_rows is None else batch.prompt_rows.token_index
+    rows, suppressed = batch.rows, batch.rows.suppressed
     return pb.RankBatch(
         token_ids=pack_int64(batch.token_ids),
         positions=pack_int64(batch.positions),
@@ -234,7 +236,10 @@ def _batch_message(batch: Batch) -> pb.RankBatch:
         query_start=pack_int64(batch.query_start),
         context_lens=pack_int64(batch.context_lens),
         block_tables=pack_int32(batch.block_tables),
-        drawing_tokens=pack_int64(batch.rows.token_index),
+        drawing_tokens=pack_int64(rows.token_index),
+        logit_tokens=pack_int64(np.unique(rows.token_index[rows.needs_logits])),
+        suppressed=b"" if suppressed is None else pack_int32(suppressed.token_ids),
+        suppressed_ends=b"" if suppressed is None else pack_int32(suppressed.ends),
         prompt_tokens=pack_int64(prompt),
         adapters=b"" if batch.adapters is None else pack_int32(batch.adapters),
     )
@@ -251,6 +256,15 @@ def _batch(message: pb.RankBatch) -> Batch:
         context_lens=context_lens.copy(),
         block_tables=unpack_int32(message.block_tables).reshape(len(context_lens), -1).copy(),
         rows=rows_of(unpack_int64(message.drawing_tokens).copy()),
+        wanted=_wanted(message),
         prompt_rows=prompt_rows_of(unpack_int64(message.prompt_tokens).copy()),
         adapters=unpack_int32(message.adapters).copy() if message.adapters else None,
     )
+
+
+def _wanted(message: pb.RankBatch) -> WantedLogits:
+    suppressed = None
+    if message.suppressed:
+        ends = unpack_int32(message.suppressed_ends)
+        suppressed = TokenRuns(ends, unpack_int32(message.suppressed))
+    return WantedLogits(unpack_int64(message.logit_tokens), suppressed)

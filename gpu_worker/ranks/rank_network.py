@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpu_worker.config import LOOPBACK
 from gpu_worker.device.interfaces import address_of
 from gpu_worker.ranks.environment import RankPlace
 from gpu_worker.ranks.rank_client import greet
@@ -23,7 +24,6 @@ from rpc.transport.listening_ports import (
 )
 from rpc.transport.tls import CLEAR, TlsConfig
 
-LOOPBACK = "127.0.0.1"
 JOIN_S = 120.0
 """Seconds for a rank that was started to join; five times as long if others start it."""
 PORT_REMEDY = "choose another --rank-port"

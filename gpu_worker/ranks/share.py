@@ -13,10 +13,13 @@ from gpu_worker.loading.layer_partition import stage_layers
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import THROUGH_PYTORCH, OpenedModel, open_with_config
+from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
+from gpu_worker.native.rank_memory import meet, slot_bytes_of
 from gpu_worker.native.threads import default_num_threads
 from gpu_worker.ranks.rank_messages import Start
+from signalbox_kernels.group import Group
 
 
 class Share(Runner, AdapterLoading, Inspectable, Protocol):
@@ -51,8 +54,11 @@ def load_share(
     with naming(start.model.model):
         opened = open_with_config(start.model, progress)
         layers = stage_layers(opened, start.parallel)
-        why_not = _why_not_natively(start, opened)
-        if why_not is None:
+        why_not = why_not_natively(opened, start.model, start.cache, start.device, start.parallel)
+        group: Group | str | None = why_not
+        if start.parallel.tensor_parallel_size > 1:
+            group = _meet(start, opened, keys, why_not)
+        if not isinstance(group, str):
             return NativeRunner(
                 opened,
                 start.model,
@@ -60,8 +66,10 @@ def load_share(
                 start.device,
                 parallel_config=start.parallel,
                 layers=layers,
+                group=group,
                 progress=progress,
             )
+        why_not = group
         if find_spec("torch") is None and start.device.device != "cuda":
             choose_quantization(start.model, opened.source, why_not)  # refuses what PyTorch would
         progress(StartupProgress(StartupPhase.IMPORT))
@@ -91,12 +99,13 @@ def _shared(config: DeviceConfig, parallel: ParallelConfig) -> DeviceConfig:
     return config.model_copy(update={"num_threads": max(1, num_threads)})
 
 
-def _why_not_natively(start: Start, opened: OpenedModel) -> str | None:
-    if start.parallel.tensor_parallel_size == 1:
-        return why_not_natively(opened, start.model, start.cache, start.device)
-    if start.device.cpu_backend == "native":
-        raise ValueError(
-            "cpu_backend is 'native', but it does not divide matrices over ranks; use 'auto' or"
-            " 'torch'"
-        )
-    return "it does not divide matrices over ranks"
+def _meet(start: Start, opened: OpenedModel, keys: Keys | None, why_not: str | None) -> Group | str:
+    """Returns the tensor-parallel ranks of the stage, or why PyTorch computes, on all of them."""
+    if keys is None:
+        raise ValueError("tensor-parallel ranks have no place to meet at")
+    slot_bytes = None
+    if why_not is None:
+        config, size = opened.config, start.parallel.tensor_parallel_size
+        assert isinstance(config, DecoderConfig), "of a family that has a program"
+        slot_bytes = slot_bytes_of(config, start.cache, size)
+    return meet(start.parallel, keys, slot_bytes, why_not=why_not)

@@ -83,7 +83,6 @@ def _runs_natively(settings: EngineSettings, sizes: WeightSizes) -> bool:
         sizes.is_native
         and settings.cpu_backend != "torch"
         and settings.attention_backend == "auto"
-        and settings.tensor_parallel_size == 1
         and settings.dtype != "float16"
     )
 

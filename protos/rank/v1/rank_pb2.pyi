@@ -225,7 +225,7 @@ class RankCache(_message.Message):
     def __init__(self, num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ...) -> None: ...
 
 class RankBatch(_message.Message):
-    __slots__ = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "drawing_tokens", "prompt_tokens", "adapters")
+    __slots__ = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "drawing_tokens", "prompt_tokens", "adapters", "logit_tokens", "suppressed", "suppressed_ends")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SLOT_MAPPING_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +235,9 @@ class RankBatch(_message.Message):
     DRAWING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_ENDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     positions: bytes
     slot_mapping: bytes
@@ -244,7 +247,10 @@ class RankBatch(_message.Message):
     drawing_tokens: bytes
     prompt_tokens: bytes
     adapters: bytes
-    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., query_start: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., block_tables: _Optional[bytes] = ..., drawing_tokens: _Optional[bytes] = ..., prompt_tokens: _Optional[bytes] = ..., adapters: _Optional[bytes] = ...) -> None: ...
+    logit_tokens: bytes
+    suppressed: bytes
+    suppressed_ends: bytes
+    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., query_start: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., block_tables: _Optional[bytes] = ..., drawing_tokens: _Optional[bytes] = ..., prompt_tokens: _Optional[bytes] = ..., adapters: _Optional[bytes] = ..., logit_tokens: _Optional[bytes] = ..., suppressed: _Optional[bytes] = ..., suppressed_ends: _Optional[bytes] = ...) -> None: ...
 
 class RankSync(_message.Message):
     __slots__ = ()

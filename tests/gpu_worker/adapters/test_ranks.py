@@ -27,7 +27,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     ("family", "backend", "sizes"),
     [
         ("llama3", "torch", [(2, 1), (1, 3), (2, 2)]),
-        ("llama3", "native", [(1, 1), (1, 3)]),
+        ("llama3", "native", [(1, 1), (1, 3), (2, 1), (2, 2)]),
         ("gemma3", "torch", [(1, 1), (2, 2)]),
     ],
 )

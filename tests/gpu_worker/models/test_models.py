@@ -13,9 +13,9 @@ from gpu_worker.attention import AttentionShape
 from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.device.division import kv_heads_per_rank
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.layers import ForwardContext, ParallelGroup, Placement
-from gpu_worker.layers.linear import kv_heads_per_rank
 from gpu_worker.loading.model_source import open_model
 from gpu_worker.loading.weight_loader import load_weights
 from gpu_worker.models import ServedConfig, SoftCapped, model_spec
@@ -126,7 +126,7 @@ def rank_shape(config: ServedConfig, group: ParallelGroup) -> AttentionShape:
     return AttentionShape(
         num_layers=config.num_layers,
         num_heads=config.num_heads // group.size,
-        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group),
+        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group.size),
         head_size=config.head_size,
         block_size=16,
         scale=config.scale,

@@ -5,7 +5,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from gpu_worker.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ModelError,
+    ParallelConfig,
+)
 from gpu_worker.loading.opened_model import open_with_config
 from gpu_worker.native import eligibility
 from gpu_worker.native.eligibility import why_not_natively
@@ -21,7 +27,8 @@ def reason(path: Path, **options: Any) -> str | None:
 
     model_config = part(ModelConfig, model=str(path))
     opened = open_with_config(model_config, lambda _: None)
-    return why_not_natively(opened, model_config, part(CacheConfig), part(DeviceConfig))
+    parallel = options.get("parallel", ParallelConfig())
+    return why_not_natively(opened, model_config, part(CacheConfig), part(DeviceConfig), parallel)
 
 
 @pytest.mark.parametrize(

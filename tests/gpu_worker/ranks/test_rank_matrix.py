@@ -17,6 +17,7 @@ from signalbox.sampling_params import StructuredOutputsParams
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama, make_model
+from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 from tests.signalbox.llm.make import assert_at_rest
 
@@ -120,18 +121,46 @@ def test_ranks_give_the_tokens_of_one_process(
     assert_like_one(start, sizes, mode)
 
 
-@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
-@pytest.mark.parametrize("quantization", ["auto", "int8"])
-def test_native_stages_give_the_tokens_of_one_program(
-    mode: PreemptionMode, quantization: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "changes", "sizes", "mode"),
+    [
+        ("llama3", {}, [(1, 2), (1, 3), (2, 1), (2, 2), (2, 3)], PreemptionMode.SWAP),
+        ("llama3", {}, [(1, 3), (2, 1), (2, 2)], PreemptionMode.RECOMPUTE),
+        # the last rank has fewer inner columns and tokens
+        ("llama2", {"intermediate_size": 120}, [(3, 1), (3, 2)], PreemptionMode.SWAP),
+        ("llama-biased", {}, [(2, 1)], PreemptionMode.RECOMPUTE),
+        ("mistral", {"num_key_value_heads": 1}, [(2, 1), (2, 2)], PreemptionMode.SWAP),
+        ("qwen2", {}, [(2, 2)], PreemptionMode.RECOMPUTE),
+        ("qwen3", {}, [(2, 1)], PreemptionMode.SWAP),
+    ],
+)
+def test_native_ranks_give_the_tokens_of_one_program(
+    family: str,
+    changes: dict[str, int],
+    sizes: list[tuple[int, int]],
+    mode: PreemptionMode,
+    tmp_path: Path,
 ) -> None:
+    skip_without_native_kernels()
+    make_model(tmp_path, family, **{"head_dim": 16} | changes)
+    start = make_start(
+        tmp_path, ParallelConfig(), kv_bytes=kv_bytes_of(tmp_path, 16), cpu_backend="native"
+    )
+    assert_like_one(start, sizes, mode)
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+def test_native_stages_of_quantised_weights_give_the_tokens_of_one_program(
+    mode: PreemptionMode, tmp_path: Path
+) -> None:
+    skip_without_native_kernels()
     make_llama(tmp_path)
     start = make_start(
         tmp_path,
         ParallelConfig(),
         kv_bytes=kv_bytes_of(tmp_path, 16),
         cpu_backend="native",
-        quantization=quantization,
+        quantization="int8",
     )
     assert_like_one(start, [(1, 2), (1, 3)], mode)
 

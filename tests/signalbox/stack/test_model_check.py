@@ -91,7 +91,7 @@ def test_weights_must_fit_in_the_form_that_is_chosen(
         ({"quantization": "none"}, "bfloat16"),
         ({"cpu_backend": "torch"}, "bfloat16"),
         ({"attention_backend": "torch"}, "bfloat16"),
-        ({"tensor_parallel_size": 2}, "bfloat16"),
+        ({"tensor_parallel_size": 2}, "gguf"),
         ({"dtype": "float16"}, "float16"),
     ],
 )
