@@ -123,8 +123,17 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
     )
     if place.rank:
         from gpu_worker.ranks.follower_process import follow
+        from gpu_worker.ranks.rank_status import RankStatus
 
-        follow(place.rank, network, _start(settings))
+        status = RankStatus(
+            place.rank,
+            local_rank=place.local_rank,
+            host=settings.host,
+            port=settings.port,
+            metrics=settings.metrics,
+            tls=settings.tls,
+        )
+        follow(place.rank, network, _start(settings), status)
     return network
 
 

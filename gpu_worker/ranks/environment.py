@@ -16,6 +16,8 @@ class RankPlace:
     """Name or address of the host of rank 0."""
     is_one_host: bool
     """True if all ranks are on one host."""
+    local_rank: int = 0
+    """Number of this rank among those of its host."""
 
 
 def read_place(environment: Mapping[str, str]) -> RankPlace:
@@ -51,6 +53,7 @@ def _torchrun(environment: Mapping[str, str]) -> RankPlace | None:
         size,
         environment["MASTER_ADDR"],
         is_one_host=environment.get("LOCAL_WORLD_SIZE") == str(size),
+        local_rank=_number(environment, "LOCAL_RANK", default="0"),
     )
 
 
@@ -78,11 +81,12 @@ def _slurm(environment: Mapping[str, str]) -> RankPlace | None:
         _number(environment, "SLURM_NTASKS"),
         first_of_nodes(nodes),
         is_one_host=num_nodes == "1",
+        local_rank=_number(environment, "SLURM_LOCALID", default="0"),
     )
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
+def _number(environment: Mapping[str, str], name: str, *, default: str | None = None) -> int:
+    text = environment[name] if default is None else environment.get(name, default)
     if not text.isdecimal():
         raise ValueError(f"{name} is {text!r} in the environment; it must be a number")
     return int(text)

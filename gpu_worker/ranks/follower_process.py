@@ -46,6 +46,7 @@ from gpu_worker.ranks.rank_messages import (
 )
 from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, reach_all
 from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
+from gpu_worker.ranks.rank_status import RankStatus
 from gpu_worker.ranks.share import Share, load_share
 from gpu_worker.ranks.stage import FailedBefore, Stage
 from gpu_worker.ranks.versions import versions
@@ -67,6 +68,7 @@ class Follower:
         *,
         on_end: Callable[[int], None],
         told: Start | None = None,
+        status: RankStatus | None = None,
         within_s: float = REACH_S,
     ) -> None:
         """Joins rank 0. Raises TimeoutError if that cannot be reached.
@@ -74,8 +76,10 @@ class Follower:
         Args:
             on_end: called on any thread with the status to exit with.
             told: what the command line of this rank says; None obeys rank 0 alone.
+            status: what operators see of this rank, if they do.
         """
         self._rank = rank
+        self._status = status
         self._on_end = on_end
         self._network, tls = network, network.tls
         self._servicer = RankServicer(rank, self._on_link_lost, tls)
@@ -176,6 +180,8 @@ class Follower:
         incoming = self._servicer.incoming if start.parallel.stage else None
         self._stage = Stage(self._share, incoming, next_rank)
         self.report(Loaded.of(self._share.model))
+        if self._status is not None:
+            self._status.set_ready(self._stage.times, start.parallel.stage)
 
     def _obey(self, command: Command) -> None:
         """Executes a command; reports a failure, but ends at that of a section or an adapter."""
@@ -232,20 +238,30 @@ def main() -> None:
     """Runs a rank that rank 0 has started."""
     rank, first = int(sys.argv[1]), sys.argv[2]
     address = f"{first.rpartition('/')[0]}/{rank}"
-    _run(rank, RankNetwork(address=address, first_address=first), None, within_s=REACH_S)
+    _run(rank, RankNetwork(address=address, first_address=first), within_s=REACH_S)
 
 
-def follow(rank: int, network: RankNetwork, told: Start) -> None:
+def follow(rank: int, network: RankNetwork, told: Start, status: RankStatus) -> None:
     """Runs a rank that others have started. Raises TimeoutError if rank 0 does not listen in time,
     and does not return."""
     logger.info("rank %d waits for rank 0 at %s", rank, network.first_address)
-    _run(rank, network, told, within_s=5 * JOIN_S)
+    _run(rank, network, told, status, within_s=5 * JOIN_S)
 
 
-def _run(rank: int, network: RankNetwork, told: Start | None, *, within_s: float) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+def _run(
+    rank: int,
+    network: RankNetwork,
+    told: Start | None = None,
+    status: RankStatus | None = None,
+    *,
+    within_s: float,
+) -> None:
+    stopping = (signal.SIGINT, signal.SIGTERM)
+    for number in stopping:
+        signal.signal(number, signal.SIG_IGN if told is None else signal.SIG_DFL)
+    follower = Follower(rank, network, on_end=os._exit, told=told, status=status, within_s=within_s)
+    for number in stopping:  # from here on rank 0 decides
         signal.signal(number, signal.SIG_IGN)
-    follower = Follower(rank, network, on_end=os._exit, told=told, within_s=within_s)
     logging.getLogger().addHandler(_Forwarding(follower))
     try:
         follower.serve()

@@ -24,6 +24,8 @@ from rpc.transport.tls import CLEAR, TlsConfig, server_credentials
 
 logger = logging.getLogger(__name__)
 
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RankService"].full_name
+
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -4,6 +4,9 @@ Each batch makes each stage send one message, states or a failure, so that stage
 whatever fails.
 """
 
+import time
+from dataclasses import dataclass
+
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.device.device_errors import DeviceLost
@@ -11,6 +14,15 @@ from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.rank_client import NextRank
 from gpu_worker.ranks.rank_messages import Failure, HiddenStates
 from gpu_worker.ranks.rank_servicer import IncomingStates
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Sums over the batches that a stage has computed."""
+
+    wait_ns: int = 0
+    """Nanoseconds for which a batch waited for the hidden states of the stage before."""
+    forward_ns: int = 0
 
 
 class FailedBefore(RuntimeError):
@@ -28,6 +40,7 @@ class Stage:
         next_rank: None on the last one.
         """
         self.runner = runner
+        self.times = StageTimes()
         self._incoming = incoming
         self._next = next_rank
 
@@ -44,13 +57,17 @@ class Stage:
         except Exception as error:
             self._pass_on(HiddenStates(command, None, Failure.of(error), 0))
             raise
+        self.times.forward_ns += output.forward_ns
         output.forward_ns += forward_ns
         self._pass_on(HiddenStates(command, output.hidden, None, output.forward_ns))
         return output
 
     def _take(self, incoming: IncomingStates, batch: Batch, command: int) -> int:
         """Gives the batch its hidden states; returns the time that they took."""
-        found = rank_codec.decode_states(incoming.take(), num_tokens=len(batch.token_ids))
+        begun_ns = time.monotonic_ns()
+        message = incoming.take()
+        self.times.wait_ns += time.monotonic_ns() - begun_ns
+        found = rank_codec.decode_states(message, num_tokens=len(batch.token_ids))
         assert found.command == command, f"{found.command} for {command}"
         if found.failure is not None:
             error = MemoryError if found.failure.out_of_memory else FailedBefore

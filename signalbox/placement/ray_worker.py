@@ -180,6 +180,7 @@ def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(actors)),
+            "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),
             "MASTER_ADDR": hosts[0],
             "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
             PROCESS_NAME: process_name("worker"),

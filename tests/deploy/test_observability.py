@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import yaml
 from prometheus_client.registry import Collector
 
 from contract.model import Adapter
+from gpu_worker.ranks.rank_status import read_times
+from gpu_worker.ranks.stage import StageTimes
 from rpc.metrics.registry import make_registry
 from scheduler_svc.reports import metrics
 from tests.deploy.promql import asked
@@ -46,7 +49,8 @@ def labels_of(*registries: Collector) -> Labels:
 
 
 async def shown() -> Labels:
-    """Returns what three services show after answers, and a refusal by each of the two doors."""
+    """Returns what three services and a rank show after answers, and a refusal by each of the two
+    doors."""
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         running_worker(scheduler.address, simulated(num_gpu_blocks=8, adapters=(SQL,))) as worker,
@@ -62,6 +66,7 @@ async def shown() -> Labels:
             router.registry,
             make_registry(lambda families: metrics.read(scheduler.cluster, families)),
             make_registry(worker.worker.read_metrics),
+            make_registry(partial(read_times, StageTimes(), rank=1, stage=0)),
         )
 
 
@@ -150,6 +155,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_worker_cpu_blocks",
         "signalbox_worker_failures_total",
         "signalbox_worker_lease",
+        "signalbox_worker_rank_phase_seconds_total",
         "signalbox_worker_sampled_tokens_total",
         "signalbox_worker_step_duration_seconds",
     }

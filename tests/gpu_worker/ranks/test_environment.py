@@ -23,6 +23,7 @@ LWS = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "w-
 SLURM = {
     "SLURM_PROCID": "5",
     "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
     "SLURM_STEP_NODELIST": "n[03-04]",
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_JOB_NODELIST": "n[01-04]",
@@ -37,12 +38,12 @@ def place(rank: int = 0, size: int = 2, *, host: str = LOOPBACK, is_one: bool = 
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        (TORCHRUN, RankPlace("torchrun", 3, 4, "gpu7", False)),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, RankPlace("torchrun", 3, 4, "gpu7", True)),
+        (TORCHRUN, RankPlace("torchrun", 3, 4, "gpu7", False, 1)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, RankPlace("torchrun", 3, 4, "gpu7", True, 1)),
         (LWS, RankPlace("the LeaderWorkerSet", 1, 2, "w-0.w.default", False)),
-        (SLURM, RankPlace("Slurm", 5, 8, "n03", False)),
-        ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, RankPlace("Slurm", 5, 8, "n03", True)),
-        ({**SLURM, **LWS, **TORCHRUN}, RankPlace("torchrun", 3, 4, "gpu7", False)),
+        (SLURM, RankPlace("Slurm", 5, 8, "n03", False, 1)),
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, RankPlace("Slurm", 5, 8, "n03", True, 1)),
+        ({**SLURM, **LWS, **TORCHRUN}, RankPlace("torchrun", 3, 4, "gpu7", False, 1)),
     ],
 )
 def test_a_place_is_read(variables: dict[str, str], expected: RankPlace) -> None:

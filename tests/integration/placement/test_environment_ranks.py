@@ -5,6 +5,8 @@ import re
 import shutil
 import signal
 import socket
+import ssl
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from tests.integration.placement.ranks import (
 )
 from tests.rpc.certificates import Authority
 from tests.signalbox.stacks import free_port, run_here
+from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -68,6 +71,51 @@ def test_ranks_meet_by_the_variables_of_a_set_and_end_in_order(model: Path, tmp_
             one.send_signal(signal.SIGTERM)
         assert ranks.statuses() == [0, 0, 0]
     assert_free(port, port + 1, port + 2)
+
+
+def test_every_rank_answers_health_and_shows_metrics(model: Path, tmp_path: Path) -> None:
+    """Ranks of one host have ports that follow those of rank 0."""
+    tls = Authority(tmp_path).member("worker", "127.0.0.1")
+    shown = (f"--tls-cert={tls.cert}", f"--tls-key={tls.key}", f"--tls-ca={tls.ca}")
+    port, rank_port, metrics_port = free_port(), free_port(), free_port()
+    health = ("health", f"--address=127.0.0.1:{port + 1}", *shown)
+
+    def start_rank(number: int) -> None:
+        ranks.start(
+            *(str(model), "--pipeline-parallel-size=2", *shown, f"--tls-client-ca={tls.client_ca}"),
+            *(NOWHERE, f"--rank-port={rank_port}", f"--port={port}"),
+            f"--metrics-port={metrics_port}",
+            variables=dict.fromkeys(("RANK", "LOCAL_RANK"), str(number))
+            | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+            | {"MASTER_ADDR": "127.0.0.1"},
+        )
+
+    with started_ranks(tmp_path) as ranks:
+        start_rank(1)
+        wait_until(lambda: "is NOT_SERVING" in run_here(*health).stderr, told=ranks.log)
+        start_rank(0)
+        assert "is serving" in run_here(*health, f"--wait={EVENT_S}").stdout
+        trusted = ssl.create_default_context(cafile=tls.ca)
+        assert tls.cert is not None
+        trusted.load_cert_chain(tls.cert, tls.key)
+        url = f"https://127.0.0.1:{metrics_port + 1}/metrics"
+        page = urllib.request.urlopen(url, context=trusted, timeout=EVENT_S).read().decode()
+        labels = 'phase="forward",rank="1",stage="0"'
+        assert f"signalbox_worker_rank_phase_seconds_total{{{labels}}}" in page
+        assert "process_resident_memory_bytes" in page
+
+
+def test_a_rank_that_waits_for_rank_0_ends_when_told(model: Path, tmp_path: Path) -> None:
+    port = free_port()
+    with started_ranks(tmp_path) as ranks:
+        ranks.start(
+            *(str(model), "--pipeline-parallel-size=2", f"--rank-port={port}", NOWHERE),
+            variables=of_set(1, 2),
+        )
+        wait_until(lambda: "waits for rank 0" in ranks.log(), told=ranks.log)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        assert ranks.statuses() == [-signal.SIGTERM]
+    assert_free(port + 1)
 
 
 @pytest.mark.parametrize(
