@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from contract.model import Adapter, encode_adapter, encode_capacity, encode_model
+from contract.model import (
+    Adapter,
+    decode_adapter,
+    encode_adapter,
+    encode_capacity,
+    encode_model,
+)
 from contract.step import decode_step
 from contract.step_result import encode_result
 from contract.structured_output import constraint_codec, grammar_cost
@@ -88,7 +94,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def LoadAdapter(
         self, request: pb.LoadAdapterRequest, context: Context
     ) -> pb.LoadAdapterResponse:
-        adapter = await self._worker.load_adapter(
+        adapter = await self._worker.adapters.load(
             epoch=request.epoch,
             name=request.name,
             path=request.path,
@@ -96,11 +102,29 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         )
         return pb.LoadAdapterResponse(adapter=encode_adapter(adapter))
 
+    async def ReadAdapter(
+        self, request: pb.ReadAdapterRequest, context: Context
+    ) -> AsyncIterator[pb.ReadAdapterResponse]:
+        adapter = Adapter(name=request.name, sha256=request.sha256)
+        async for chunk in self._worker.adapters.read(epoch=request.epoch, adapter=adapter):
+            yield pb.ReadAdapterResponse(chunk=pb.AdapterChunk(**chunk._asdict()))
+
+    async def SendAdapter(
+        self, requests: AsyncIterator[pb.SendAdapterRequest], context: Context
+    ) -> pb.SendAdapterResponse:
+        header = (await anext(requests, pb.SendAdapterRequest())).header
+        await self._worker.adapters.receive(
+            epoch=header.epoch,
+            adapter=decode_adapter(header.adapter),
+            chunks=worker_codec.adapter_chunks(requests),
+        )
+        return pb.SendAdapterResponse()
+
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: Context
     ) -> pb.UnloadAdapterResponse:
         adapter = Adapter(name=request.name, sha256=request.sha256)
-        await self._worker.unload_adapter(epoch=request.epoch, adapter=adapter)
+        await self._worker.adapters.unload(epoch=request.epoch, adapter=adapter)
         return pb.UnloadAdapterResponse()
 
     async def Profile(

@@ -12,20 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contract.errors import (
-    Aborted,
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    ResourceExhausted,
-)
+from contract.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
 from contract.model import Adapter, WorkerCapacity
 from contract.step import Step
 from contract.tokenizer_files import hash_files
-from gpu_worker.adapters.adapter_folder import NoSuchFolder, find_below
-from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.runner_protocol import (
-    AdapterLoading,
     Described,
     Inspectable,
     MemoryReport,
@@ -33,7 +24,6 @@ from gpu_worker.batch.runner_protocol import (
     Runner,
     close,
 )
-from gpu_worker.config import ModelError
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.execution_thread import ExecutionThread
 from gpu_worker.insight.metrics import StepCounts
@@ -43,6 +33,7 @@ from gpu_worker.lease.lease import Lease
 from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
 from gpu_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from gpu_worker.sampling.grammars import Grammars
+from gpu_worker.worker_adapters import WorkerAdapters
 from rpc.metrics.registry import Families
 
 logger = logging.getLogger(__name__)
@@ -83,7 +74,13 @@ class Worker:
         self._num_inits = 0
         self._device_lost = asyncio.Event()
         self.steps = StepCounts()
-        self._adapter_dir = adapter_dir
+        self.adapters = WorkerAdapters(
+            runner,
+            thread,
+            adapter_dir,
+            check_epoch=self._check_epoch,
+            on_change=self._set_adapters,
+        )
         self._profiler = Profiler(runner, thread, self.steps)
 
     @classmethod
@@ -165,41 +162,8 @@ class Worker:
             step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
         )
 
-    async def load_adapter(self, *, epoch: int, name: str, path: str, loaded_at_ns: int) -> Adapter:
-        """Loads an adapter beside the steps; see LoadAdapter in worker.proto."""
-        runner = self._adapter_runner(epoch)
-        try:
-            opened = await asyncio.to_thread(self._open_adapter, runner, name, path)
-        except NoSuchFolder as error:
-            raise NotFound(str(error)) from None
-        except ModelError as error:
-            raise FailedPrecondition(str(error)) from None
-        info = replace(opened.info, path=path, loaded_at_ns=loaded_at_ns)
-        self._check_epoch(epoch)  # it may have changed meanwhile
-        await self._change_adapters(lambda: runner.add_adapter(opened._replace(info=info)))
-        logger.info("adapter loaded: %s from %s", info, path)
-        return info
-
-    def _open_adapter(self, runner: AdapterLoading, name: str, path: str) -> OpenedAdapter:
-        return runner.open_adapter(name, str(find_below(self._adapter_dir, path)))
-
-    async def unload_adapter(self, *, epoch: int, adapter: Adapter) -> None:
-        """Frees an adapter that no step names; see UnloadAdapter in worker.proto."""
-        runner = self._adapter_runner(epoch)
-        await self._change_adapters(lambda: runner.remove_adapter(adapter))
-        logger.info("adapter unloaded: %s", adapter)
-
-    def _adapter_runner(self, epoch: int) -> AdapterLoading:
-        """Raises Aborted or FailedPrecondition."""
-        self._check_epoch(epoch)
-        if not isinstance(self._runner, AdapterLoading):
-            raise FailedPrecondition("this worker's runner takes no adapters at run time")
-        return self._runner
-
-    async def _change_adapters(self, change: Callable[[], None]) -> None:
-        """Changes what the runner has, between two steps."""
-        await self._thread.submit(change)
-        self.model = replace(self.model, adapters=self._runner.model.adapters)
+    def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        self.model = replace(self.model, adapters=adapters)
 
     def grammars(self, *, epoch: int) -> Grammars:
         """Returns the compiled structured outputs of a lease. Raises Aborted if it is another."""
@@ -224,6 +188,7 @@ class Worker:
         close(self._runner, failure)
         self._thread.close()
         self._grammars.close()
+        self.adapters.close()
 
     def memory(self) -> MemoryReport | None:
         """Returns the use of memory; None if the runner does not report it."""

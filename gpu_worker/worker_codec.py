@@ -1,9 +1,10 @@
-"""Encodes memory reports and profiles as messages of worker.v1."""
+"""Encodes memory reports, profiles and files of adapters as messages of worker.v1."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from contract.model import WorkerCapacity
 from contract.tokenizer_files import MAX_CHUNK_BYTES
+from gpu_worker.adapters.received_adapters import FileChunk
 from gpu_worker.batch.runner_protocol import MemoryReport, ProfileOptions
 from gpu_worker.insight.profiler import Profile
 from protos.worker.v1 import worker_pb2 as pb
@@ -35,3 +36,11 @@ def encode_profile(profile: Profile) -> Iterator[pb.ProfileResponse]:
     yield pb.ProfileResponse(num_steps=profile.num_steps, kernel_ns=profile.kernel_ns)
     for start in range(0, len(profile.chrome_trace), MAX_CHUNK_BYTES):
         yield pb.ProfileResponse(chunk=profile.chrome_trace[start : start + MAX_CHUNK_BYTES])
+
+
+async def adapter_chunks(
+    requests: AsyncIterator[pb.SendAdapterRequest],
+) -> AsyncIterator[FileChunk]:
+    """Yields what follows the header."""
+    async for request in requests:
+        yield FileChunk(request.chunk.file_name, request.chunk.content)

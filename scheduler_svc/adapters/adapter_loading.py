@@ -117,18 +117,37 @@ class AdapterLoading:
         at = time.time_ns()
         found = await _of_each(self._clients, lambda one: one.load(name, path, loaded_at_ns=at))
         found = {loop: got for loop, got in found.items() if loop in self._clients}
+        found = await self._send_missing(found)
         loaded = {loop: got for loop, got in found.items() if isinstance(got, Adapter)}
         faults = [got for got in found.values() if not isinstance(got, Adapter)]
         fault = min(faults, key=lambda one: isinstance(one, NotFound), default=None)
-        if loaded and isinstance(fault, NotFound):  # other workers have the folder
-            fault = FailedPrecondition(str(fault))
-        if fault is None and len(set(loaded.values())) == 1:
+        if loaded and isinstance(fault, NotFound):  # what the others have loaded differs
+            fault = None
+        if not faults and len(set(loaded.values())) == 1:
             return next(iter(loaded.values()))
         self._gone.add_load(at)
         for loop, adapter in loaded.items():
             if adapter not in self._adapters:
                 await self._unload(adapter, {loop: self._clients[loop]})
         raise fault or _files_differ(name, loaded)
+
+    async def _send_missing(
+        self, found: dict[StepLoop, Adapter | RpcError]
+    ) -> dict[StepLoop, Adapter | RpcError]:
+        """Sends an adapter to the workers without the folder, if all others have loaded it."""
+        missing = [loop for loop, got in found.items() if isinstance(got, NotFound)]
+        others = {got for loop, got in found.items() if loop not in missing}
+        adapter = next(iter(others), None)
+        if len(others) != 1 or not isinstance(adapter, Adapter):
+            return found
+        sources = [self._clients[loop] for loop in found if loop not in missing]
+        for loop in missing:
+            try:
+                await _send(adapter, to=self._clients[loop], sources=sources)
+                found[loop] = adapter
+            except RpcError as error:
+                found[loop] = error
+        return found
 
     async def unload(self, name: str) -> int:
         """Takes an adapter away; returns how many live requests finish with it.
@@ -213,7 +232,16 @@ class AdapterLoading:
             loaded = await client.load(
                 adapter.name, adapter.path, loaded_at_ns=adapter.loaded_at_ns
             )
-        except (FailedPrecondition, NotFound) as error:  # its files may come
+        except NotFound as error:
+            sources = [one for one in self._clients.values() if one is not client]
+            try:
+                await _send(adapter, to=client, sources=sources)
+            except RpcError as fault:
+                raise Unavailable(
+                    f"the adapter {adapter} is served: {error}; {fault}", RETRY_AFTER_S
+                ) from None
+            return
+        except FailedPrecondition as error:  # its files may come
             raise Unavailable(f"the adapter {adapter} is served: {error}", RETRY_AFTER_S) from None
         if loaded != adapter:
             await client.unload(loaded)
@@ -276,6 +304,18 @@ async def _of_each(
 
     asked = dict(clients)
     return dict(zip(asked, await asyncio.gather(*map(answer, asked.values())), strict=True))
+
+
+async def _send(adapter: Adapter, *, to: AdapterClient, sources: Iterable[AdapterClient]) -> None:
+    """Sends an adapter's files from the first worker that can. Raises RpcError."""
+    fault: RpcError = FailedPrecondition("no other worker has its files")
+    for source in sources:
+        try:
+            await source.copy(adapter, to)
+            return
+        except RpcError as error:
+            fault = error
+    raise fault
 
 
 def _files_differ(name: str, loaded: Mapping[StepLoop, Adapter]) -> RpcError:

@@ -1,9 +1,14 @@
 """Has one worker load and unload LoRA adapters, beside its steps."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterable, Awaitable
+from typing import Any
+
 import grpc
 
 from contract.errors import FailedPrecondition, NotFound, Unavailable
-from contract.model import Adapter, decode_adapter
+from contract.model import Adapter, decode_adapter, encode_adapter
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc as pb_grpc
 
@@ -41,6 +46,45 @@ class AdapterClient:
             raise Unavailable(reason) from None
         return decode_adapter(answer.adapter)
 
+    async def copy(self, adapter: Adapter, to: "AdapterClient") -> None:
+        """Sends the files of an adapter that this worker has to another one, which loads it.
+
+        Raises FailedPrecondition if that refuses them, else Unavailable.
+        """
+        reading = pb.ReadAdapterRequest(epoch=self._epoch, name=adapter.name, sha256=adapter.sha256)
+        pieces = self._stub.ReadAdapter(reading, timeout=LOAD_TIMEOUT_S)
+        try:
+            await to._send(adapter, pieces)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(
+                f"the worker at {self._address} cannot send {adapter}: {error.details()}"
+            ) from None
+        finally:
+            pieces.cancel()
+
+    async def _send(self, adapter: Adapter, pieces: AsyncIterable[pb.ReadAdapterResponse]) -> None:
+        """Raises FailedPrecondition, Unavailable, or what reading raises."""
+        header = pb.SendAdapterHeader(epoch=self._epoch, adapter=encode_adapter(adapter))
+        call = self._stub.SendAdapter(timeout=LOAD_TIMEOUT_S)
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: `call` says why
+                await _written(call, pb.SendAdapterRequest(header=header))
+                async for piece in pieces:
+                    await _written(call, pb.SendAdapterRequest(chunk=piece.chunk))
+                await call.done_writing()
+            await self._answered(call)
+        finally:
+            call.cancel()
+
+    async def _answered(self, call: Awaitable[object]) -> None:
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            reason = f"the worker at {self._address} cannot load it: {error.details()}"
+            if error.code() in _CANNOT:
+                raise FailedPrecondition(reason) from None
+            raise Unavailable(reason) from None
+
     async def unload(self, adapter: Adapter) -> None:
         """Has an adapter freed. Raises Unavailable."""
         request = pb.UnloadAdapterRequest(
@@ -51,3 +95,11 @@ class AdapterClient:
         except grpc.aio.AioRpcError as error:
             reason = f"the worker at {self._address} cannot unload {adapter}: {error.details()}"
             raise Unavailable(reason) from None
+
+
+async def _written(call: Any, message: pb.SendAdapterRequest) -> None:
+    """Raises InvalidStateError if the call has ended."""
+    try:
+        await call.write(message)
+    except grpc.aio.AioRpcError:
+        raise asyncio.InvalidStateError from None

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,6 +15,8 @@ import pytest
 
 from contract.errors import Code
 from contract.model import Adapter
+from gpu_worker.adapters import received_adapters
+from gpu_worker.config import ModelError
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
@@ -235,12 +238,13 @@ async def test_two_names_of_one_content_share_it(tmp_path: Path) -> None:
 async def test_all_workers_have_it_or_none(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     write_adapter(here / "sql")
+    (there / "sql").mkdir(parents=True)
     write_adapter(here / "chat", "one")
     write_adapter(there / "chat", "another")
     async with make_stack(here) as stack, worker_of(stack.scheduler, there) as third:
         await until_workers(stack.scheduler, 3)
         details = await refused(load(stack.client, "sql", "sql"), StatusCode.FAILED_PRECONDITION)
-        assert "cannot load it" in details and "no folder sql" in details
+        assert "cannot load it" in details and "adapter_config.json" in details
         details = await refused(load(stack.client, "chat", "chat"), StatusCode.FAILED_PRECONDITION)
         assert "different files of chat" in details
         assert all(not loaded_on(one) for one in (*stack.workers, third))
@@ -386,7 +390,7 @@ async def test_a_worker_that_missed_an_unload_unloads_when_it_joins_again(tmp_pa
         back.cancel()
 
 
-async def test_a_worker_without_the_files_waits_until_they_come(
+async def test_a_worker_waits_for_files_that_no_other_one_can_send(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -394,6 +398,7 @@ async def test_a_worker_without_the_files_waits_until_they_come(
     there.mkdir()
     async with make_stack(here) as stack:
         await load(stack.client, "sql", "sql")
+        (here / "sql" / "adapter_config.json").unlink()
         async with worker_of(stack.scheduler, there) as late:
             await eventually(lambda: f"the adapter sql ({of_sql[:12]}) is served" in caplog.text)
             assert len(stack.scheduler.cluster.step_loops) == 2
@@ -440,6 +445,98 @@ async def test_an_adapter_of_the_start_may_be_unloaded(tmp_path: Path) -> None:
             await until_workers(scheduler, 2)
             assert not loaded_on(second)
         await assert_idle(scheduler)
+
+
+# Workers without the files
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where workers make folders for what they are sent."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.rglob("*") if file.is_file())
+
+
+def modes_of_folders_below(folder: Path) -> list[int]:
+    return [one.stat().st_mode & 0o777 for one in folder.rglob("*") if one.is_dir()]
+
+
+async def test_workers_without_the_files_are_sent_them(tmp_path: Path, private: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    of_sql = write_adapter(here / "sql", "weights" * 400_000)  # in several messages
+    there.mkdir()
+    async with make_stack(here) as stack:
+        async with worker_of(stack.scheduler, there) as third:
+            await until_workers(stack.scheduler, 3)
+            await load(stack.client, "sql", "sql")
+            assert loaded_on(third) == {("sql", of_sql)}
+            assert files_below(private) == ["adapter_config.json", "adapter_model.safetensors"]
+            assert modes_of_folders_below(private) == [0o700, 0o700]
+            for one in stack.workers:
+                await one.kill()
+            await until_workers(stack.scheduler, 1)
+            async with worker_of(stack.scheduler, there) as fourth:  # by the one that was sent them
+                await until_workers(stack.scheduler, 2)
+                assert loaded_on(fourth) == {("sql", of_sql)}
+                await third.kill()
+                await until_workers(stack.scheduler, 1)
+                await check_tokens(stack.client, 1, of_sql)
+                await unload(stack.client, "sql")
+                await eventually(lambda: len(files_below(private)) == 2)
+        assert not modes_of_folders_below(private)
+
+
+async def test_files_that_have_changed_are_not_loaded(
+    tmp_path: Path, private: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    of_sql = write_adapter(here / "sql")
+    there.mkdir()
+    async with make_stack(here) as stack:
+        await load(stack.client, "sql", "sql")
+        write_adapter(here / "sql", "another")
+        async with worker_of(stack.scheduler, there) as late:
+            await eventually(lambda: "changed since it was loaded" in caplog.text)
+            assert not late.worker.model.adapters and not files_below(private)
+            write_adapter(here / "sql")
+            await until_workers(stack.scheduler, 3)
+            assert loaded_on(late) == {("sql", of_sql)}
+
+
+async def test_files_beyond_the_bound_and_workers_that_take_none_are_named(
+    tmp_path: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    write_adapter(here / "sql", "weights" * 400_000)
+    there.mkdir()
+    async with make_stack(here) as stack:
+        with monkeypatch.context() as patch:
+            patch.setattr(received_adapters, "MAX_BYTES", 1 << 20)
+            async with worker_of(stack.scheduler, there):
+                await until_workers(stack.scheduler, 3)
+                loading = load(stack.client, "sql", "sql")
+                details = await refused(loading, StatusCode.FAILED_PRECONDITION)
+                assert "copy it to all workers" in details
+        async with running_worker(stack.scheduler.address, simulated()):
+            await until_workers(stack.scheduler, 3)
+            loading = load(stack.client, "sql", "sql")
+            details = await refused(loading, StatusCode.FAILED_PRECONDITION)
+            assert "set --adapter-dir" in details
+        assert await listed(stack.client) == [] and not files_below(private)
+        assert all(not loaded_on(one) for one in stack.workers)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "adapter_model.bin", ""])
+def test_no_other_file_is_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="no file of an adapter"):
+        received_adapters.write_chunk(tmp_path, received_adapters.FileChunk(name, b"x"))
+    assert not list(tmp_path.iterdir())
 
 
 # Under load

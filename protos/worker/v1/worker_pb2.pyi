@@ -118,6 +118,50 @@ class LoadAdapterResponse(_message.Message):
     adapter: _common_pb2.Adapter
     def __init__(self, adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
+class ReadAdapterRequest(_message.Message):
+    __slots__ = ("epoch", "name", "sha256")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    name: str
+    sha256: str
+    def __init__(self, epoch: _Optional[int] = ..., name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class ReadAdapterResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: AdapterChunk
+    def __init__(self, chunk: _Optional[_Union[AdapterChunk, _Mapping]] = ...) -> None: ...
+
+class AdapterChunk(_message.Message):
+    __slots__ = ("file_name", "content")
+    FILE_NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    file_name: str
+    content: bytes
+    def __init__(self, file_name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class SendAdapterRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: SendAdapterHeader
+    chunk: AdapterChunk
+    def __init__(self, header: _Optional[_Union[SendAdapterHeader, _Mapping]] = ..., chunk: _Optional[_Union[AdapterChunk, _Mapping]] = ...) -> None: ...
+
+class SendAdapterHeader(_message.Message):
+    __slots__ = ("epoch", "adapter")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    adapter: _common_pb2.Adapter
+    def __init__(self, epoch: _Optional[int] = ..., adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ...) -> None: ...
+
+class SendAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class UnloadAdapterRequest(_message.Message):
     __slots__ = ("epoch", "name", "sha256")
     EPOCH_FIELD_NUMBER: _ClassVar[int]

@@ -65,6 +65,16 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
                 response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
                 _registered_method=True)
+        self.ReadAdapter = channel.unary_stream(
+                '/signalbox.worker.v1.WorkerService/ReadAdapter',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadAdapterResponse.FromString,
+                _registered_method=True)
+        self.SendAdapter = channel.stream_unary(
+                '/signalbox.worker.v1.WorkerService/SendAdapter',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.SendAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.SendAdapterResponse.FromString,
+                _registered_method=True)
         self.UnloadAdapter = channel.unary_unary(
                 '/signalbox.worker.v1.WorkerService/UnloadAdapter',
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
@@ -145,6 +155,27 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadAdapter(self, request, context):
+        """Streams the files of an adapter that was loaded at run time, for SendAdapter of another worker.
+        ABORTED if `epoch` is not the lease's, NOT_FOUND if it is not loaded, FAILED_PRECONDITION if the
+        files can be read no more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SendAdapter(self, request_iterator, context):
+        """Does what LoadAdapter does with files that are sent, of at most 2 GiB. The worker keeps them in a
+        folder that only its user can enter, until the adapter is unloaded or the worker ends.
+
+        ABORTED if `epoch` is not the lease's; FAILED_PRECONDITION, having changed nothing, if the worker
+        has no --adapter-dir, if the files have another content than the header says, or are too large,
+        and for what LoadAdapter refuses.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UnloadAdapter(self, request, context):
         """Frees an adapter that no step in flight names, nor a later one. Idempotent. ABORTED if `epoch` is
         not the lease's.
@@ -197,6 +228,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.LoadAdapter,
                     request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
                     response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'ReadAdapter': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadAdapter,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadAdapterRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadAdapterResponse.SerializeToString,
+            ),
+            'SendAdapter': grpc.stream_unary_rpc_method_handler(
+                    servicer.SendAdapter,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.SendAdapterRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.SendAdapterResponse.SerializeToString,
             ),
             'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadAdapter,
@@ -372,6 +413,60 @@ class WorkerService:
             '/signalbox.worker.v1.WorkerService/LoadAdapter',
             protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
             protos_dot_worker_dot_v1_dot_worker__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/signalbox.worker.v1.WorkerService/ReadAdapter',
+            protos_dot_worker_dot_v1_dot_worker__pb2.ReadAdapterRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.ReadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendAdapter(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/signalbox.worker.v1.WorkerService/SendAdapter',
+            protos_dot_worker_dot_v1_dot_worker__pb2.SendAdapterRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.SendAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,
