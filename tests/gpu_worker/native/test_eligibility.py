@@ -1,5 +1,6 @@
 """What runs natively is decided from configurations, before any weight is read."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ def reason(path: Path, **options: Any) -> str | None:
 
     model_config = part(ModelConfig, model=str(path))
     opened = open_with_config(model_config, lambda _: None)
-    parallel = options.get("parallel", ParallelConfig())
+    parallel = options.pop("parallel", ParallelConfig())
     return why_not_natively(opened, model_config, part(CacheConfig), part(DeviceConfig), parallel)
 
 
@@ -86,3 +87,18 @@ def test_without_pytorch_the_device_is_the_cpu(
     monkeypatch.setattr(eligibility, "_DEVICE_FILES", (driver,))
     monkeypatch.setattr(eligibility, "find_spec", lambda _: None)
     assert reason(native_tiny) is None
+
+
+def test_tensor_parallel_ranks_run_natively_on_one_host(native_tiny: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu"}
+    ranks = ParallelConfig(tensor_parallel_size=2)
+    assert reason(native_tiny, parallel=ranks, **options) is None
+    apart = replace(ranks, collective_host="10.0.0.1")
+    expected = "its tensor-parallel ranks are on several hosts"
+    assert reason(native_tiny, parallel=apart, **options) == expected
+    with pytest.raises(ValueError, match=f"cpu_backend is 'native', but {expected}; use 'auto'"):
+        reason(native_tiny, parallel=apart, cpu_backend="native", **options)
+    many = ParallelConfig(tensor_parallel_size=6)
+    assert reason(native_tiny, parallel=many, **options) == (
+        "intermediate_size 80 has fewer than 6 blocks"
+    )

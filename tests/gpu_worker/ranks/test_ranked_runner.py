@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,9 +18,10 @@ import pytest
 import torch
 
 from contract.model import WorkerCapacity
+from contract.sampling_params import SamplingParams as ContractParams
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.sampling_rows import PromptRows
+from gpu_worker.batch.sampling_rows import PromptRows, TokenRuns
 from gpu_worker.config import (
     CacheConfig,
     DeviceConfig,
@@ -176,13 +178,16 @@ def test_a_rank_that_fails_alone_ends_all(tiny: Path, monkeypatch: pytest.Monkey
     assert len(reasons) == 1
 
 
+@pytest.mark.parametrize("model", ["tiny", "native_tiny"])
 def test_a_rank_that_dies_ends_an_engine_that_is_waiting_for_it(
-    tiny: Path, caplog: pytest.LogCaptureFixture
+    model: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = set(psutil.Process().children())
+    path, others = request.getfixturevalue(model), set(psutil.Process().children())
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory": 0.001}
-    with LLM(str(tiny), tensor_parallel_size=2, device="cpu", dtype="float32", **limits) as llm:
+    with LLM(str(path), tensor_parallel_size=2, device="cpu", dtype="float32", **limits) as llm:
         (rank,) = set(psutil.Process().children()) - others
+        has_torch = any("torch" in one.path for one in rank.memory_maps())
+        assert has_torch == (model == "tiny")
         threading.Timer(0.5, rank.kill).start()
         params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0)
         with pytest.raises(EngineDeadError):
@@ -191,22 +196,24 @@ def test_a_rank_that_dies_ends_an_engine_that_is_waiting_for_it(
     assert "rank 1 was killed by SIGKILL; the engine is dead" in caplog.text
 
 
-def test_a_rank_that_stands_still_ends_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tp", "pp"), [(1, 3), (2, 1), (2, 2)])
+def test_a_rank_that_stands_still_ends_all(tp: int, pp: int, tmp_path: Path) -> None:
     make_llama(tmp_path)
     reasons: list[str] = []
     told = threading.Event()
     on_lost = lambda reason: (reasons.append(reason), told.set())  # noqa: E731
-    runner = load(tmp_path, 1, 3, on_lost=on_lost)
+    runner = load(tmp_path, tp, pp, cpu_backend="native", on_lost=on_lost)
     runner.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=0)
     ranks = [psutil.Process(pid) for pid in runner.follower_pids]
-    launched = runner.launch(make_some())
+    runner.execute(make_some())
     ranks[0].suspend()
-    launched = runner.launch(make_some())  # which waits for the rank
-    assert told.wait(EVENT_S)
-    assert reasons == ["rank 1 no longer answers"]
-    with pytest.raises(DeviceLost):
-        launched.samples()
-    runner.close()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(runner.execute, make_some())
+        assert told.wait(EVENT_S)
+        assert reasons == ["rank 1 no longer answers"]
+        runner.close()
+        with pytest.raises(DeviceLost):
+            waiting.result()
     assert not any(rank.is_running() for rank in ranks)
 
 
@@ -323,7 +330,16 @@ def test_what_is_sent_between_ranks_arrives_as_it_was() -> None:
 
 
 def test_a_batch_arrives_with_the_tokens_whose_logits_are_wanted() -> None:
-    batch = make_some(7)
+    batch = make_batch(
+        [
+            (make_sequence([5, 6, 7], [1]), 3),
+            (make_sequence([8, 9], [2], ContractParams(temperature=1.0)), 2),
+        ],
+        block_size=16,
+    )
+    batch.rows.suppressed = TokenRuns(
+        np.array([2, 2], dtype=np.int32), np.array([3, 4], dtype=np.int32)
+    )
     tokens = np.array([1, 2, 4])
     batch.prompt_rows = PromptRows(
         seq_index=np.array([0]),
@@ -340,6 +356,11 @@ def test_a_batch_arrives_with_the_tokens_whose_logits_are_wanted() -> None:
     np.testing.assert_array_equal(arrived.block_tables, batch.block_tables)
     np.testing.assert_array_equal(arrived.rows.token_index, batch.rows.token_index)
     np.testing.assert_array_equal(arrived.prompt_rows.token_index, tokens)
+    assert arrived.wanted is not None and arrived.wanted.suppressed is not None
+    assert batch.rows.token_index.tolist() == [2, 4]
+    assert arrived.wanted.tokens.tolist() == [4]  # the other row takes its likeliest token
+    assert arrived.wanted.suppressed.ends.tolist() == [2, 2]
+    assert arrived.wanted.suppressed.token_ids.tolist() == [3, 4]
     assert math.prod(arrived.block_tables.shape) == batch.block_tables.size
 
 

@@ -20,18 +20,20 @@ pytestmark = pytest.mark.system
 
 NUM_REQUESTS = 6
 FLAGS = (
-    "--pipeline-parallel-size=3",
     *("--device=cpu", "--dtype=float32", "--cpu-backend=native", "--num-threads=1"),
     *("--kv-cache-memory=0.002", "--swap-space=0.001", "--max-num-seqs=4"),
     *("--max-num-batched-tokens=64", "--drain-timeout=0"),
 )
 
 
-class RankedWorker:
-    """A `signalbox worker` of three stages, and everything that it leaves."""
+STAGES, RANKS_OF_A_STAGE = "--pipeline-parallel-size=3", "--tensor-parallel-size=2"
 
-    def __init__(self, model: Path, scheduler: str, folder: Path) -> None:
-        self.folder = folder
+
+class RankedWorker:
+    """A `signalbox worker` of several ranks, and everything that it leaves."""
+
+    def __init__(self, model: Path, scheduler: str, folder: Path, sizes: str) -> None:
+        self.folder, self._num_ranks = folder, int(sizes[-1])
         folder.mkdir()
         self.log = folder / "log"
         with self.log.open("wb") as sink:
@@ -40,7 +42,7 @@ class RankedWorker:
                     *COMMAND,
                     "worker",
                     str(model),
-                    "--pipeline-parallel-size=3",
+                    sizes,
                     *FLAGS,
                     f"--scheduler={scheduler}",
                 ],
@@ -54,7 +56,7 @@ class RankedWorker:
             one for one in self.process.children() if "follower_process" in str(one.cmdline())
         ]
         self.ranks.sort(key=lambda one: int(one.cmdline()[-2]))
-        assert len(self.ranks) == 2
+        assert len(self.ranks) == self._num_ranks - 1
 
     async def until_gone(self) -> int:
         """Returns the status of rank 0, when all ranks have ended, and have left nothing."""
@@ -73,9 +75,9 @@ def has_ended(process: psutil.Process) -> bool:
 
 @contextlib.asynccontextmanager
 async def ranked_worker(
-    scheduler: RunningScheduler, model: Path, folder: Path
+    scheduler: RunningScheduler, model: Path, folder: Path, sizes: str
 ) -> AsyncIterator[RankedWorker]:
-    worker = RankedWorker(model, scheduler.address, folder)
+    worker = RankedWorker(model, scheduler.address, folder, sizes)
     try:
         yield worker
     finally:
@@ -108,19 +110,24 @@ def kill(worker: RankedWorker) -> None:
 
 
 def stop(worker: RankedWorker) -> None:
-    worker.ranks[1].suspend()
+    worker.ranks[-1].suspend()
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
-    [(kill, "rank 1 was killed by SIGKILL"), (stop, "rank 2 no longer answers")],
+    ("sizes", "harm", "reason"),
+    [
+        (STAGES, kill, "rank 1 was killed by SIGKILL"),
+        (STAGES, stop, "rank 2 no longer answers"),
+        (RANKS_OF_A_STAGE, kill, "rank 1 was killed by SIGKILL"),
+        (RANKS_OF_A_STAGE, stop, "rank 1 no longer answers"),
+    ],
 )
 async def test_a_rank_that_is_lost_costs_no_request(
-    harm: Callable[[RankedWorker], None], reason: str, model: Path, tmp_path: Path
+    sizes: str, harm: Callable[[RankedWorker], None], reason: str, model: Path, tmp_path: Path
 ) -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0, worker_wait=120)) as scheduler,
-        ranked_worker(scheduler, model, tmp_path / "first") as worker,
+        ranked_worker(scheduler, model, tmp_path / "first", sizes) as worker,
         router(scheduler.address) as client,
     ):
         await until_workers(scheduler, 1)
@@ -132,7 +139,7 @@ async def test_a_rank_that_is_lost_costs_no_request(
             lambda: all(len(one.get(0, ())) > 20 for one in tokens_of(client, 100)[:2])
         )
         harm(worker)
-        async with ranked_worker(scheduler, model, tmp_path / "second") as second:
+        async with ranked_worker(scheduler, model, tmp_path / "second", sizes) as second:
             assert await worker.until_gone() == 1
             assert f"{reason}; the worker exits" in worker.log.read_text()
             await client.ended(*range(100, 100 + NUM_REQUESTS))
