@@ -19,10 +19,10 @@ from scheduler_svc.config import SchedulerSettings
 from scheduler_svc.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
 from signalbox import cli
 from signalbox.settings.loading import load
+from tests.deploy.crds import FOLDERS, KUBERNETES
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.test_observability import DASHBOARD
 
-KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 FOLDER = KUBERNETES / "base"
 NAME = "app.kubernetes.io/name"
 SETTINGS = {"router": RouterSettings, "scheduler": SchedulerSettings, "worker": WorkerSettings}
@@ -65,10 +65,12 @@ def environment(role: str) -> dict[str, str]:
 
 
 def test_every_manifest_is_applied() -> None:
-    for folder in (FOLDER, KUBERNETES / "monitoring"):
-        applied = {*kustomization(folder)["resources"], "kustomization.yaml"}
+    for folder in FOLDERS:
+        named = kustomization(KUBERNETES / folder)
+        applied = {*named["resources"], *named.get("configurations", ()), "kustomization.yaml"}
         not_ours = {"prometheus-adapter.yaml"}  # values of a chart
-        assert {path.name for path in folder.glob("*.yaml")} - not_ours == applied
+        files = {path.name for path in (KUBERNETES / folder).glob("*.yaml")}
+        assert files - not_ours == applied - {"../base"}
 
 
 @pytest.mark.parametrize("role", SETTINGS)
