@@ -5,6 +5,7 @@ Everything here runs on the event loop and returns at once.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -91,19 +92,19 @@ class Cluster:
         self.requests.sort_out_waiting()
         self.wake()
 
-    def num_requests_of(self, adapter: Adapter) -> int:
-        """Returns how many live requests an adapter computes."""
-        groups = self.requests.live_groups
-        return sum(group.request.adapter == adapter.sha256 for group in groups)
+    def num_requests_by_adapter(self) -> Counter[str]:
+        """Returns how many live requests each adapter computes, by its SHA-256."""
+        return Counter(group.request.adapter for group in self.requests.live_groups)
 
-    def computes(self, adapter: Adapter) -> bool:
-        """Returns whether a request or a step in flight needs an adapter."""
-        return bool(self.num_requests_of(adapter)) or any(
-            seq.group.request.adapter == adapter.sha256
+    def needed_adapters(self) -> set[str]:
+        """Returns the SHA-256 of the adapters that a request or a step in flight needs."""
+        in_flight = (
+            seq.group.request.adapter
             for loop in self.step_loops
             for plan in loop.scheduler.inflight
             for seq in plan.seqs
         )
+        return {*self.num_requests_by_adapter(), *in_flight}
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)

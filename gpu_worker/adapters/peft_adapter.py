@@ -6,6 +6,7 @@ tensors, so that no adapter runs without a part of its effect.
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class PeftAdapter:
     def modules(self) -> tuple[str, ...]:
         """Names of the modules that it changes."""
         return tuple(module for module in self._shapes if (module, "A") in self._tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its matrices in float32."""
+        return 4 * sum(math.prod(one.shape) for one in self._tensors.values())
 
     def pairs(self) -> Iterator[tuple[str, LoraPair]]:
         """Yields each module with its matrices. Raises ModelError if they are not finite."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +18,7 @@ from contract.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    ResourceExhausted,
     RpcError,
     Unavailable,
 )
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MAX_ADAPTERS = 1024
+"""Adapters that workers have, those that leave included."""
 IN_USE_TICK_S = 0.05
 """Interval at which the requests of an adapter that leaves are looked for."""
 
@@ -54,12 +58,13 @@ class AdapterLoading:
         self._unloaded: set[str] = set()
         """Names of adapters that operators have unloaded, which no request loads again."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._freeing: asyncio.Task[None] | None = None
 
     @property
     def in_use(self) -> list[AdapterUse]:
         """All adapters that the workers have."""
-        count = self._cluster.num_requests_of
-        return [AdapterUse(one, count(one)) for one in self._adapters]
+        counts = self._cluster.num_requests_by_adapter()
+        return [AdapterUse(one, counts[one.sha256]) for one in self._adapters]
 
     @property
     def _adapters(self) -> tuple[Adapter, ...]:
@@ -105,6 +110,8 @@ class AdapterLoading:
                 raise NotFound(f"the adapter {name} has been unloaded")
             if before is not None and not is_replacing:
                 raise AlreadyExists(f"the adapter {before} is loaded; unload or replace it")
+            if len(self._adapters) >= MAX_ADAPTERS:
+                raise ResourceExhausted(f"{MAX_ADAPTERS} adapters are loaded; unload one of them")
             adapter = await self._load_everywhere(name, path)
             if before is not None and before != adapter:
                 self._retire(before)
@@ -160,34 +167,37 @@ class AdapterLoading:
                 raise NotFound(f"no adapter is named {name!r}")
             self._retire(adapter)
             self._unloaded.add(name)
-            return self._cluster.num_requests_of(adapter)
+            return self._cluster.num_requests_by_adapter()[adapter.sha256]
 
     def _retire(self, adapter: Adapter) -> None:
         """Lets no new request name an adapter, and frees it when none needs it."""
         self._gone.add(adapter)
         others = (one for one in self._adapters if one != adapter)
         self._change([*others, replace(adapter, is_leaving=True)])
-        self._start(self._free(adapter))
+        if self._freeing is None or self._freeing.done():
+            self._freeing = self._start(self._free_leaving())
 
-    async def _free(self, adapter: Adapter) -> None:
-        while self._is_leaving(adapter):
+    async def _free_leaving(self) -> None:
+        while any(one.is_leaving for one in self._adapters):
             async with self._lock:
-                # An adapter of another name has the same content: it is freed with that.
-                if not self._cluster.computes(adapter) or self._is_shared(adapter):
-                    if not self._is_leaving(adapter):
-                        return  # it was loaded again
-                    self._change(one for one in self._adapters if one != adapter)
+                if gone := self._unneeded():
+                    self._change(one for one in self._adapters if one not in gone)
+                for adapter in gone:
                     await self._unload(adapter, self._clients)
                     logger.info("adapter unloaded: %s", adapter)
-                    return
             await asyncio.sleep(IN_USE_TICK_S)
 
-    def _is_leaving(self, adapter: Adapter) -> bool:
-        return any(one.is_leaving and one == adapter for one in self._adapters)
-
-    def _is_shared(self, adapter: Adapter) -> bool:
-        names = [one.name for one in self._adapters if one.sha256 == adapter.sha256]
-        return len(names) > 1
+    def _unneeded(self) -> set[Adapter]:
+        """Returns the adapters that leave and that nothing needs any more."""
+        needed = self._cluster.needed_adapters()
+        num_names = Counter(one.sha256 for one in self._adapters)
+        gone: set[Adapter] = set()
+        for one in self._adapters:
+            # While another name has the same content, that is freed with the other one.
+            if one.is_leaving and (one.sha256 not in needed or num_names[one.sha256] > 1):
+                num_names[one.sha256] -= 1
+                gone.add(one)
+        return gone
 
     # Workers that join and leave
 
@@ -224,8 +234,8 @@ class AdapterLoading:
                 found.to_unload.append(one)
         for one in found.to_unload:
             await client.unload(one)
-        kept = [one for one in (*served, *found.to_adopt) if one not in found.to_unload]
-        return tuple(one for one in kept if one not in found.to_forget)
+        away = {*found.to_unload, *found.to_forget}
+        return tuple(one for one in (*served, *found.to_adopt) if one not in away)
 
     async def _load_there(self, client: AdapterClient, adapter: Adapter) -> None:
         try:

@@ -1,6 +1,6 @@
 """Compares the adapters of a worker that joins with those of the workers before it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from contract.errors import FailedPrecondition
@@ -56,10 +56,12 @@ def find_differences(
 
     Raises FailedPrecondition.
     """
-    mine, served = list(mine), list(served)
+    mine, served = dict.fromkeys(mine), list(served)
     lacking = [one for one in served if one not in mine]
     to_forget = [one for one in lacking if not one.loaded_at_ns] if is_first else []
-    kept = [one for one in served if one not in to_forget]
+    kept = dict.fromkeys(served)
+    for one in to_forget:
+        del kept[one]
     names = {one.name for one in kept if not one.is_leaving}
     to_adopt, to_unload = list[Adapter](), list[Adapter]()
     for one in sorted(mine, key=lambda one: -one.loaded_at_ns):
@@ -73,18 +75,18 @@ def find_differences(
         else:
             to_adopt.append(one)
             names.add(one.name)
-    to_load = [one for one in lacking if one not in to_forget]
+    to_load = [one for one in lacking if one in kept]
     if not all(one.loaded_at_ns for one in to_load):
         raise _differ(mine, kept)
     return Differences(to_load=to_load, to_unload=to_unload, to_adopt=to_adopt, to_forget=to_forget)
 
 
-def _differ(mine: list[Adapter], served: list[Adapter]) -> FailedPrecondition:
+def _differ(mine: Collection[Adapter], served: Collection[Adapter]) -> FailedPrecondition:
     return FailedPrecondition(
         f"this worker has {_listed(mine)}, but the scheduler serves {_listed(served)}; give all"
         " workers the same"
     )
 
 
-def _listed(adapters: list[Adapter]) -> str:
+def _listed(adapters: Collection[Adapter]) -> str:
     return f"the adapters {', '.join(map(str, adapters))}" if adapters else "no adapters"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.adapters import given_adapters
+from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import describe_adapter, open_adapter
 from gpu_worker.config import ModelConfig, ModelError
 from tests.gpu_worker.adapters.peft_adapters import (
@@ -56,6 +58,17 @@ def test_a_sound_adapter_is_opened(adapter: Path) -> None:
     opened = open_adapter("mine", adapter, shapes=SHAPES)
     assert set(opened.modules) == SHAPES.keys()
     assert opened.info == describe_adapter("mine", adapter)
+
+
+def test_an_adapter_that_does_not_fit_into_memory_is_refused(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opener = AdapterOpener(ModelConfig(model="model"), "model", SHAPES)
+    num_bytes = opener.open("mine", str(adapter), max_rank=None).num_bytes
+    assert num_bytes == 4 * 4 * sum(rows + columns for rows, columns in SHAPES.values())
+    monkeypatch.setattr(given_adapters, "available_ram", lambda: 2 * num_bytes - 1)
+    with pytest.raises(ModelError, match=r"memory are left; unload another one"):
+        opener.open("mine", str(adapter), max_rank=None)
 
 
 @pytest.mark.parametrize(
