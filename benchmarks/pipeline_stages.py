@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from contract.step_result import Stages, sum_stages
 from gpu_worker.batch.batch import Batch
 from gpu_worker.ranks.rank_client import NextRank
 from gpu_worker.ranks.rank_messages import HiddenStates, RankAddress
@@ -30,35 +31,28 @@ ROUNDS = 3
 
 @dataclass
 class StageTimes:
-    """What the stages of the steps since `clear` have computed."""
+    """What the stages of the steps since `clear` have measured."""
 
-    before_ns: int = 0
-    last_ns: int = 0
+    sums: Stages = ()
     row_bytes: list[int] = field(default_factory=list)
 
     def clear(self) -> None:
-        self.before_ns = self.last_ns = 0
+        self.sums = ()
 
 
 def watch_stages() -> StageTimes:
-    """Returns what has the times of the last stage, which is in this process, and of others."""
+    """Returns what has the times that reach the last stage, which is in this process."""
     times = StageTimes()
-    take, execute = Stage._take, Stage.execute
+    execute = Stage.execute
 
-    def taking(self: Stage, incoming: Any, batch: Batch, command: int) -> int:
-        before_ns = take(self, incoming, batch, command)
-        times.before_ns += before_ns
-        times.last_ns -= before_ns
+    def executing(self: Stage, batch: Batch, **command: Any) -> Any:
+        output = execute(self, batch, **command)
+        times.sums = sum_stages(times.sums, output.stages)
         if batch.hidden is not None:
             times.row_bytes.append(batch.hidden.shape[1])
-        return before_ns
-
-    def executing(self: Stage, batch: Batch, *, command: int) -> Any:
-        output = execute(self, batch, command=command)
-        times.last_ns += output.forward_ns
         return output
 
-    Stage._take, Stage.execute = taking, executing  # type: ignore[method-assign]
+    Stage.execute = executing  # type: ignore[method-assign]
     return times
 
 
@@ -103,7 +97,7 @@ def measure(args: argparse.Namespace, num_stages: int, times: StageTimes) -> flo
                 times.clear()
                 elapsed_s, num_tokens = decode_s(llm, num_seqs, args.tokens)
                 rates.append(num_tokens / elapsed_s)
-                longest_ns = max(times.before_ns / max(1, num_stages - 1), times.last_ns)
+                longest_ns = max((stage.forward_ns for stage in times.sums), default=0)
                 shares.append(longest_ns / 1e9 / elapsed_s)
             rate = statistics.median(rates)
             line = f"{num_stages} stages, {num_seqs} sequences: {rate:.0f} tokens/s"
@@ -124,7 +118,7 @@ def boundary_us(row_bytes: int, num_tokens: int) -> float:
         taken = []
         for command in range(1, 201):
             began_at = time.perf_counter()
-            link.send(HiddenStates(command, values, None, 0))
+            link.send(HiddenStates(command, values, None))
             servicer.incoming.take()
             taken.append(1e6 * (time.perf_counter() - began_at))
         link.close()

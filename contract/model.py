@@ -1,6 +1,6 @@
 """Model and capacity of a worker, with the fields of common.v1."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from contract import sampling_defaults
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -80,6 +80,19 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRank:
+    """One rank of a worker; see common.proto."""
+
+    rank: int
+    stage: int
+    tensor_parallel_rank: int
+    host: str
+    address: str = ""
+    first_layer: int
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
     """Capacity of a worker, measured by profiling; see worker.proto."""
 
@@ -101,6 +114,8 @@ class WorkerCapacity:
     """Bytes that compiled structured outputs may count for together; a runner leaves it at 0."""
     max_steps_in_flight: int = 1
     """Most steps that the worker takes before it has answered the first of them."""
+    ranks: tuple[WorkerRank, ...] = ()
+    """Ranks in their order; empty for a worker of one rank."""
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""
@@ -213,6 +228,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         pipeline_parallel_size=capacity.pipeline_parallel_size,
         grammar_bytes=capacity.grammar_bytes,
         max_steps_in_flight=capacity.max_steps_in_flight,
+        ranks=map(_encode_rank, capacity.ranks),
     )
 
 
@@ -230,4 +246,21 @@ def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
         pipeline_parallel_size=message.pipeline_parallel_size or 1,
         grammar_bytes=message.grammar_bytes,
         max_steps_in_flight=message.max_steps_in_flight or 1,
+        ranks=tuple(map(_decode_rank, message.ranks)),
+    )
+
+
+def _encode_rank(rank: WorkerRank) -> pb.WorkerRank:
+    return pb.WorkerRank(**asdict(rank))
+
+
+def _decode_rank(message: pb.WorkerRank) -> WorkerRank:
+    return WorkerRank(
+        rank=message.rank,
+        stage=message.stage,
+        tensor_parallel_rank=message.tensor_parallel_rank,
+        host=message.host,
+        address=message.address,
+        first_layer=message.first_layer,
+        num_layers=message.num_layers,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
+from operator import add
 from typing import NamedTuple
 
 from contract import logprobs
@@ -16,10 +17,36 @@ from contract.columns import (
 from contract.errors import Code
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.updates import RequestFailure
+from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2 as pb
 
 _NO_IDS = int64s([])
 _NO_TOKENS = int32s([])
+
+
+class StageTimings(NamedTuple):
+    """Times of one pipeline stage, in nanoseconds, of a step or summed; see common.proto."""
+
+    queue_ns: int = 0
+    wait_ns: int = 0
+    forward_ns: int = 0
+    collective_ns: int = 0
+    boundary_bytes: int = 0
+    boundary_ns: int = 0
+
+    def plus(self, other: "StageTimings") -> "StageTimings":
+        return StageTimings(*map(add, self, other))
+
+
+Stages = tuple[StageTimings, ...]
+"""Times by stage; empty for a worker of one rank."""
+
+
+def sum_stages(sums: Stages, stages: Stages) -> Stages:
+    """Returns the sums with a step's times added; the first step begins them."""
+    if not sums or not stages:
+        return sums or stages
+    return tuple(map(StageTimings.plus, sums, stages))
 
 
 class StepTimings(NamedTuple):
@@ -29,6 +56,7 @@ class StepTimings(NamedTuple):
     swap_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    stages: Stages = ()
 
 
 _NO_TIMINGS = StepTimings()
@@ -82,14 +110,18 @@ class StepResult:
 
 
 def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
-    wait_ns, swap_ns, forward_ns, sample_ns = result.timings
+    wait_ns, swap_ns, forward_ns, sample_ns, stages = result.timings
     message = pb.ExecuteModelResponse(
         epoch=result.epoch,
         step_id=result.step_id,
         seq_ids=result.seq_ids.pack(),
         token_ids=result.token_ids.pack(),
         timings=pb.StepTimings(
-            wait_ns=wait_ns, swap_ns=swap_ns, forward_ns=forward_ns, sample_ns=sample_ns
+            wait_ns=wait_ns,
+            swap_ns=swap_ns,
+            forward_ns=forward_ns,
+            sample_ns=sample_ns,
+            stages=encode_stages(stages),
         ),
         max_num_batched_tokens=result.max_num_batched_tokens or 0,
     )
@@ -129,7 +161,13 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
         branches=branches,
         num_tokens=num_tokens,
         token_ids=token_ids,
-        timings=StepTimings(times.wait_ns, times.swap_ns, times.forward_ns, times.sample_ns),
+        timings=StepTimings(
+            times.wait_ns,
+            times.swap_ns,
+            times.forward_ns,
+            times.sample_ns,
+            decode_stages(times.stages) if times.stages else (),
+        ),
         max_num_batched_tokens=message.max_num_batched_tokens or None,
     )
     if entries := message.logprobs:
@@ -139,6 +177,24 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
     if errors := message.errors:
         result.failures = {error.seq_id: _decode_failure(error) for error in errors}
     return result
+
+
+def encode_stages(stages: Stages) -> list[common_pb2.StageTimings]:
+    return [common_pb2.StageTimings(**stage._asdict()) for stage in stages]
+
+
+def decode_stages(messages: Iterable[common_pb2.StageTimings]) -> Stages:
+    return tuple(
+        StageTimings(
+            one.queue_ns,
+            one.wait_ns,
+            one.forward_ns,
+            one.collective_ns,
+            one.boundary_bytes,
+            one.boundary_ns,
+        )
+        for one in messages
+    )
 
 
 def _encode_prompt(run: PromptLogprobs) -> pb.PromptLogprobs:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.logprobs import TokenLogprobs
+from contract.step_result import Stages
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows, WantedLogits
 
@@ -86,4 +87,8 @@ class BatchOutput:
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], of a pipeline stage that is not the last, and has nothing else."""
     forward_ns: int = 0
+    """Of a worker with pipeline stages the sum of theirs."""
     sample_ns: int = 0
+    stages: Stages = ()
+    stages_ns: int = 0
+    """Nanoseconds from the launch of the batch to the end of the last stage's forward pass."""

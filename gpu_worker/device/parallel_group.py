@@ -21,6 +21,9 @@ class Collectives(Protocol):
     num_joined: int
     """Number of collectives so far; ranks with equal numbers are at the same place."""
 
+    spent_ns: int
+    """Nanoseconds in collectives so far; 0 where a device runs them beside the host."""
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums a tensor over the ranks, in place."""
         ...

@@ -8,6 +8,7 @@ interface if they are on one host.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -37,16 +38,22 @@ class GroupCollectives:
         self._backend = backend
         self._size = size
         self.num_joined = 0
+        self.spent_ns = 0
 
     def all_reduce(self, tensor: Tensor) -> None:
-        self.num_joined += 1
-        self._backend.allreduce([tensor]).wait()
+        self._join(tensor, lambda: self._backend.allreduce([tensor]))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        self.num_joined += 1
         parts = [torch.empty_like(tensor) for _ in range(self._size)]
-        self._backend.allgather([parts], [tensor]).wait()
+        self._join(tensor, lambda: self._backend.allgather([parts], [tensor]))
         return parts
+
+    def _join(self, tensor: Tensor, begin: Callable[[], Any]) -> None:
+        self.num_joined += 1
+        began_ns = time.perf_counter_ns()
+        begin().wait()
+        if tensor.device.type == "cpu":  # NCCL only enqueues, and returns
+            self.spent_ns += time.perf_counter_ns() - began_ns
 
     def abort(self) -> None:
         """Makes the collectives that ranks wait in fail; safe from any thread."""

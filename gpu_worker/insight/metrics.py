@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from contract.model import ModelInfo, WorkerCapacity
-from contract.step_result import StepResult
+from contract.step_result import Stages, StepResult, sum_stages
 from gpu_worker.batch.runner_protocol import BackendInUse
 from rpc.metrics.histogram import Histogram, times
 from rpc.metrics.registry import PER_NS, Families
@@ -20,6 +20,8 @@ class StepCounts:
     swap_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    stages: Stages = ()
+    """Sums by pipeline stage; empty for a worker of one rank."""
     num_sampled_tokens: int = 0
     num_failures: int = 0
     """Sequences that could not be computed."""
@@ -36,6 +38,8 @@ class StepCounts:
         self.swap_ns += timings.swap_ns
         self.forward_ns += timings.forward_ns
         self.sample_ns += timings.sample_ns
+        if timings.stages:
+            self.stages = sum_stages(self.stages, timings.stages)
         self.num_sampled_tokens += len(result.token_ids)
         self.num_failures += len(result.failures)
 
@@ -68,6 +72,8 @@ def read(
             "worker_step_phase_seconds", "Where the time of steps went.", total_ns * PER_NS,
             **name, phase=phase,
         )  # fmt: skip
+    _add_stages(steps.stages, families, name)
+    _add_ranks(capacity, families, name)
     for part, backend, is_last_resort in backends:
         families.gauge(
             "worker_backend_info",
@@ -85,3 +91,52 @@ def read(
         ("worker_cpu_blocks", "Swap blocks that fit.", capacity.num_cpu_blocks),
     ):
         families.gauge(gauge, meaning, number, **name)
+
+
+def _add_stages(stages: Stages, families: Families, name: dict[str, str]) -> None:
+    for number, stage in enumerate(stages):
+        of_stage = {**name, "stage": str(number)}
+        for phase, total_ns in (
+            ("queue", stage.queue_ns),
+            ("wait", stage.wait_ns),
+            ("compute", stage.forward_ns - stage.collective_ns),
+            ("collective", stage.collective_ns),
+        ):
+            families.counter(
+                "worker_stage_phase_seconds",
+                "Where the time of steps went in each pipeline stage, on its first rank.",
+                total_ns * PER_NS,
+                **of_stage,
+                phase=phase,
+            )
+        if number == len(stages) - 1:
+            return
+        families.counter(
+            "worker_stage_boundary_bytes",
+            "Hidden states that the next stage has got from this one.",
+            stage.boundary_bytes,
+            **of_stage,
+        )
+        families.counter(
+            "worker_stage_boundary_seconds",
+            "From the end of this stage's computation until the next one said to have its states.",
+            stage.boundary_ns * PER_NS,
+            **of_stage,
+        )
+
+
+def _add_ranks(capacity: WorkerCapacity, families: Families, name: dict[str, str]) -> None:
+    for rank in capacity.ranks:
+        families.gauge(
+            "worker_rank_info",
+            "Where a rank is, and its layers; always 1.",
+            1,
+            **name,
+            rank=str(rank.rank),
+            stage=str(rank.stage),
+            tensor_parallel_rank=str(rank.tensor_parallel_rank),
+            host=rank.host,
+            address=rank.address,
+            first_layer=str(rank.first_layer),
+            num_layers=str(rank.num_layers),
+        )

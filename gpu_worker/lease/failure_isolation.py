@@ -13,6 +13,7 @@ from enum import Enum
 
 import numpy as np
 
+from contract.step_result import sum_stages
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import Runner
@@ -132,6 +133,8 @@ class _Parts:
                 samples.prompt_logprobs[first + one.row] = one._replace(row=first + one.row)
         samples.forward_ns += found.forward_ns
         samples.sample_ns += found.sample_ns
+        samples.stages = sum_stages(samples.stages, found.stages)
+        samples.stages_ns += found.stages_ns
 
 
 def part(batch: Batch, start: int, stop: int) -> Batch:

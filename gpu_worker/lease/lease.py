@@ -57,6 +57,7 @@ class Lease:
         self._stages: tuple[SectionStage, ...] = (BlockMoveStage(runner, **pools),)
         self._runner = runner
         self._limit = TokenLimit(capacity.max_num_batched_tokens)
+        self._ranks = capacity.ranks
         self._pipeline: StepPipeline | None = None
         if isinstance(runner, Launching) and runner.launches:
             self._pipeline = StepPipeline(runner, self.table)
@@ -83,7 +84,7 @@ class Lease:
         wait_ns = time.monotonic_ns() - arrived_ns
         if not step.traceparent:
             return self._execute(step, None, wait_ns=wait_ns)
-        span = StepSpan(step)
+        span = StepSpan(step, self._ranks)
         with span.current():
             return self._execute(step, span, wait_ns=wait_ns)
 
@@ -179,8 +180,10 @@ def _finish_result(
     swap_ns: int,
     limit: TokenLimit,
 ) -> StepResult:
-    result.timings = StepTimings(wait_ns, swap_ns, samples.forward_ns, samples.sample_ns)
+    result.timings = StepTimings(
+        wait_ns, swap_ns, samples.forward_ns, samples.sample_ns, samples.stages
+    )
     result.max_num_batched_tokens = limit.lowered
     if span is not None:
-        span.end(result)
+        span.end(result, stages_ns=samples.stages_ns)
     return result

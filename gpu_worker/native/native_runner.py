@@ -68,6 +68,7 @@ class NativeRunner:
             progress=progress,
         )
         self._share = RankShare.of(parallel_config, layers)
+        self.layers = layers
         self._info, self._program, self._adapters = loaded.info, loaded.program, loaded.adapters
         self._group = group
         self._executor = NativeExecutor(
@@ -92,6 +93,11 @@ class NativeRunner:
     @property
     def num_collectives(self) -> int:
         return 0 if self._group is None else self._group.num_joined
+
+    @property
+    def collective_ns(self) -> int:
+        """0: a program times no collective of its own."""
+        return 0
 
     def abort_collectives(self) -> None:
         if self._group is not None:

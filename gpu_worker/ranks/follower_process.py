@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,12 +43,13 @@ from gpu_worker.ranks.rank_messages import (
     LogLine,
     OpenAdapter,
     RemoveAdapter,
+    Report,
     Start,
 )
 from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, reach_all
 from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.rank_status import RankStatus
-from gpu_worker.ranks.share import Share, load_share
+from gpu_worker.ranks.share import Share, describe_rank, load_share
 from gpu_worker.ranks.stage import FailedBefore, Stage
 from gpu_worker.ranks.versions import versions
 
@@ -86,8 +88,9 @@ class Follower:
         self._server = RankServer(self._servicer, network.address, num_streams=1, tls=tls)
         self._first = FirstRank(network.first_address, tls=tls, within_s=within_s)
         self._first.report(Hello(rank, versions(), network.address, os.getpid(), told))
-        self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._num_commands = 0
+        self._commands: SimpleQueue[tuple[Command, int] | None] = SimpleQueue()
+        """Each with the time of the monotonic clock at which it came, in nanoseconds."""
+        self._num_commands = self._arrived_ns = 0
         self._adapters = RankAdapters(
             lambda name, folder: self._share.open_adapter(name, folder), self._first.report
         )
@@ -101,7 +104,7 @@ class Follower:
                 if isinstance(command, OpenAdapter):
                     self._adapters.open(command)
                 else:
-                    self._commands.put(command)
+                    self._commands.put((command, time.monotonic_ns()))
         except RankLost as error:
             logger.error("%s", error)
             self._remove_sockets()
@@ -110,12 +113,18 @@ class Follower:
         self._on_end(status)
 
     def _next(self) -> Command | None:
-        while isinstance(command := self._commands.get(), ForgetAdapter):
-            self._adapters.forget(command.number)
+        while True:
+            next_one = self._commands.get()
+            if next_one is None or not isinstance(next_one[0], ForgetAdapter):
+                break
+            self._adapters.forget(next_one[0].number)
         self._num_commands += 1
+        if next_one is None:
+            return None
+        command, self._arrived_ns = next_one
         return command
 
-    def report(self, report: Connected | Loaded | Failure | LogLine | InStep | CacheReady) -> None:
+    def report(self, report: Report) -> None:
         self._first.report(report, command=self._num_commands)
 
     def serve(self) -> None:
@@ -179,9 +188,10 @@ class Follower:
         self._share: Share = load_share(start, self._first)
         incoming = self._servicer.incoming if start.parallel.stage else None
         self._stage = Stage(self._share, incoming, next_rank)
+        self._description = describe_rank(start, self._share.layers)
         self.report(Loaded.of(self._share.model))
         if self._status is not None:
-            self._status.set_ready(self._stage.times, start.parallel.stage)
+            self._status.set_ready(self._stage, start.parallel.stage)
 
     def _obey(self, command: Command) -> None:
         """Executes a command; reports a failure, but ends at that of a section or an adapter."""
@@ -207,9 +217,11 @@ class Follower:
     def _perform(self, command: Command) -> None:
         match command:
             case Batch():
-                self._stage.execute(command, command=self._num_commands)
+                self._stage.execute(
+                    command, command=self._num_commands, arrived_ns=self._arrived_ns
+                )
             case Ask.PROFILE:
-                self._first.report(self._share.profile(), command=self._num_commands)
+                self.report(replace(self._share.profile(), ranks=(self._description,)))
             case Ask.SYNC:
                 self.report(InStep(self._share.num_collectives))
             case InitCacheEngine():

@@ -1,9 +1,11 @@
 """Calls RankService of other ranks: joins rank 0, meets ranks there, passes hidden states on."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import grpc
@@ -135,15 +137,40 @@ class NextRank:
         self._channel = _open(to, tls, within_s=within_s)
         self._states: SimpleQueue[pb.PassRequest | None] = SimpleQueue()
         self._states.put(pb.PassRequest(rank=rank))
+        self._sent: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        """Bytes of the messages that are not answered, and when they were sent."""
+        self._answered: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        """Bytes, and nanoseconds until the answer."""
         make_stub: Any = rank_pb2_grpc.RankServiceStub
-        self._call = make_stub(self._channel).Pass.future(iter(self._states.get, None))
-        self._call.add_done_callback(lambda _: on_lost())
+        self._call = make_stub(self._channel).Pass(iter(self._states.get, None))
+        threading.Thread(
+            target=self._take_answers, args=(on_lost,), name="answers", daemon=True
+        ).start()
 
     def send(self, states: HiddenStates) -> None:
         """Enqueues hidden states; raises RankLost if the rank has gone."""
         if self._call.done():
             raise RankLost("the rank of the next stage is gone")
+        num_bytes = 0 if states.values is None else states.values.nbytes
+        self._sent.put((num_bytes, time.monotonic_ns()))
         self._states.put(rank_codec.encode_states(states))
+
+    def pop_boundary(self) -> tuple[int, int]:
+        """Returns the bytes that the rank has said to have since the last call, and the sum of the
+        nanoseconds from `send` to its answers."""
+        num_bytes = total_ns = 0
+        with suppress(Empty):
+            while True:
+                sent_bytes, taken_ns = self._answered.get_nowait()
+                num_bytes, total_ns = num_bytes + sent_bytes, total_ns + taken_ns
+        return num_bytes, total_ns
+
+    def _take_answers(self, on_lost: Callable[[], None]) -> None:
+        with suppress(grpc.RpcError):
+            for _ in self._call:
+                num_bytes, sent_ns = self._sent.get()
+                self._answered.put((num_bytes, time.monotonic_ns() - sent_ns))
+        on_lost()
 
     def close(self) -> None:
         self._states.put(None)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from contract.model import WorkerCapacity, decode_capacity, encode_capacity
 from contract.step import Step, decode_step, encode_step
+from contract.step_result import decode_stages, encode_stages
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import TokenRuns, WantedLogits
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
@@ -161,7 +162,7 @@ def _report(message: pb.JoinRequest) -> Report:
 
 
 def encode_states(states: HiddenStates) -> pb.PassRequest:
-    message = pb.PassRequest(command=states.command, forward_ns=states.forward_ns)
+    message = pb.PassRequest(command=states.command, stages=encode_stages(states.stages))
     if states.values is not None:
         message.hidden_states = states.values.tobytes()
     if states.failure is not None:
@@ -173,9 +174,10 @@ def decode_states(message: pb.PassRequest, *, num_tokens: int) -> HiddenStates:
     """Raises ValueError for another number of bytes than whole rows take."""
     if message.HasField("failed"):
         failure = _failure(message.failed)
-        return HiddenStates(message.command, None, failure, message.forward_ns)
+        return HiddenStates(message.command, None, failure)
     values = np.frombuffer(bytearray(message.hidden_states), dtype=np.uint8)
-    return HiddenStates(message.command, values.reshape(num_tokens, -1), None, message.forward_ns)
+    stages = decode_stages(message.stages)
+    return HiddenStates(message.command, values.reshape(num_tokens, -1), None, stages)
 
 
 def _failure(message: pb.RankFailure) -> Failure:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
+from contract.step_result import Stages
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import NO_LOGPROBS, PromptRows, SampleRows
@@ -191,8 +192,8 @@ class HiddenStates(NamedTuple):
     values: NDArray[np.uint8] | None
     """[T, bytes of a row], which may be written to; None if a stage failed."""
     failure: Failure | None
-    forward_ns: int
-    """Nanoseconds that the stages so far have computed."""
+    stages: Stages = ()
+    """Times of the stages so far."""
 
 
 def rows_of(tokens: Int64Array) -> SampleRows:

@@ -5,6 +5,7 @@ hosts gRPC's keepalive ends a stream whose other end has stopped or can no longe
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -89,19 +90,20 @@ class IncomingStates:
     """Hidden states that the stage before has passed, in the order of the commands."""
 
     def __init__(self) -> None:
-        self._passed: SimpleQueue[pb.PassRequest | None] = SimpleQueue()
+        self._passed: SimpleQueue[tuple[pb.PassRequest, int] | None] = SimpleQueue()
 
     def put(self, message: pb.PassRequest | None) -> None:
         """Args: message: None says that the sender is gone."""
-        self._passed.put(message)
+        self._passed.put(None if message is None else (message, time.monotonic_ns()))
 
-    def take(self) -> pb.PassRequest:
-        """Waits for the states of the next command. Raises RankLost if none will come."""
-        message = self._passed.get()
-        if message is None:
+    def take(self) -> tuple[pb.PassRequest, int]:
+        """Waits for the states of the next command; returns when they came, too, in nanoseconds of
+        the monotonic clock. Raises RankLost if none will come."""
+        passed = self._passed.get()
+        if passed is None:
             self._passed.put(None)
             raise RankLost("the rank of the stage before is gone")
-        return message
+        return passed
 
 
 class RankServicer(rank_pb2_grpc.RankServiceServicer):
@@ -118,16 +120,16 @@ class RankServicer(rank_pb2_grpc.RankServiceServicer):
 
     def Pass(
         self, requests: Iterator[pb.PassRequest], context: grpc.ServicerContext
-    ) -> pb.PassResponse:
+    ) -> Iterator[pb.PassResponse]:
         self._check_role(context)
         rank = next(requests).rank
         try:
             for message in requests:
                 self.incoming.put(message)
+                yield pb.PassResponse()
         finally:
             self.incoming.put(None)
             self._on_link_lost(rank)
-        return pb.PassResponse()
 
     def Greet(self, request: pb.GreetRequest, context: grpc.ServicerContext) -> pb.GreetResponse:
         self._check_role(context)

@@ -9,8 +9,9 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
+from contract.step_result import StageTimings
 from gpu_worker.ranks.rank_servicer import SERVICE_NAME
-from gpu_worker.ranks.stage import StageTimes
+from gpu_worker.ranks.stage import Stage
 from rpc.metrics.registry import PER_NS, Families, MetricsConfig
 from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.server import Server
@@ -36,8 +37,8 @@ class RankStatus:
             local_rank: is added to both ports, of which rank 0 has the ones that are configured.
         """
         self._rank = rank
-        self._stage = 0
-        self._times: StageTimes | None = None
+        self._stage: Stage | None = None
+        self._stage_number = 0
         self._host, self._tls = host, tls
         self._port = port + local_rank if port else 0
         metrics_port = metrics.port + local_rank if metrics.port else metrics.port
@@ -48,9 +49,9 @@ class RankStatus:
         ).start()
         self._loop = listening.result()
 
-    def set_ready(self, times: StageTimes, stage: int) -> None:
-        """Turns the health to serving, and shows these times; safe from any thread."""
-        self._times, self._stage = times, stage
+    def set_ready(self, stage: Stage, number: int) -> None:
+        """Turns the health to serving, and shows the stage's times; safe from any thread."""
+        self._stage_number, self._stage = number, stage
         self._loop.call_soon_threadsafe(
             lambda: self._server.set_serving(SERVICE_NAME, serving=True)
         )
@@ -68,15 +69,20 @@ class RankStatus:
             listening.set_exception(error)
 
     def _read(self, families: Families) -> None:
-        if self._times is not None:
-            read_times(self._times, families, rank=self._rank, stage=self._stage)
+        if self._stage is not None:
+            read_times(self._stage.sums, families, rank=self._rank, stage=self._stage_number)
 
 
-def read_times(times: StageTimes, families: Families, *, rank: int, stage: int) -> None:
+def read_times(times: StageTimings, families: Families, *, rank: int, stage: int) -> None:
     """Adds the times of a rank as they are now."""
-    for phase, total_ns in (("wait", times.wait_ns), ("forward", times.forward_ns)):
+    for phase, total_ns in (
+        ("queue", times.queue_ns),
+        ("wait", times.wait_ns),
+        ("compute", times.forward_ns - times.collective_ns),
+        ("collective", times.collective_ns),
+    ):
         families.counter(
             "worker_rank_phase_seconds",
-            "Where the time of a rank but the first went: waiting for hidden states, computing.",
+            "Where the time of steps went on a rank but the first.",
             total_ns * PER_NS, rank=str(rank), stage=str(stage), phase=phase,
         )  # fmt: skip

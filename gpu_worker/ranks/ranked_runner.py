@@ -11,10 +11,12 @@ behind the stages before it, so that the next batches are sent to the first stag
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -48,7 +50,7 @@ from gpu_worker.ranks.rank_messages import (
     Start,
 )
 from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of, reach_all
-from gpu_worker.ranks.share import Share, load_share
+from gpu_worker.ranks.share import Share, describe_rank, load_share
 from gpu_worker.ranks.stage import Stage
 from rpc.transport.tls import TlsConfig
 
@@ -126,6 +128,7 @@ class RankedRunner:
         self._share = share = load_share(own, others.meeting, progress)
         incoming = others.servicer.incoming if self.launches else None
         self._stage = Stage(share, incoming, None)
+        self._description = describe_rank(own, share.layers)
         self._slots = AdapterSlots(share.model.adapters)  # as each rank has them
         loaded = Loaded.of(share.model)
         for rank, theirs in enumerate(others.answers(Loaded), start=1):
@@ -177,6 +180,7 @@ class RankedRunner:
             copy_bytes_per_s=min(one.copy_bytes_per_s for one in everywhere),
             prefill_tokens_per_s=min(one.prefill_tokens_per_s for one in everywhere),
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else own.max_steps_in_flight,
+            ranks=(self._description, *(rank for one in everywhere[1:] for rank in one.ranks)),
         )
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
@@ -246,7 +250,7 @@ class RankedRunner:
         """Raises MemoryError where a smaller batch may do."""
         self._others.send(batch)
         with self._agreeing():
-            return self._here(lambda: self._execute(batch, self._others.num_commands))
+            return self._here(self._executing(batch))
 
     @property
     def launches(self) -> bool:
@@ -255,11 +259,17 @@ class RankedRunner:
     def launch(self, batch: Batch) -> LaunchedBatch:
         assert self._thread is not None, "asked of a runner that launches"
         self._others.send(batch)
-        return LaunchedBatch(self._thread.submit(self._execute, batch, self._others.num_commands))
+        return LaunchedBatch(self._thread.submit(self._executing(batch)))
 
-    def _execute(self, batch: Batch, command: int) -> BatchOutput:
+    def _executing(self, batch: Batch) -> Callable[[], BatchOutput]:
+        """Returns what computes the batch that was sent last."""
+        return partial(self._execute, batch, self._others.num_commands, time.monotonic_ns())
+
+    def _execute(self, batch: Batch, command: int, sent_ns: int) -> BatchOutput:
         try:
-            return self._stage.execute(batch, command=command)
+            output = self._stage.execute(batch, command=command, arrived_ns=sent_ns)
+            output.stages_ns = time.monotonic_ns() - sent_ns - output.sample_ns
+            return output
         except Exception:
             self._has_failed = True
             self._others.expect_failure(command)

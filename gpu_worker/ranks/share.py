@@ -1,11 +1,14 @@
 """Loads a rank's share of a model: natively, or through PyTorch, which is imported for it alone."""
 
+import socket
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Protocol
 
+from contract.model import WorkerRank
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import AdapterLoading, Inspectable, Runner
+from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization
 from gpu_worker.config import DeviceConfig, ParallelConfig
 from gpu_worker.device.keys import Keys
@@ -33,6 +36,16 @@ class Share(Runner, AdapterLoading, Inspectable, Protocol):
     @property
     def num_collectives(self) -> int:
         """Collectives that this rank has joined."""
+        ...
+
+    @property
+    def collective_ns(self) -> int:
+        """Nanoseconds in collectives so far; 0 where a device runs them beside the host."""
+        ...
+
+    @property
+    def layers(self) -> StageLayers:
+        """Layers of this rank's stage."""
         ...
 
     def abort_collectives(self) -> None:
@@ -86,6 +99,21 @@ def load_share(
             opened=opened,
             why_not_natively=why_not,
         )
+
+
+def describe_rank(start: Start, layers: StageLayers) -> WorkerRank:
+    """Returns what operators are shown of this rank."""
+    parallel = start.parallel
+    address = start.addresses[parallel.rank].address if parallel.is_placed else ""
+    return WorkerRank(
+        rank=parallel.rank,
+        stage=parallel.stage,
+        tensor_parallel_rank=parallel.tensor_rank,
+        host=socket.gethostname(),
+        address=address,
+        first_layer=layers.start,
+        num_layers=len(layers),
+    )
 
 
 def _shared(config: DeviceConfig, parallel: ParallelConfig) -> DeviceConfig:

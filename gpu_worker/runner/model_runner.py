@@ -116,6 +116,16 @@ class ModelRunner:
         collectives = self._loaded.group.collectives
         return collectives.num_joined if collectives is not None else 0
 
+    @property
+    def layers(self) -> StageLayers:
+        return self._loaded.stage
+
+    @property
+    def collective_ns(self) -> int:
+        """Nanoseconds that this rank has spent in collectives of CPUs."""
+        collectives = self._loaded.group.collectives
+        return collectives.spent_ns if collectives is not None else 0
+
     def abort_collectives(self) -> None:
         """Ends the execution thread's wait for ranks that are lost; safe from any thread."""
         collectives = self._loaded.group.collectives

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.model import Adapter, Arithmetic, ModelInfo, WorkerCapacity
+from contract.model import Adapter, Arithmetic, ModelInfo, WorkerCapacity, WorkerRank
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
 from gpu_worker.adapters.adapter_config import read_adapter_config
@@ -151,6 +151,7 @@ class SimulatedRunner:
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             pipeline_parallel_size=num_stages,
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else 1,
+            ranks=_ranks(num_stages) if num_stages > 1 else (),
         )
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
@@ -186,8 +187,10 @@ class SimulatedRunner:
     def launch(self, batch: Batch) -> SimulatedStep:
         """Computes at once, and says so when the last stage would have: only time is simulated."""
         samples = self._draw(batch, self._forward(batch))
-        samples.forward_ns = self._duration_ns(batch)
-        return SimulatedStep(samples, self.stages.enter(time.monotonic_ns(), samples.forward_ns))
+        samples.forward_ns, now_ns = self._duration_ns(batch), time.monotonic_ns()
+        ends_at_ns, samples.stages = self.stages.enter(now_ns, samples.forward_ns)
+        samples.stages_ns = ends_at_ns - now_ns
+        return SimulatedStep(samples, ends_at_ns)
 
     def _duration_ns(self, batch: Batch) -> int:
         return self.config.step_ns + self.config.token_ns * len(batch.token_ids)
@@ -273,6 +276,21 @@ class SimulatedRunner:
                 zip(best.tolist(), rows.targets.tolist(), rows.num_logprobs.tolist(), strict=True)
             )
         ]
+
+
+def _ranks(num_stages: int) -> tuple[WorkerRank, ...]:
+    """Returns ranks as a model's would be placed, without hosts and layers."""
+    return tuple(
+        WorkerRank(
+            rank=rank,
+            stage=num_stages - 1 - rank,
+            tensor_parallel_rank=0,
+            host="",
+            first_layer=0,
+            num_layers=0,
+        )
+        for rank in range(num_stages)
+    )
 
 
 def expected_tokens(

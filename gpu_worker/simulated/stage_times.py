@@ -4,6 +4,7 @@ import time
 from itertools import accumulate
 from typing import NamedTuple
 
+from contract.step_result import Stages, StageTimings
 from gpu_worker.batch.batch import BatchOutput
 
 
@@ -15,14 +16,23 @@ class StageTimes:
         self._ends = [0, *accumulate(shares)]
         self._free_at = [0] * len(shares)
 
-    def enter(self, now_ns: int, duration_ns: int) -> int:
-        """Takes a step in behind those before it; returns when it leaves the last stage."""
-        at, total = now_ns, self._ends[-1]
+    def enter(self, now_ns: int, duration_ns: int) -> tuple[int, Stages]:
+        """Takes a step in behind those before it; returns when it leaves the last stage, and its
+        times in each."""
+        at, total, stages = now_ns, self._ends[-1], []
         for index, free_at in enumerate(self._free_at):
             first, last = self._ends[index], self._ends[index + 1]
-            at = max(at, free_at) + duration_ns * last // total - duration_ns * first // total
+            forward_ns = duration_ns * last // total - duration_ns * first // total
+            stages.append(
+                StageTimings(
+                    queue_ns=max(0, free_at - at),
+                    wait_ns=max(0, at - max(free_at, now_ns)),
+                    forward_ns=forward_ns,
+                )
+            )
+            at = max(at, free_at) + forward_ns
             self._free_at[index] = at
-        return at
+        return at, tuple(stages)
 
 
 class SimulatedStep(NamedTuple):

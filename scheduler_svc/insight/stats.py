@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from contract.errors import Code
-from contract.step_result import StepResult
+from contract.step_result import Stages, StepResult, sum_stages
 from rpc.metrics.histogram import Histogram, S, times, token_counts
 from rpc.telemetry.trace_ids import of_traceparent
 from scheduler_svc.planning.plan import StepPlan
@@ -27,6 +27,8 @@ class StepStats:
     swap_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    stages: Stages = ()
+    """Sums by pipeline stage; empty for a worker of one rank."""
     section_counts: Counter[str] = field(default_factory=Counter)
     """Sums of `StepPlan.section_counts`."""
     _last_answer_at: float = 0.0
@@ -46,6 +48,8 @@ class StepStats:
         self.swap_ns += timings.swap_ns
         self.forward_ns += timings.forward_ns
         self.sample_ns += timings.sample_ns
+        if timings.stages:
+            self.stages = sum_stages(self.stages, timings.stages)
         for name, number in plan.section_counts.items():
             if number:
                 self.section_counts[name] += number

@@ -77,8 +77,9 @@ def end(plan: StepPlan, result: StepResult, outcome: StepOutcome, *, worker: str
                 plan.trace = _open(plan, group.trace, worker=worker, start_ns=start_ns)
             _link(plan.trace, group, "last")
     if plan.trace is not None:
-        times = result.timings._asdict().items()
-        plan.trace.span.set_attributes({f"signalbox.{name}": ns for name, ns in times})
+        times = result.timings._asdict()
+        del times["stages"]  # which spans of the worker show
+        plan.trace.span.set_attributes({f"signalbox.{name}": ns for name, ns in times.items()})
         plan.trace.span.end()
 
 

@@ -15,6 +15,8 @@ from scheduler_svc.requests.sequence import Sequence
 MAX_TIMING_S = 3600
 """Maximum of each time that a result reports: the sums of a lease are counted in 64 bits."""
 
+MAX_STAGES = 1024
+
 
 def find_fault(plan: StepPlan, result: StepResult, *, vocab_size: int) -> str | None:
     """Returns in one line why the result cannot be used; None if it can."""
@@ -143,5 +145,8 @@ def _is_within_prompt(run: PromptLogprobs, seq: Sequence) -> bool:
 
 def _fault_of_timings(result: StepResult) -> str | None:
     timings = result.timings
+    if len(timings.stages) > MAX_STAGES:
+        return f"times of {len(timings.stages)} stages"
     longest = max(timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns)
+    longest = max((longest, *(number for stage in timings.stages for number in stage)))
     return f"a time of {longest / 1e9:.0f} s" if longest > MAX_TIMING_S * 1e9 else None

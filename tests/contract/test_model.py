@@ -9,6 +9,7 @@ from contract.model import (
     Arithmetic,
     ModelInfo,
     WorkerCapacity,
+    WorkerRank,
     decode_capacity,
     decode_model,
     encode_capacity,
@@ -41,6 +42,17 @@ CAPACITY = WorkerCapacity(
     tensor_parallel_size=2,
     grammar_bytes=1 << 20,
     max_steps_in_flight=2,
+    ranks=(
+        WorkerRank(
+            rank=1,
+            stage=2,
+            tensor_parallel_rank=3,
+            host="a",
+            address="10.0.0.1:50101",
+            first_layer=4,
+            num_layers=5,
+        ),
+    ),
 )
 
 

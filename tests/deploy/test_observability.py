@@ -17,8 +17,8 @@ import yaml
 from prometheus_client.registry import Collector
 
 from contract.model import Adapter
+from contract.step_result import StageTimings
 from gpu_worker.ranks.rank_status import read_times
-from gpu_worker.ranks.stage import StageTimes
 from rpc.metrics.registry import make_registry
 from scheduler_svc.reports import metrics
 from tests.deploy.promql import asked
@@ -53,7 +53,9 @@ async def shown() -> Labels:
     doors."""
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
-        running_worker(scheduler.address, simulated(num_gpu_blocks=8, adapters=(SQL,))) as worker,
+        running_worker(
+            scheduler.address, simulated(num_gpu_blocks=8, adapters=(SQL,), stages=(1, 1))
+        ) as worker,
         running_router(scheduler.address) as router,
         open_channel(router.server.address) as channel,
     ):
@@ -66,7 +68,7 @@ async def shown() -> Labels:
             router.registry,
             make_registry(lambda families: metrics.read(scheduler.cluster, families)),
             make_registry(worker.worker.read_metrics),
-            make_registry(partial(read_times, StageTimes(), rank=1, stage=0)),
+            make_registry(partial(read_times, StageTimings(), rank=1, stage=0)),
         )
 
 
@@ -155,8 +157,11 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_worker_cpu_blocks",
         "signalbox_worker_failures_total",
         "signalbox_worker_lease",
+        "signalbox_worker_rank_info",
         "signalbox_worker_rank_phase_seconds_total",
         "signalbox_worker_sampled_tokens_total",
+        "signalbox_worker_stage_boundary_bytes_total",
+        "signalbox_worker_stage_boundary_seconds_total",
         "signalbox_worker_step_duration_seconds",
     }
 

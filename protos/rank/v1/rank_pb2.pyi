@@ -351,18 +351,18 @@ class GetKeyResponse(_message.Message):
     def __init__(self, value: _Optional[bytes] = ...) -> None: ...
 
 class PassRequest(_message.Message):
-    __slots__ = ("command", "hidden_states", "failed", "forward_ns", "rank")
+    __slots__ = ("command", "hidden_states", "failed", "rank", "stages")
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     command: int
     hidden_states: bytes
     failed: RankFailure
-    forward_ns: int
     rank: int
-    def __init__(self, command: _Optional[int] = ..., hidden_states: _Optional[bytes] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., forward_ns: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTimings]
+    def __init__(self, command: _Optional[int] = ..., hidden_states: _Optional[bytes] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., rank: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageTimings, _Mapping]]] = ...) -> None: ...
 
 class PassResponse(_message.Message):
     __slots__ = ()

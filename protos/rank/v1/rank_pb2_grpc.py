@@ -54,7 +54,7 @@ class RankServiceStub:
                 request_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetRequest.SerializeToString,
                 response_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetResponse.FromString,
                 _registered_method=True)
-        self.Pass = channel.stream_unary(
+        self.Pass = channel.stream_stream(
                 '/signalbox.rank.v1.RankService/Pass',
                 request_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.PassRequest.SerializeToString,
                 response_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.PassResponse.FromString,
@@ -97,7 +97,7 @@ class RankServiceServicer:
 
     def Pass(self, request_iterator, context):
         """Served by each rank that has a stage before its own: takes the hidden states of all steps, in
-        order. The stream lasts as long as the rank that sends.
+        order, and answers each message when it is there. The stream lasts as long as the rank that sends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +126,7 @@ def add_RankServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetRequest.FromString,
                     response_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.GreetResponse.SerializeToString,
             ),
-            'Pass': grpc.stream_unary_rpc_method_handler(
+            'Pass': grpc.stream_stream_rpc_method_handler(
                     servicer.Pass,
                     request_deserializer=protos_dot_rank_dot_v1_dot_rank__pb2.PassRequest.FromString,
                     response_serializer=protos_dot_rank_dot_v1_dot_rank__pb2.PassResponse.SerializeToString,
@@ -261,7 +261,7 @@ class RankService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/signalbox.rank.v1.RankService/Pass',

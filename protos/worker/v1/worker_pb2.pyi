@@ -321,13 +321,15 @@ class SequenceError(_message.Message):
     def __init__(self, seq_id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepTimings(_message.Message):
-    __slots__ = ("wait_ns", "swap_ns", "forward_ns", "sample_ns")
+    __slots__ = ("wait_ns", "swap_ns", "forward_ns", "sample_ns", "stages")
     WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     SWAP_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     wait_ns: int
     swap_ns: int
     forward_ns: int
     sample_ns: int
-    def __init__(self, wait_ns: _Optional[int] = ..., swap_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
+    stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTimings]
+    def __init__(self, wait_ns: _Optional[int] = ..., swap_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageTimings, _Mapping]]] = ...) -> None: ...

@@ -203,8 +203,9 @@ async def test_both_ends_of_a_link_between_stages_notice_its_end(is_told: bool) 
         NextRank, RankAddress(proxy.address), rank=2, on_lost=partial(lost.put, "next")
     )
     link = await asyncio.to_thread(connect)
-    link.send(HiddenStates(1, None, Failure("as a first message", False), 0))
-    assert (await asyncio.to_thread(servicer.incoming.take)).command == 1
+    link.send(HiddenStates(1, None, Failure("as a first message", False)))
+    message, _ = await asyncio.to_thread(servicer.incoming.take)
+    assert message.command == 1
     if is_told:
         proxy.cut()
     else:
@@ -214,7 +215,7 @@ async def test_both_ends_of_a_link_between_stages_notice_its_end(is_told: bool) 
     with pytest.raises(RankLost, match="the stage before is gone"):
         servicer.incoming.take()
     with pytest.raises(RankLost, match="the next stage is gone"):
-        link.send(HiddenStates(2, None, Failure("to none", False), 0))
+        link.send(HiddenStates(2, None, Failure("to none", False)))
     link.close()
     server.close()
     await proxy.close()

@@ -20,6 +20,7 @@ import torch
 from contract.model import WorkerCapacity
 from contract.sampling_params import SamplingParams as ContractParams
 from contract.step import Step
+from contract.step_result import StageTimings
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import PromptRows, TokenRuns
 from gpu_worker.config import (
@@ -376,7 +377,7 @@ def test_every_setting_of_a_model_has_a_field() -> None:
 @pytest.mark.parametrize("failure", [None, Failure("no memory for it", True)])
 def test_hidden_states_arrive_as_they_were(failure: Failure | None) -> None:
     values = None if failure else np.arange(24, dtype=np.uint8).reshape(3, 8)
-    sent = HiddenStates(7, values, failure, 123)
+    sent = HiddenStates(7, values, failure, () if failure else (StageTimings(1, 2, 3, 4, 5, 6),))
     arrived = rank_codec.decode_states(rank_codec.encode_states(sent), num_tokens=3)
     assert arrived._replace(values=None) == sent._replace(values=None)
     if values is not None:

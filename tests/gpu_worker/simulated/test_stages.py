@@ -14,10 +14,13 @@ from tests.signalbox.llm.make import assert_at_rest
 
 def test_a_step_waits_for_the_one_before_it_in_each_stage() -> None:
     stages = StageTimes((1, 2, 1))
-    assert stages.enter(100, 40) == 140
-    assert stages.enter(100, 40) == 160  # the second stage takes 20 for each
-    assert stages.enter(100, 40) == 180
-    assert stages.enter(500, 40) == 540
+    steps = [stages.enter(now_ns, 40) for now_ns in (100, 100, 100, 500)]
+    assert [ends_at for ends_at, _ in steps] == [140, 160, 180, 540]  # the second stage takes 20
+    queued = [[stage.queue_ns for stage in times] for _, times in steps]
+    assert queued == [[0, 0, 0], [10, 10, 0], [20, 20, 0], [0, 0, 0]]
+    waited = [[stage.wait_ns for stage in times] for _, times in steps]
+    assert waited == [[0, 10, 30], [0, 0, 10], [0, 0, 10], [0, 10, 30]]
+    assert all([stage.forward_ns for stage in times] == [10, 20, 10] for _, times in steps)
 
 
 @pytest.mark.parametrize("stages", [(0,), (1, 0), ()])

@@ -110,6 +110,32 @@ async def test_a_worker_counts_its_steps_and_where_their_time_went() -> None:
         assert value(registry, "signalbox_worker_backend_info", **simulated_by) == 1
 
 
+async def test_a_worker_of_stages_counts_where_the_time_went_in_each() -> None:
+    config = {"stages": (1, 3), "step_ns": 4_000_000}
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(**config)) as running,
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+        async with bare_router(scheduler.address) as router:
+            await router.add(1, [1, 2, 3], max_tokens=10)
+            await router.ended(1)
+        registry = make_registry(running.worker.read_metrics)
+
+    def spent(stage: int, phase: str) -> float:
+        labels = {"stage": str(stage), "phase": phase}
+        return value(registry, "signalbox_worker_stage_phase_seconds_total", **labels)
+
+    num_steps = value(registry, "signalbox_worker_step_duration_seconds_count")
+    assert spent(0, "compute") == pytest.approx(0.001 * num_steps)
+    assert spent(1, "compute") == pytest.approx(0.003 * num_steps)
+    assert spent(1, "wait") == pytest.approx(0.001 * num_steps)  # alone, each waits for stage 0
+    assert spent(0, "wait") == spent(1, "collective") == 0
+    for rank, stage in (("0", "1"), ("1", "0")):
+        labels = {"rank": rank, "stage": stage, "tensor_parallel_rank": "0"}
+        assert value(registry, "signalbox_worker_rank_info", **labels) == 1
+
+
 async def test_what_a_scheduler_refuses_is_counted_by_reason() -> None:
     async with make_stack(num_gpu_blocks=4) as stack:
         cluster = stack.scheduler.cluster

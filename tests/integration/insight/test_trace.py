@@ -150,6 +150,22 @@ async def test_steps_lead_to_the_worker_and_are_linked_both_ways(spans: Spans) -
     assert (number(prefill, "chunks"), number(prefill, "blocks")) == (3, 3)
 
 
+async def test_a_step_has_a_span_for_each_pipeline_stage(spans: Spans) -> None:
+    async with make_stack(stages=(1, 2, 1), step_ns=8_000_000) as stack:
+        await ask(stack.stub, make_request([1, 2, 3], max_tokens=2))
+        await spans.until(ROUTER_SPAN)
+        await spans.until_none_is_open()
+    (step,) = steps(spans, SpanKind.SERVER)
+    (forward,) = spans.below(step, "forward")
+    stages = spans.below(forward, "stage")
+    assert [number(stage, "stage") for stage in stages] == [0, 1, 2]
+    assert [number(stage, "rank") for stage in stages] == [2, 1, 0]
+    assert [round(1e3 * seconds(stage)) for stage in stages] == [2, 4, 2]
+    assert [number(stage, "wait_ns") for stage in stages] == [0, 2_000_000, 6_000_000]
+    assert stages[0].start_time == forward.start_time
+    assert stages[-1].end_time == forward.end_time
+
+
 async def test_a_request_that_is_not_sampled_leaves_no_span_anywhere(spans: Spans) -> None:
     async with make_stack() as stack:
         call = stack.stub.Generate(make_request([1, 2, 3]), metadata=[("traceparent", UNSAMPLED)])

@@ -100,7 +100,7 @@ def test_every_rank_answers_health_and_shows_metrics(model: Path, tmp_path: Path
         trusted.load_cert_chain(tls.cert, tls.key)
         url = f"https://127.0.0.1:{metrics_port + 1}/metrics"
         page = urllib.request.urlopen(url, context=trusted, timeout=EVENT_S).read().decode()
-        labels = 'phase="forward",rank="1",stage="0"'
+        labels = 'phase="compute",rank="1",stage="0"'
         assert f"signalbox_worker_rank_phase_seconds_total{{{labels}}}" in page
         assert "process_resident_memory_bytes" in page
 

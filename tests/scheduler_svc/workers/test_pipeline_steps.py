@@ -74,7 +74,8 @@ class Pipeline:
             forward_ns = len(self.shares) * (self.fixed_ns + self.token_ns * plan.total_tokens)
             self.busy_ns += forward_ns
             entered = self._now_ns + OVERHEAD_NS // 2
-            self._ends.append((self._stages.enter(entered, forward_ns), forward_ns))
+            ends_at, _ = self._stages.enter(entered, forward_ns)
+            self._ends.append((ends_at, forward_ns))
         return num_started
 
 
