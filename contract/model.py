@@ -228,7 +228,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         pipeline_parallel_size=capacity.pipeline_parallel_size,
         grammar_bytes=capacity.grammar_bytes,
         max_steps_in_flight=capacity.max_steps_in_flight,
-        ranks=map(_encode_rank, capacity.ranks),
+        ranks=map(encode_rank, capacity.ranks),
     )
 
 
@@ -250,7 +250,7 @@ def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
     )
 
 
-def _encode_rank(rank: WorkerRank) -> pb.WorkerRank:
+def encode_rank(rank: WorkerRank) -> pb.WorkerRank:
     return pb.WorkerRank(**asdict(rank))
 
 

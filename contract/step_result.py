@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
-from operator import add
+from operator import add, sub
 from typing import NamedTuple
 
 from contract import logprobs
@@ -36,6 +36,9 @@ class StageTimings(NamedTuple):
 
     def plus(self, other: "StageTimings") -> "StageTimings":
         return StageTimings(*map(add, self, other))
+
+    def minus(self, other: "StageTimings") -> "StageTimings":
+        return StageTimings(*map(sub, self, other))
 
 
 Stages = tuple[StageTimings, ...]

@@ -60,4 +60,5 @@ def make_scheduler(
         arithmetic=model.arithmetic,
         worker_name=worker_name,
         grammar_bytes=capacity.grammar_bytes,
+        ranks=capacity.ranks,
     )

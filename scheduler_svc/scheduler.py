@@ -10,7 +10,7 @@ decide one step; `OutputProcessor` processes its result.
 
 from collections import deque
 
-from contract.model import Arithmetic
+from contract.model import Arithmetic, WorkerRank
 from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
@@ -28,6 +28,7 @@ from scheduler_svc.planning.worker_grammars import WorkerGrammars
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import Counters, Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.stage_use import StageAccount
 from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.results.output_processor import OutputProcessor
 from scheduler_svc.results.step_outcome import StepOutcome
@@ -48,6 +49,7 @@ class Scheduler:
         arithmetic: Arithmetic | None = None,
         worker_name: str = "",
         grammar_bytes: int,
+        ranks: tuple[WorkerRank, ...] = (),
     ) -> None:
         self.worker_name = worker_name
         self.limits = limits
@@ -57,7 +59,7 @@ class Scheduler:
         self.cost = cost or CostModel()
         self.inflight: deque[StepPlan] = deque()
         self.num_steps = 0
-        self.steps = StepStats()
+        self.steps = StepStats(stages=StageAccount(ranks))
         self.request_stats = RequestStats()  # of those that ended here
         self.books = books = Bookkeeping.make(cache, admission=admission, costs=self.cost)
         self.blocks = books.blocks
@@ -80,6 +82,7 @@ class Scheduler:
             trials=self._trials,
             arithmetic=arithmetic,
             worker_name=worker_name,
+            stages=self.steps.stages,
         )
         self.output_processor = OutputProcessor(books, eos_token_ids=eos_token_ids)
 

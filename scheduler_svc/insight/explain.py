@@ -11,6 +11,7 @@ from contract.updates import RequestFailure
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.stage_use import StageUse
 from scheduler_svc.requests.timeline import Event, EventKind
 from scheduler_svc.requests.wait_accounting import Wait
 
@@ -50,6 +51,8 @@ class Explanation:
     """Reasons for which a waiting request has waited since it was queued."""
     num_ahead: int = 0
     failure: RequestFailure | None = None
+    stages: StageUse | None = None
+    """What the stages of its worker have computed since that took it; None of one rank."""
 
 
 class History:
@@ -125,6 +128,7 @@ def _explanation(
         waits=waits,
         num_ahead=num_ahead,
         failure=group.failure,
+        stages=group.timeline.stage_use(),
     )
 
 

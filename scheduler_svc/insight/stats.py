@@ -4,12 +4,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from contract.errors import Code
-from contract.step_result import Stages, StepResult, sum_stages
+from contract.step_result import StepResult
 from rpc.metrics.histogram import Histogram, S, times, token_counts
 from rpc.telemetry.trace_ids import of_traceparent
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.stage_use import StageAccount
 
 PREEMPTION_BOUNDS = (0, 1, 2, 3, 5, 10, 20)
 
@@ -27,8 +28,7 @@ class StepStats:
     swap_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
-    stages: Stages = ()
-    """Sums by pipeline stage; empty for a worker of one rank."""
+    stages: StageAccount = field(default_factory=StageAccount)
     section_counts: Counter[str] = field(default_factory=Counter)
     """Sums of `StepPlan.section_counts`."""
     _last_answer_at: float = 0.0
@@ -48,8 +48,8 @@ class StepStats:
         self.swap_ns += timings.swap_ns
         self.forward_ns += timings.forward_ns
         self.sample_ns += timings.sample_ns
-        if timings.stages:
-            self.stages = sum_stages(self.stages, timings.stages)
+        if self.stages.ranks:
+            self.stages.add(timings.stages, in_flight_ns=duration_ns)
         for name, number in plan.section_counts.items():
             if number:
                 self.section_counts[name] += number

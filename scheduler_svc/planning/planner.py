@@ -22,6 +22,7 @@ from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import prompt_budget
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.stage_use import StageAccount
 from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.requests.wait_accounting import WaitReason
 
@@ -40,6 +41,7 @@ class Planner:
         trials: Trials,
         arithmetic: Arithmetic | None = None,
         worker_name: str = "",
+        stages: StageAccount,
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
@@ -59,6 +61,7 @@ class Planner:
         self._branch_recompute = BranchRecompute(books, preemption=preemption)
         self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
         self._worker_name = worker_name
+        self._stages = stages
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
@@ -273,6 +276,7 @@ class Planner:
             admission.waits,
             now,
             worker=self._worker_name,
+            stages=self._stages,
             step_id=plan.step_id,
             resumes=group.has_started,
         )

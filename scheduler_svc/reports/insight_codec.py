@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 
+from contract.model import encode_rank
+from contract.step_result import encode_stages
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from rpc.metrics.histogram import Histogram
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.explain import Explanation
 from scheduler_svc.insight.stats import RequestStats, StepStats
+from scheduler_svc.requests.stage_use import StageUse
 from scheduler_svc.requests.timeline import Event
 from scheduler_svc.requests.wait_accounting import Wait
 from scheduler_svc.workers.quarantine import Quarantine
@@ -34,9 +37,20 @@ def explanation(known: Explanation) -> explain_pb2.ExplainResponse:
         waits=_waits(known.waits),
         num_ahead=known.num_ahead,
     )
+    if known.stages is not None:
+        message.stages.CopyFrom(_stage_use(known.stages))
     if known.failure is not None:
         message.code, message.message = known.failure.code, known.failure.message
     return message
+
+
+def _stage_use(use: StageUse) -> explain_pb2.StageUse:
+    return explain_pb2.StageUse(
+        ranks=map(encode_rank, use.ranks),
+        stages=encode_stages(use.stages),
+        num_steps=use.num_steps,
+        in_flight_ns=use.in_flight_ns,
+    )
 
 
 def _event(event: Event, arrival: float) -> explain_pb2.Event:
@@ -136,6 +150,7 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         num_cpu_prefix_hits=scheduler.planner.num_cpu_prefix_hits,
         num_cached_cpu_blocks=cpu.num_cached,
         num_failures=cluster.worker_records.num_failures_of(step_loop.worker_name),
+        stages=_stage_use(scheduler.steps.stages.use()) if scheduler.steps.stages.ranks else None,
     )
 
 

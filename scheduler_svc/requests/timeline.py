@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from contract.updates import Timings
+from scheduler_svc.requests.stage_use import StageAccount, StageUse
 from scheduler_svc.requests.wait_accounting import Account, Wait, WaitLedger
 
 KEPT_FIRST = 64
@@ -67,6 +68,10 @@ class Timeline:
     worker: str = ""
     """Worker that has the request or had it last; empty if that worker has left."""
     _waits_from: Account | None = None
+    _stages: StageAccount | None = None
+    """Account of the worker; None if it is of one rank."""
+    _stages_from: StageUse | None = None
+    """The account when the worker took the request."""
 
     def add(self, kind: EventKind, now: float, **numbers: Any) -> None:
         """Records an event at the worker where the request is."""
@@ -85,11 +90,20 @@ class Timeline:
         self._waits_from = ledger.account(now)
 
     def scheduled(
-        self, ledger: WaitLedger, now: float, *, worker: str, step_id: int, resumes: bool
+        self,
+        ledger: WaitLedger,
+        now: float,
+        *,
+        worker: str,
+        stages: StageAccount,
+        step_id: int,
+        resumes: bool,
     ) -> None:
         """Records that a worker took the request from the admission queue, and why not earlier."""
         waits, self._waits_from = self.waits(ledger, now), None
         self.worker = worker
+        if stages.ranks and self._stages is not stages:
+            self._stages, self._stages_from = stages, stages.use()
         kind = EventKind.RESUMED if resumes else EventKind.SCHEDULED
         self.add(kind, now, step_id=step_id, waits=waits)
 
@@ -102,6 +116,13 @@ class Timeline:
         """Records that the request's worker has gone, and whether it had announced that."""
         self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
         self.worker = ""
+        self._stages = self._stages_from = None
+
+    def stage_use(self) -> StageUse | None:
+        """Returns what the stages of the worker have computed since it took the request."""
+        if self._stages is None or self._stages_from is None:
+            return None
+        return self._stages.use().since(self._stages_from)
 
     def waits(self, ledger: WaitLedger, now: float) -> tuple[Wait, ...]:
         """Returns what a request that is queued has waited for so far."""

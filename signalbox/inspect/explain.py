@@ -15,6 +15,7 @@ from protos.scheduler.v1 import explain_pb2 as pb
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right, show
+from signalbox.inspect.stage_use import stage_loads, stage_table
 from signalbox.trace.terminal import bar
 from signalbox.trace.timeline_drawing import REASONS, Segment
 
@@ -70,6 +71,8 @@ def _prompts(parts: Sequence[pb.ExplainResponse]) -> Table:
 def render(answer: pb.ExplainResponse) -> RenderableType:
     """Returns the summary, a bar for each phase, and a line for each event."""
     parts: list[RenderableType] = [_summary(answer), "", _phases(answer), "", _events(answer)]
+    if answer.HasField("stages"):
+        parts += ["\nthe stages of its worker, since that took it:", _stages(answer.stages)]
     if answer.waits:
         parts.append(f"\nwaits behind {answer.num_ahead}, for {_waits(answer.waits)}")
     if answer.num_dropped_events:
@@ -105,6 +108,10 @@ def _phases(answer: pb.ExplainResponse) -> Table:
             length = Text(_seconds(total_ns), justify="right")
             table.add_row(name, bar(segments, answer.age_ns), length)
     return table
+
+
+def _stages(use: pb.StageUse) -> Table:
+    return stage_table(stage_loads(pb.StageUse(), use))
 
 
 def _preemptions(answer: pb.ExplainResponse) -> list[Segment]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from protos.scheduler.v1 import explain_pb2
 from protos.scheduler.v1 import stats_pb2 as pb
+from signalbox.inspect.stage_use import StageLoad, stage_loads
 
 _PHASES = {
     explain_pb2.REQUEST_STATE_WAITING: "waiting",
@@ -48,6 +49,8 @@ class WorkerLoad:
     time_per_output_token: Quantiles
     step_shares: dict[str, float]
     """Shares of the worker's time in forward, swap, sample and wait; their sum is 1."""
+    stages: list[StageLoad]
+    """Pipeline stages, the first first; none of a worker of one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +181,7 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
             earlier.time_per_output_token_ns, requests.time_per_output_token_ns
         ),
         step_shares=_shares(before.steps, after.steps),
+        stages=stage_loads(before.stages, after.stages),
     )
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from signalbox.client.tables import make_table, right
 from signalbox.inspect.load_rates import Load, Quantiles, QuarantinedWorker, RequestLoad, WorkerLoad
+from signalbox.inspect.stage_use import stage_table
 
 BAR_WIDTH = 20
 
@@ -76,7 +77,8 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
     if worker.num_failures:
         state += f"  failed {worker.num_failures}x"
     title = f"{worker.address}  running {worker.num_running}  swapped {worker.num_swapped}{state}"
-    body = Group(rows, *(Text(line) for line in lines))
+    stages = [stage_table(worker.stages)] if worker.stages else []
+    body = Group(rows, *(Text(line) for line in lines), *stages)
     return Panel(body, title=Text(title), title_align="left", style=style)
 
 

@@ -98,6 +98,7 @@ class _Request:
             shares(phases, duration_ns=self._root.duration_ns),
             longest(phases),
             self._tokens(),
+            self._stages_in_words(),
             others,
         ]
         return Drawing(
@@ -152,15 +153,34 @@ class _Request:
         ]
 
     def _step_rows(self) -> list[Row]:
+        parts = [self._segment(part, part.name) for part in self._worker_parts()]
+        steps = [self._segment(step, "step") for step in self._steps]
+        rows = [Row("its steps", tuple(steps), 2)] if steps else []
+        if parts:
+            rows.append(Row("on the worker", tuple(parts), 3))
+        for number, spans in self._stages().items():
+            segments = [self._segment(span, "stage") for span in spans]
+            rows.append(Row(f"stage {number}", tuple(segments), 4))
+        return rows
+
+    def _worker_parts(self) -> list[SpanRecord]:
         workers = [span for step in self._steps for span in self._below.get(step.span_id, [])]
-        parts = [
-            self._segment(part, part.name)
+        return [
+            part
             for worker in workers
             for part in _named(self._below.get(worker.span_id, []), *_PARTS)
         ]
-        steps = [self._segment(step, "step") for step in self._steps]
-        rows = [Row("its steps", tuple(steps), 2)] if steps else []
-        return [*rows, Row("on the worker", tuple(parts), 3)] if parts else rows
+
+    def _stages(self) -> dict[int, list[SpanRecord]]:
+        """Returns the spans of each pipeline stage in the steps."""
+        found: dict[int, list[SpanRecord]] = {}
+        for part in self._worker_parts():
+            for span in _named(self._below.get(part.span_id, []), "stage"):
+                found.setdefault(int(span.attributes.get("signalbox.stage", 0)), []).append(span)
+        return dict(sorted(found.items()))
+
+    def _stages_in_words(self) -> str:
+        return ", ".join(_stage_in_words(number, spans) for number, spans in self._stages().items())
 
     def _notes(self) -> Iterable[Note]:
         for phase in self._phases():
@@ -190,3 +210,12 @@ class _Request:
 
 def _named(spans: Iterable[SpanRecord], *names: str) -> list[SpanRecord]:
     return [span for span in spans if span.name in names]
+
+
+def _stage_in_words(number: int, spans: Sequence[SpanRecord]) -> str:
+    """Returns the place of a stage, and its time in the steps that have spans."""
+    host = spans[0].attributes.get("host.name", "")
+    waited_ns = sum(int(span.attributes.get("signalbox.wait_ns", 0)) for span in spans)
+    place = f" on {host}" if host else ""
+    computed = seconds(sum(span.duration_ns for span in spans))
+    return f"stage {number}{place}: {computed} computed, {seconds(waited_ns)} waited"

@@ -19,6 +19,7 @@ COLOURS = {
     "swap": "#d1495b",
     "forward": "#3d6fb6",
     "sample": "#e28743",
+    "stage": "#3d6fb6",
 }
 """Colour of each kind of segment."""
 
@@ -41,6 +42,8 @@ _WORDS = {
     "time_per_token.p99_s": "p99_s",
     "wait_ns": "waits_ns",
     "step_id": "number",
+    "boundary_bytes": "passed on_bytes",
+    "boundary_ns": "in_ns",
 }
 """Words for attributes whose names do not explain themselves."""
 
@@ -130,6 +133,12 @@ def seconds(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e6:.1f} ms" if nanoseconds < 1e9 else f"{nanoseconds / 1e9:.3f} s"
 
 
+def num_bytes(number: float) -> str:
+    """Returns a size with a unit that suits it."""
+    kib = number / 1024
+    return f"{kib:.1f} KiB" if kib < 1024 else f"{kib / 1024:.1f} MiB"
+
+
 def in_words(attributes: Mapping[str, Value]) -> str:
     """Returns our attributes as text; zero and empty ones are left out."""
     ours = {
@@ -150,5 +159,7 @@ def _one(name: str, value: Value) -> str:
     if name.endswith("_ns"):
         return f"{words[:-3]} {seconds(float(value))}"
     if name == "bytes":
-        return f"{float(value) / (1 << 20):.1f} MiB"
+        return num_bytes(float(value))
+    if name.endswith("_bytes"):
+        return f"{words[:-6]} {num_bytes(float(value))}"
     return f"{words} {value}"

@@ -22,27 +22,30 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.common.v1 import common_pb2 as protos_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/scheduler/v1/explain.proto\x12\x16signalbox.scheduler.v1\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x89\x04\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.RequestState\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ns\x18\x04 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x07 \x01(\r\x12\x12\n\nmax_tokens\x18\x08 \x01(\r\x12\x15\n\rnum_sequences\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\r\x12\x11\n\tqueued_ns\x18\x0b \x01(\x04\x12\x12\n\nprefill_ns\x18\x0c \x01(\x04\x12\x11\n\tdecode_ns\x18\r \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x0e \x01(\x04\x12-\n\x06\x65vents\x18\x0f \x03(\x0b\x32\x1d.signalbox.scheduler.v1.Event\x12\x1a\n\x12num_dropped_events\x18\x10 \x01(\r\x12+\n\x05waits\x18\x11 \x03(\x0b\x32\x1c.signalbox.scheduler.v1.Wait\x12\x11\n\tnum_ahead\x18\x12 \x01(\r\x12\x0c\n\x04\x63ode\x18\x13 \x01(\x05\x12\x0f\n\x07message\x18\x14 \x01(\t\"\xe2\x02\n\x05\x45vent\x12/\n\x04kind\x18\x01 \x01(\x0e\x32!.signalbox.scheduler.v1.EventKind\x12\r\n\x05\x61t_ns\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07step_id\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x15\n\rnum_sequences\x18\x08 \x01(\r\x12\x11\n\tnum_ahead\x18\t \x01(\r\x12\x13\n\x0bnum_waiting\x18\n \x01(\r\x12\x0f\n\x07is_swap\x18\x0b \x01(\x08\x12\x18\n\x10other_request_id\x18\x0c \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\r \x01(\t\x12+\n\x05waits\x18\x0e \x03(\x0b\x32\x1c.signalbox.scheduler.v1.Wait\x12\x0e\n\x06\x62ranch\x18\x0f \x01(\r\"b\n\x04Wait\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".signalbox.scheduler.v1.WaitReason\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\x12\x11\n\tnum_plans\x18\x03 \x01(\r*\x97\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x19\n\x15REQUEST_STATE_SWAPPED\x10\x03\x12\x17\n\x13REQUEST_STATE_ENDED\x10\x04*\xd5\x02\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_QUEUED\x10\x01\x12\x18\n\x14\x45VENT_KIND_SCHEDULED\x10\x02\x12\x16\n\x12\x45VENT_KIND_PREFILL\x10\x03\x12\x1a\n\x16\x45VENT_KIND_FIRST_TOKEN\x10\x04\x12\x15\n\x11\x45VENT_KIND_FORKED\x10\x05\x12\x18\n\x14\x45VENT_KIND_PREEMPTED\x10\x06\x12\x16\n\x12\x45VENT_KIND_RESUMED\x10\x07\x12\x14\n\x10\x45VENT_KIND_MOVED\x10\x08\x12 \n\x1c\x45VENT_KIND_SEQUENCE_FINISHED\x10\t\x12\x14\n\x10\x45VENT_KIND_ENDED\x10\n\x12\x18\n\x14\x45VENT_KIND_SUSPECTED\x10\x0b\x12\x16\n\x12\x45VENT_KIND_CLEARED\x10\x0c*\xfb\x01\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15WAIT_REASON_NEXT_STEP\x10\x01\x12\x19\n\x15WAIT_REASON_NO_WORKER\x10\x02\x12\x16\n\x12WAIT_REASON_TOKENS\x10\x03\x12\x19\n\x15WAIT_REASON_SEQUENCES\x10\x04\x12\x16\n\x12WAIT_REASON_BLOCKS\x10\x05\x12\x1d\n\x19WAIT_REASON_SWAPPED_FIRST\x10\x06\x12\x17\n\x13WAIT_REASON_GRAMMAR\x10\x07\x12\x17\n\x13WAIT_REASON_SUSPECT\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/scheduler/v1/explain.proto\x12\x16signalbox.scheduler.v1\x1a\x1dprotos/common/v1/common.proto\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xbb\x04\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.RequestState\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ns\x18\x04 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x07 \x01(\r\x12\x12\n\nmax_tokens\x18\x08 \x01(\r\x12\x15\n\rnum_sequences\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\r\x12\x11\n\tqueued_ns\x18\x0b \x01(\x04\x12\x12\n\nprefill_ns\x18\x0c \x01(\x04\x12\x11\n\tdecode_ns\x18\r \x01(\x04\x12\x14\n\x0cpreempted_ns\x18\x0e \x01(\x04\x12-\n\x06\x65vents\x18\x0f \x03(\x0b\x32\x1d.signalbox.scheduler.v1.Event\x12\x1a\n\x12num_dropped_events\x18\x10 \x01(\r\x12+\n\x05waits\x18\x11 \x03(\x0b\x32\x1c.signalbox.scheduler.v1.Wait\x12\x11\n\tnum_ahead\x18\x12 \x01(\r\x12\x0c\n\x04\x63ode\x18\x13 \x01(\x05\x12\x0f\n\x07message\x18\x14 \x01(\t\x12\x30\n\x06stages\x18\x15 \x01(\x0b\x32 .signalbox.scheduler.v1.StageUse\"\x96\x01\n\x08StageUse\x12.\n\x05ranks\x18\x01 \x03(\x0b\x32\x1f.signalbox.common.v1.WorkerRank\x12\x31\n\x06stages\x18\x02 \x03(\x0b\x32!.signalbox.common.v1.StageTimings\x12\x11\n\tnum_steps\x18\x03 \x01(\x04\x12\x14\n\x0cin_flight_ns\x18\x04 \x01(\x04\"\xe2\x02\n\x05\x45vent\x12/\n\x04kind\x18\x01 \x01(\x0e\x32!.signalbox.scheduler.v1.EventKind\x12\r\n\x05\x61t_ns\x18\x02 \x01(\x04\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07step_id\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x15\n\rnum_sequences\x18\x08 \x01(\r\x12\x11\n\tnum_ahead\x18\t \x01(\r\x12\x13\n\x0bnum_waiting\x18\n \x01(\r\x12\x0f\n\x07is_swap\x18\x0b \x01(\x08\x12\x18\n\x10other_request_id\x18\x0c \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\r \x01(\t\x12+\n\x05waits\x18\x0e \x03(\x0b\x32\x1c.signalbox.scheduler.v1.Wait\x12\x0e\n\x06\x62ranch\x18\x0f \x01(\r\"b\n\x04Wait\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".signalbox.scheduler.v1.WaitReason\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\x12\x11\n\tnum_plans\x18\x03 \x01(\r*\x97\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x19\n\x15REQUEST_STATE_SWAPPED\x10\x03\x12\x17\n\x13REQUEST_STATE_ENDED\x10\x04*\xd5\x02\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_QUEUED\x10\x01\x12\x18\n\x14\x45VENT_KIND_SCHEDULED\x10\x02\x12\x16\n\x12\x45VENT_KIND_PREFILL\x10\x03\x12\x1a\n\x16\x45VENT_KIND_FIRST_TOKEN\x10\x04\x12\x15\n\x11\x45VENT_KIND_FORKED\x10\x05\x12\x18\n\x14\x45VENT_KIND_PREEMPTED\x10\x06\x12\x16\n\x12\x45VENT_KIND_RESUMED\x10\x07\x12\x14\n\x10\x45VENT_KIND_MOVED\x10\x08\x12 \n\x1c\x45VENT_KIND_SEQUENCE_FINISHED\x10\t\x12\x14\n\x10\x45VENT_KIND_ENDED\x10\n\x12\x18\n\x14\x45VENT_KIND_SUSPECTED\x10\x0b\x12\x16\n\x12\x45VENT_KIND_CLEARED\x10\x0c*\xfb\x01\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15WAIT_REASON_NEXT_STEP\x10\x01\x12\x19\n\x15WAIT_REASON_NO_WORKER\x10\x02\x12\x16\n\x12WAIT_REASON_TOKENS\x10\x03\x12\x19\n\x15WAIT_REASON_SEQUENCES\x10\x04\x12\x16\n\x12WAIT_REASON_BLOCKS\x10\x05\x12\x1d\n\x19WAIT_REASON_SWAPPED_FIRST\x10\x06\x12\x17\n\x13WAIT_REASON_GRAMMAR\x10\x07\x12\x17\n\x13WAIT_REASON_SUSPECT\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.scheduler.v1.explain_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATE']._serialized_start=1081
-  _globals['_REQUESTSTATE']._serialized_end=1232
-  _globals['_EVENTKIND']._serialized_start=1235
-  _globals['_EVENTKIND']._serialized_end=1576
-  _globals['_WAITREASON']._serialized_start=1579
-  _globals['_WAITREASON']._serialized_end=1830
-  _globals['_EXPLAINREQUEST']._serialized_start=61
-  _globals['_EXPLAINREQUEST']._serialized_end=97
-  _globals['_EXPLAINRESPONSE']._serialized_start=100
-  _globals['_EXPLAINRESPONSE']._serialized_end=621
-  _globals['_EVENT']._serialized_start=624
-  _globals['_EVENT']._serialized_end=978
-  _globals['_WAIT']._serialized_start=980
-  _globals['_WAIT']._serialized_end=1078
+  _globals['_REQUESTSTATE']._serialized_start=1315
+  _globals['_REQUESTSTATE']._serialized_end=1466
+  _globals['_EVENTKIND']._serialized_start=1469
+  _globals['_EVENTKIND']._serialized_end=1810
+  _globals['_WAITREASON']._serialized_start=1813
+  _globals['_WAITREASON']._serialized_end=2064
+  _globals['_EXPLAINREQUEST']._serialized_start=92
+  _globals['_EXPLAINREQUEST']._serialized_end=128
+  _globals['_EXPLAINRESPONSE']._serialized_start=131
+  _globals['_EXPLAINRESPONSE']._serialized_end=702
+  _globals['_STAGEUSE']._serialized_start=705
+  _globals['_STAGEUSE']._serialized_end=855
+  _globals['_EVENT']._serialized_start=858
+  _globals['_EVENT']._serialized_end=1212
+  _globals['_WAIT']._serialized_start=1214
+  _globals['_WAIT']._serialized_end=1312
 # @@protoc_insertion_point(module_scope)

@@ -75,7 +75,7 @@ class RequestSummary(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures")
+    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class WorkerStats(_message.Message):
     NUM_CPU_PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     address: str
     num_requests_running: int
     num_requests_swapped: int
@@ -126,7 +127,8 @@ class WorkerStats(_message.Message):
     num_cpu_prefix_hits: int
     num_cached_cpu_blocks: int
     num_failures: int
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ...) -> None: ...
+    stages: _explain_pb2.StageUse
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ...) -> None: ...
 
 class StepStats(_message.Message):
     __slots__ = ("tokens", "duration_ns", "num_prefill_tokens", "wait_ns", "swap_ns", "forward_ns", "sample_ns", "num_blocks_swapped_out", "num_blocks_swapped_in", "num_blocks_copied")

@@ -202,6 +202,36 @@ def test_pictures_stand_alone_and_escape_what_clients_chose(file: Path) -> None:
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_stages_of_a_worker_have_a_row_each(file: Path) -> None:
+    spans = [
+        make_span(
+            "stage",
+            f"slow{number}",
+            1000 + start,
+            1000 + end,
+            parentSpanId="slowf",
+            attributes={
+                "signalbox.stage": {"intValue": str(number)},
+                "signalbox.wait_ns": {"intValue": str(number * MS)},
+                "host.name": {"stringValue": host},
+            },
+        )
+        for number, start, end, host in ((1, 105, 108, "b"), (0, 102, 104, "a"))
+    ]
+    line = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+    with file.open("a") as output:
+        output.write(json.dumps(line) + "\n")
+    drawing = draw_traced(read_spans(file), "slow")
+    rows = rows_of(drawing)
+    assert (rows["stage 0"], rows["stage 1"]) == ((1, 2), (1, 3))
+    assert list(rows)[-2:] == ["stage 0", "stage 1"]
+    line_of_stages = drawing.lines[2]
+    assert line_of_stages == (
+        "stage 0 on a: 2.0 ms computed, 0 µs waited, stage 1 on b: 3.0 ms computed, 1.0 ms waited"
+    )
+    assert "stage" in to_svg(drawing)
+
+
 def test_numbers_are_written_for_people() -> None:
     assert [seconds(n) for n in (1500, 2.5e6, 3.21e9)] == ["2 µs", "2.5 ms", "3.210 s"]
     attributes = {
@@ -212,8 +242,11 @@ def test_numbers_are_written_for_people() -> None:
         "signalbox.is_recompute": True,
         "signalbox.time_per_token.p99_s": 0.02,
         "signalbox.forward_ns": 4_000_000,
+        "signalbox.boundary_bytes": 1536,
     }
-    assert in_words(attributes) == "blocks 3, 1.5 MiB, recompute, p99 20.0 ms, forward 4.0 ms"
+    assert in_words(attributes) == (
+        "blocks 3, 1.5 MiB, recompute, p99 20.0 ms, forward 4.0 ms, passed on 1.5 KiB"
+    )
 
 
 def test_the_command_writes_pictures(
