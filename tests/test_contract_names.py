@@ -23,8 +23,6 @@ ONE_USER = {
     "contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
     "contract.model.encode_rank": "encode_capacity calls it, as the scheduler's reports do",
     "contract.step_result.StageTimings": "the scheduler adds them up as Stages",
-    "contract.step_result.encode_stages": "ranks of a worker, and encode_result, send them",
-    "contract.step_result.decode_stages": "likewise",
     "contract.startup.ignore_progress": "the ReportProgress that does nothing",
     "contract.tokenizer_files.MAX_TOKENIZER_BYTES": "THREAT_MODEL.md names it for both readers",
     "contract.tokenizer_files.MAX_CHUNK_BYTES": "split_files counts it; a profile is sent alike",

@@ -68,6 +68,7 @@ class Followers:
         *,
         launch: Launcher = LocalRank,
         network: RankNetwork | None = None,
+        join_s: float | None = None,
     ) -> None:
         """Starts the ranks, or lets them join.
 
@@ -75,6 +76,7 @@ class Followers:
             num_ranks: rank 0 included.
             on_lost: called once, on any thread, with what has happened.
             network: None starts processes of this machine by `launch`; else others start the ranks.
+            join_s: seconds for them to join; None suits what starts them.
         """
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -92,7 +94,7 @@ class Followers:
         else:
             address, self.tls, launch = network.address, network.tls, AwaitedRank
             logger.info("waiting at %s for %d ranks", address, num_ranks - 1)
-        self._join_s = JOIN_S if network is None else 5 * JOIN_S
+        self._join_s = join_s or (JOIN_S if network is None else 5 * JOIN_S)
         self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost, self.tls)
         # A rank has its stream, what it passes, and a call for a key.
         self._server = RankServer(self.servicer, address, num_streams=3 * num_ranks, tls=self.tls)

@@ -25,6 +25,7 @@ from contract.model import Adapter
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
+from gpu_worker.ranks import links
 from gpu_worker.ranks.meeting import RankLost
 from gpu_worker.ranks.rank_adapters import RankAdapters
 from gpu_worker.ranks.rank_client import REACH_S, FirstRank, NextRank
@@ -33,7 +34,6 @@ from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Command,
-    Connected,
     Failure,
     ForgetAdapter,
     Hello,
@@ -41,12 +41,13 @@ from gpu_worker.ranks.rank_messages import (
     InStep,
     Loaded,
     LogLine,
+    Meet,
     OpenAdapter,
     RemoveAdapter,
     Report,
     Start,
 )
-from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, reach_all
+from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork
 from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.rank_status import RankStatus
 from gpu_worker.ranks.share import Share, describe_rank, load_share
@@ -137,12 +138,13 @@ class Follower:
         self._reader.join()  # which has called `on_end`
 
     def _serve(self) -> None:
-        start = self._next()
-        if start is None:
+        while isinstance(command := self._next(), Meet):
+            self.report(links.obey(command, rank=self._rank, tls=self._network.tls))
+        if command is None:
             return
-        assert isinstance(start, Start)
+        assert isinstance(command, Start)
         try:
-            self._load(start)
+            self._load(command)
         except Exception as error:
             self._fail(error)
             while self._next() is not None:  # rank 0 fails at the same, most often, and says it
@@ -179,8 +181,6 @@ class Follower:
 
     def _load(self, start: Start) -> None:
         tls, below = self._network.tls, start.next_rank
-        reach_all(start.addresses, rank=self._rank, tls=tls)
-        self.report(Connected())
         next_rank = None
         if below is not None:
             on_lost = partial(self._on_link_lost, below)
@@ -253,6 +253,11 @@ def main() -> None:
     _run(rank, RankNetwork(address=address, first_address=first), within_s=REACH_S)
 
 
+def follow_check(rank: int, network: RankNetwork) -> None:
+    """Runs a rank whose links rank 0 measures. Raises TimeoutError, and does not return."""
+    _run(rank, network, within_s=JOIN_S)
+
+
 def follow(rank: int, network: RankNetwork, told: Start, status: RankStatus) -> None:
     """Runs a rank that others have started. Raises TimeoutError if rank 0 does not listen in time,
     and does not return."""
@@ -268,9 +273,9 @@ def _run(
     *,
     within_s: float,
 ) -> None:
-    stopping = (signal.SIGINT, signal.SIGTERM)
+    stopping, is_child = (signal.SIGINT, signal.SIGTERM), network.address.startswith("unix:")
     for number in stopping:
-        signal.signal(number, signal.SIG_IGN if told is None else signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if is_child else signal.SIG_DFL)
     follower = Follower(rank, network, on_end=os._exit, told=told, status=status, within_s=within_s)
     for number in stopping:  # from here on rank 0 decides
         signal.signal(number, signal.SIG_IGN)

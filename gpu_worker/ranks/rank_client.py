@@ -1,6 +1,7 @@
 """Calls RankService of other ranks: joins rank 0, meets ranks there, passes hidden states on."""
 
 import logging
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import grpc
 
 from gpu_worker.ranks import rank_codec
 from gpu_worker.ranks.meeting import RankLost
-from gpu_worker.ranks.rank_messages import Command, HiddenStates, RankAddress, Report
+from gpu_worker.ranks.rank_messages import Command, HiddenStates, Link, RankAddress, Report
 from gpu_worker.ranks.rank_servicer import options_of
 from protos.rank.v1 import rank_pb2 as pb
 from protos.rank.v1 import rank_pb2_grpc
@@ -23,21 +24,56 @@ logger = logging.getLogger(__name__)
 REACH_S = 10.0
 """Seconds in which a rank must be reached."""
 _LOG_S = 10.0
+_NUM_ROUND_TRIPS = 20
+_PAYLOADS = (1 << 18, 1 << 20, 1 << 24)
+"""Bytes of the messages by which a link's rate is measured."""
+_LONG_NS = 100_000_000
 
 
 def greet(to: RankAddress, *, rank: int, other: int, tls: TlsConfig) -> str:
     """Exchanges a message with a rank; returns what is wrong if that fails, else an empty text."""
-    channel, address = _channel(to, tls), to.address
+    channel = _channel(to, tls)
+    try:
+        return _greet(channel, to, rank=rank, other=other)
+    finally:
+        channel.close()
+
+
+def measure_link(to: RankAddress, *, rank: int, other: int, tls: TlsConfig) -> Link:
+    """Measures the link to a rank. Raises ConnectionError that names it."""
+    channel = _channel(to, tls)
+
+    def taken_ns(num_bytes: int) -> int:
+        payload, began_ns = bytes(num_bytes), time.perf_counter_ns()
+        if fault := _greet(channel, to, rank=rank, other=other, payload=payload):
+            raise ConnectionError(fault)
+        return max(1, time.perf_counter_ns() - began_ns)
+
+    try:
+        taken_ns(0)  # connects
+        round_trip_ns = int(statistics.median(taken_ns(0) for _ in range(_NUM_ROUND_TRIPS)))
+        for num_bytes in _PAYLOADS:  # a larger one where that takes no time
+            rate = num_bytes * 1e9 / max(1, (payload_ns := taken_ns(num_bytes)) - round_trip_ns)
+            if payload_ns > _LONG_NS:
+                break
+        return Link(other, round_trip_ns, int(rate))
+    finally:
+        channel.close()
+
+
+def _greet(
+    channel: grpc.Channel, to: RankAddress, *, rank: int, other: int, payload: bytes = b""
+) -> str:
     make_stub: Any = rank_pb2_grpc.RankServiceStub
     try:
         answer = make_stub(channel).Greet(
-            pb.GreetRequest(rank=rank), timeout=REACH_S, wait_for_ready=True
+            pb.GreetRequest(rank=rank, payload=payload), timeout=REACH_S, wait_for_ready=True
         )
     except grpc.RpcError as error:
-        return f"rank {other} at {address} within {REACH_S:g} s ({_details(error)})"
-    finally:
-        channel.close()
-    return "" if answer.rank == other else f"rank {other} at {address}: rank {answer.rank} answers"
+        return f"rank {other} at {to.address} within {REACH_S:g} s ({_details(error)})"
+    return (
+        "" if answer.rank == other else f"rank {other} at {to.address}: rank {answer.rank} answers"
+    )
 
 
 def _channel(to: RankAddress, tls: TlsConfig) -> grpc.Channel:

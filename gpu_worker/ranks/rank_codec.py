@@ -1,5 +1,6 @@
 """Reads and writes the messages between ranks (rank.proto)."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,15 +22,17 @@ from gpu_worker.ranks.rank_messages import (
     Ask,
     CacheReady,
     Command,
-    Connected,
     Failure,
     ForgetAdapter,
     Hello,
     HiddenStates,
     InitCacheEngine,
     InStep,
+    Link,
     Loaded,
     LogLine,
+    Meet,
+    Met,
     OpenAdapter,
     RankAddress,
     RemoveAdapter,
@@ -53,6 +56,10 @@ def encode_command(command: Command) -> pb.JoinResponse:
             return pb.JoinResponse(apply=encode_step(command))
         case InitCacheEngine():
             return pb.JoinResponse(init_cache_engine=pb.RankCache(**command._asdict()))
+        case Meet():
+            addresses = [pb.RankAddress(**one._asdict()) for one in command.addresses]
+            meet = pb.RankMeet(addresses=addresses, measuring=command.measuring)
+            return pb.JoinResponse(meet=meet)
         case Start():
             return pb.JoinResponse(start=_start_message(command))
         case Ask.PROFILE:
@@ -79,6 +86,10 @@ def decode_command(message: pb.JoinResponse) -> Command:
         case "init_cache_engine":
             cache = message.init_cache_engine
             return InitCacheEngine(cache.num_gpu_blocks, cache.num_cpu_blocks)
+        case "meet":
+            meet = message.meet
+            measuring = meet.measuring if meet.HasField("measuring") else None
+            return Meet(_addresses(meet.addresses), measuring)
         case "start":
             return _start(message.start)
         case "profile" | "sync":
@@ -109,8 +120,11 @@ def _report_message(report: Report) -> pb.JoinRequest:
         case Hello():
             told = None if report.told is None else _start_message(report.told)
             return pb.JoinRequest(hello=pb.RankHello(**report._asdict() | {"told": told}))
-        case Connected():
-            return pb.JoinRequest(connected=pb.RankConnected())
+        case Met():
+            links = [
+                pb.RankLink(rank=a, round_trip_ns=b, bytes_per_second=c) for a, b, c in report.links
+            ]
+            return pb.JoinRequest(met=pb.RankMet(faults=report.faults, links=links))
         case Loaded():
             return pb.JoinRequest(loaded=pb.RankLoaded(**report._asdict()))
         case CacheReady():
@@ -138,8 +152,11 @@ def _report(message: pb.JoinRequest) -> Report:
             hello = message.hello
             told = _start(hello.told) if hello.HasField("told") else None
             return Hello(hello.rank, hello.versions, hello.address, hello.pid, told)
-        case "connected":
-            return Connected()
+        case "met":
+            links = (
+                Link(one.rank, one.round_trip_ns, one.bytes_per_second) for one in message.met.links
+            )
+            return Met(tuple(message.met.faults), tuple(links))
         case "loaded":
             loaded = message.loaded
             return Loaded(loaded.fingerprint, loaded.arithmetic, loaded.adapters)
@@ -200,8 +217,12 @@ def _start(message: pb.RankStart) -> Start:
         cache=_config(CacheConfig, message.cache),
         device=_config(DeviceConfig, message.device),
         parallel=ParallelConfig(**_values(message.parallel)),
-        addresses=tuple(RankAddress(one.address, one.certified_name) for one in message.addresses),
+        addresses=_addresses(message.addresses),
     )
+
+
+def _addresses(messages: Iterable[pb.RankAddress]) -> tuple[RankAddress, ...]:
+    return tuple(RankAddress(one.address, one.certified_name) for one in messages)
 
 
 def _filled(message: M, values: dict[str, Any]) -> M:

@@ -45,6 +45,24 @@ class Start:
         return below if below >= 0 else None
 
 
+class Meet(NamedTuple):
+    """Command to reach all other ranks, or to one of them to measure its links."""
+
+    addresses: tuple[RankAddress, ...]
+    """Addresses of all ranks, by rank."""
+    measuring: int | None = None
+    """The rank that measures."""
+
+
+class Link(NamedTuple):
+    """The link to a rank."""
+
+    rank: int
+    round_trip_ns: int
+    """Median of short messages and their answers."""
+    bytes_per_s: int
+
+
 class Ask(Enum):
     """Commands without arguments."""
 
@@ -88,7 +106,8 @@ class RemoveAdapter(NamedTuple):
 
 
 Command = (
-    Start
+    Meet
+    | Start
     | Ask
     | InitCacheEngine
     | Step
@@ -112,8 +131,12 @@ class Hello(NamedTuple):
     """Settings of its own command line; None for a rank that rank 0 has started."""
 
 
-class Connected(NamedTuple):
-    """The rank has reached all others."""
+class Met(NamedTuple):
+    """The rank has tried to reach others, or measured its links."""
+
+    faults: tuple[str, ...] = ()
+    """Ranks that cannot be reached, with address and reason."""
+    links: tuple[Link, ...] = ()
 
 
 class Loaded(NamedTuple):
@@ -173,15 +196,7 @@ class LogLine(NamedTuple):
 
 
 Report = (
-    Hello
-    | Connected
-    | Loaded
-    | CacheReady
-    | WorkerCapacity
-    | InStep
-    | AdapterOpened
-    | Failure
-    | LogLine
+    Hello | Met | Loaded | CacheReady | WorkerCapacity | InStep | AdapterOpened | Failure | LogLine
 )
 
 

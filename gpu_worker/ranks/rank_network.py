@@ -1,19 +1,16 @@
-"""Addresses of a worker's ranks, and whether each of them reaches all the others.
+"""Addresses of a worker's ranks.
 
 Ranks of this machine that rank 0 has started listen on Unix sockets, others on a port each.
 """
 
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_worker.config import LOOPBACK
 from gpu_worker.device.interfaces import address_of
 from gpu_worker.ranks.environment import RankPlace
-from gpu_worker.ranks.rank_client import greet
-from gpu_worker.ranks.rank_messages import RankAddress
 from rpc.interceptors.certificate_names import dns_names
 from rpc.interceptors.peer_roles import WORKER
 from rpc.transport.listening_ports import (
@@ -22,7 +19,7 @@ from rpc.transport.listening_ports import (
     check_free,
     join_address,
 )
-from rpc.transport.tls import CLEAR, TlsConfig
+from rpc.transport.tls import TlsConfig
 
 JOIN_S = 120.0
 """Seconds for a rank that was started to join; five times as long if others start it."""
@@ -111,18 +108,6 @@ def own_name(tls: TlsConfig) -> str:
 def host_of(address: str) -> str:
     """Returns the host of an address; ranks on Unix sockets have one and the same."""
     return "" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
-
-
-def reach_all(addresses: Sequence[RankAddress], *, rank: int, tls: TlsConfig = CLEAR) -> None:
-    """Exchanges a message with every other rank at once. Raises ConnectionError that names those
-    that cannot be reached."""
-    others = [other for other in range(len(addresses)) if other != rank]
-    with ThreadPoolExecutor(max(1, len(others)), "greets") as pool:
-        faults = pool.map(
-            lambda other: greet(addresses[other], rank=rank, other=other, tls=tls), others
-        )
-    if found := "; ".join(filter(None, faults)):
-        raise ConnectionError(f"cannot reach {found}; let such ports through")
 
 
 def _host_towards(host: str, port: int) -> str:

@@ -37,11 +37,11 @@ from gpu_worker.config import ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.launchers import Launcher, LocalRank
+from gpu_worker.ranks.links import meet
 from gpu_worker.ranks.rank_messages import (
     AddAdapter,
     Ask,
     CacheReady,
-    Connected,
     Hello,
     InitCacheEngine,
     Loaded,
@@ -49,7 +49,7 @@ from gpu_worker.ranks.rank_messages import (
     RemoveAdapter,
     Start,
 )
-from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of, reach_all
+from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of
 from gpu_worker.ranks.share import Share, describe_rank, load_share
 from gpu_worker.ranks.stage import Stage
 from rpc.transport.tls import TlsConfig
@@ -122,9 +122,8 @@ class RankedRunner:
         for hello in others.hellos:
             _check_told(hello, start)
         own, *their = _placed(start, others.addresses, others.tls, is_placed=others.are_placed)
+        meet(others)
         others.send_each(their)
-        reach_all(own.addresses, rank=0, tls=others.tls)
-        others.answers(Connected)
         self._share = share = load_share(own, others.meeting, progress)
         incoming = others.servicer.incoming if self.launches else None
         self._stage = Stage(share, incoming, None)

@@ -20,6 +20,7 @@ import signalbox
 from gpu_worker.device import cgroups
 from gpu_worker.device.ram import available_ram
 from rpc.transport.listening_ports import BindError, check_free
+from signalbox.commands import rank_links
 from signalbox.stack import machine_info
 
 DISTRIBUTION = "signalbox-serving"
@@ -70,10 +71,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox doctor`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    rank_links.add_flags(parser)
 
 
 def run(options: dict[str, Any]) -> None:
-    """Prints the report. Raises Unhealthy."""
+    """Prints the report, or the links between ranks. Raises Unhealthy, or what these raise."""
+    if options["placement"]:
+        rank_links.run(options)
+        return
     report = examine()
     if options["json"]:
         print(json.dumps(asdict(report), indent=2))

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "connected", "adapter_opened", "command")
+    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "adapter_opened", "met", "command")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -17,8 +17,8 @@ class JoinRequest(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     LOG_LINE_FIELD_NUMBER: _ClassVar[int]
     IN_STEP_FIELD_NUMBER: _ClassVar[int]
-    CONNECTED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_OPENED_FIELD_NUMBER: _ClassVar[int]
+    MET_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     loaded: RankLoaded
@@ -27,13 +27,13 @@ class JoinRequest(_message.Message):
     failed: RankFailure
     log_line: RankLogLine
     in_step: RankInStep
-    connected: RankConnected
     adapter_opened: RankAdapterOpened
+    met: RankMet
     command: int
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., connected: _Optional[_Union[RankConnected, _Mapping]] = ..., adapter_opened: _Optional[_Union[RankAdapterOpened, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., adapter_opened: _Optional[_Union[RankAdapterOpened, _Mapping]] = ..., met: _Optional[_Union[RankMet, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync", "open_adapter", "forget_adapter", "add_adapter", "remove_adapter")
+    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync", "open_adapter", "forget_adapter", "add_adapter", "remove_adapter", "meet")
     START_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     INIT_CACHE_ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class JoinResponse(_message.Message):
     FORGET_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     REMOVE_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    MEET_FIELD_NUMBER: _ClassVar[int]
     start: RankStart
     profile: RankProfile
     init_cache_engine: RankCache
@@ -54,7 +55,8 @@ class JoinResponse(_message.Message):
     forget_adapter: RankForgetAdapter
     add_adapter: RankAddAdapter
     remove_adapter: RankRemoveAdapter
-    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ..., open_adapter: _Optional[_Union[RankOpenAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[RankForgetAdapter, _Mapping]] = ..., add_adapter: _Optional[_Union[RankAddAdapter, _Mapping]] = ..., remove_adapter: _Optional[_Union[RankRemoveAdapter, _Mapping]] = ...) -> None: ...
+    meet: RankMeet
+    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ..., open_adapter: _Optional[_Union[RankOpenAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[RankForgetAdapter, _Mapping]] = ..., add_adapter: _Optional[_Union[RankAddAdapter, _Mapping]] = ..., remove_adapter: _Optional[_Union[RankRemoveAdapter, _Mapping]] = ..., meet: _Optional[_Union[RankMeet, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
     __slots__ = ("rank", "versions", "address", "pid", "told")
@@ -70,15 +72,39 @@ class RankHello(_message.Message):
     told: RankStart
     def __init__(self, rank: _Optional[int] = ..., versions: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., told: _Optional[_Union[RankStart, _Mapping]] = ...) -> None: ...
 
-class RankConnected(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class RankMeet(_message.Message):
+    __slots__ = ("addresses", "measuring")
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    MEASURING_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedCompositeFieldContainer[RankAddress]
+    measuring: int
+    def __init__(self, addresses: _Optional[_Iterable[_Union[RankAddress, _Mapping]]] = ..., measuring: _Optional[int] = ...) -> None: ...
+
+class RankMet(_message.Message):
+    __slots__ = ("faults", "links")
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    links: _containers.RepeatedCompositeFieldContainer[RankLink]
+    def __init__(self, faults: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[RankLink, _Mapping]]] = ...) -> None: ...
+
+class RankLink(_message.Message):
+    __slots__ = ("rank", "round_trip_ns", "bytes_per_second")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_NS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    round_trip_ns: int
+    bytes_per_second: int
+    def __init__(self, rank: _Optional[int] = ..., round_trip_ns: _Optional[int] = ..., bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class GreetRequest(_message.Message):
-    __slots__ = ("rank",)
+    __slots__ = ("rank", "payload")
     RANK_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     rank: int
-    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+    payload: bytes
+    def __init__(self, rank: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class GreetResponse(_message.Message):
     __slots__ = ("rank",)

@@ -37,7 +37,6 @@ from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.meeting import Meeting
 from gpu_worker.ranks.rank_messages import (
     Ask,
-    Connected,
     Failure,
     HiddenStates,
     InitCacheEngine,
@@ -281,7 +280,6 @@ def test_a_rank_that_cannot_load_waits_until_rank_0_has_said_why() -> None:
     others.wait_until_joined()
     parallel = ParallelConfig(rank=1, tensor_parallel_size=2)
     others.send(replace(make_start(Path("none"), parallel), parallel=parallel))
-    assert others.answers(Connected) == [Connected()]
     with pytest.raises(RuntimeError, match=r"rank 1: model not found: none"):
         others.answers(Loaded)
     others.close()
