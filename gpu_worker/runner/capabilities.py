@@ -66,7 +66,8 @@ def _tensor_parallel(device: torch.device) -> str:
     if not distributed.is_available():
         return "none: this PyTorch is built without torch.distributed"
     if device.type != "cuda":
-        return "processes on the CPU, over gloo" if distributed.is_gloo_available() else "none"
+        in_pytorch = "over gloo" if distributed.is_gloo_available() else "not"
+        return f"processes on the CPU: natively through memory, in PyTorch {in_pytorch}"
     if not distributed.is_nccl_available():
         return "none: this PyTorch is built without NCCL"
     return f"up to {torch.cuda.device_count()} GPUs, over NCCL"

@@ -165,7 +165,7 @@ def test_native_stages_of_quantised_weights_give_the_tokens_of_one_program(
     assert_like_one(start, [(1, 2), (1, 3)], mode)
 
 
-def test_structured_output_and_a_shared_prefix_pass_through_stages(tmp_path: Path) -> None:
+def test_structured_output_and_a_shared_prefix_pass_through_ranks(tmp_path: Path) -> None:
     make_llama(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": 300}
     for file in tmp_path.iterdir():  # a model without a tokenizer speaks bytes
@@ -176,15 +176,15 @@ def test_structured_output_and_a_shared_prefix_pass_through_stages(tmp_path: Pat
     regex = StructuredOutputsParams(regex="(yes|no|maybe)+")
     params = SamplingParams(max_tokens=12, temperature=0, structured_outputs=regex)
     drawn = []
-    for pp in (1, 3):
+    for tp, pp in ((1, 1), (1, 3), (2, 1)):
         start = make_start(tmp_path, ParallelConfig(), load_format="dummy")
-        start = with_sizes(start, 1, pp)
+        start = with_sizes(start, tp, pp)
         with LLM._from_runner(partial(load_threads, start), CoreConfig()) as llm:
             outputs = llm.generate(prompts[:1], params, use_tqdm=False)
             outputs += llm.generate(prompts[1:], params, use_tqdm=False)
             assert llm.llm_engine._core.scheduler.planner.num_prefix_hits == 3 * 32
             drawn.append(tokens_of(outputs))
             assert_at_rest(llm.llm_engine)
-    assert drawn[0] == drawn[1]
+    assert drawn[0] == drawn[1] == drawn[2]
     texts = {output.outputs[0].text for output in outputs}
     assert all(text.startswith(("yes", "no", "maybe")) for text in texts)

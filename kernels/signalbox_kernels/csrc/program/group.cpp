@@ -1,10 +1,6 @@
 #include "program/group.h"
 
-#include <chrono>
 #include <climits>
-#include <thread>
-
-#include "program/relax.h"
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -17,8 +13,6 @@ namespace sb {
 
 namespace {
 
-constexpr std::chrono::microseconds kSpinning{25};
-constexpr int kSpinsAtOnce = 8;     // between two looks at the clock
 constexpr int64_t kNapNs = 100'000'000;  // of a sleep, at most: a call-off may come just before it
 constexpr int64_t kPage = 4096;
 
@@ -68,7 +62,7 @@ char* Group::slot(uint32_t exchange, int32_t rank) const {
   return slots_ + (static_cast<int64_t>(exchange % 2) * num_ranks_ + rank) * slot_bytes_;
 }
 
-bool Group::join(uint32_t exchange) {
+bool Group::join(uint32_t exchange, Stretch ahead) {
   std::atomic<uint32_t>& own = joined_[rank_].value;
   if (own.load() != exchange) {  // threads that come together store the same
     own.store(exchange);
@@ -76,7 +70,7 @@ bool Group::join(uint32_t exchange) {
     if (sleepers_->value.load()) wake_all(own);
   }
   for (int32_t i = 1; i < num_ranks_; ++i)
-    if (!wait_for((rank_ + i) % num_ranks_, exchange)) return false;
+    if (!wait_for((rank_ + i) % num_ranks_, exchange, ahead)) return false;
   return true;
 }
 
@@ -90,24 +84,17 @@ bool Group::is_behind(int32_t rank, uint32_t exchange) const {
   return static_cast<int32_t>(joined_[rank].value.load() - exchange) < 0;
 }
 
-bool Group::wait_for(int32_t rank, uint32_t exchange) {
-  using Clock = std::chrono::steady_clock;
-  if (!is_behind(rank, exchange)) return !is_called_off();
-  const auto end = Clock::now() + kSpinning;
-  do {
-    for (int i = 0; i < kSpinsAtOnce; ++i) {
-      if (!is_behind(rank, exchange)) return !is_called_off();
-      relax();
+bool Group::wait_for(int32_t rank, uint32_t exchange, Stretch& ahead) {
+  if (spin_while(ahead, [&] { return is_behind(rank, exchange); })) {
+    std::atomic<uint32_t>& word = joined_[rank].value;
+    sleepers_->value.fetch_add(1);
+    while (!is_called_off()) {
+      const uint32_t seen = word.load();
+      if (!is_behind(rank, exchange)) break;
+      sleep_while(word, seen);
     }
-  } while (Clock::now() < end);
-  std::atomic<uint32_t>& word = joined_[rank].value;
-  sleepers_->value.fetch_add(1);
-  while (!is_called_off()) {
-    const uint32_t seen = word.load();
-    if (!is_behind(rank, exchange)) break;
-    sleep_while(word, seen);
+    sleepers_->value.fetch_sub(1);
   }
-  sleepers_->value.fetch_sub(1);
   return !is_called_off();
 }
 

@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "program/spin.h"
+
 namespace sb {
 
 class Group {
@@ -33,9 +35,9 @@ class Group {
   // The slot of a rank in an exchange; that of the next rank follows after slot_bytes().
   char* slot(uint32_t exchange, int32_t rank) const;
 
-  // Joins an exchange and waits for the others, on any number of threads. Returns false if the ranks were
-  // called off.
-  bool join(uint32_t exchange);
+  // Joins an exchange and waits for the others, on any number of threads, each of which fetches what it
+  // reads next. Returns false if the ranks were called off.
+  bool join(uint32_t exchange, Stretch ahead = {});
 
   // Makes all ranks that wait, or will wait, stop; safe from any thread.
   void call_off();
@@ -46,7 +48,7 @@ class Group {
   };
 
   bool is_behind(int32_t rank, uint32_t exchange) const;
-  bool wait_for(int32_t rank, uint32_t exchange);
+  bool wait_for(int32_t rank, uint32_t exchange, Stretch& ahead);
   bool is_called_off() const { return called_off_->value.load(); }
 
   const int32_t rank_, num_ranks_;

@@ -1,27 +1,10 @@
 #include "program/pool.h"
 
-#include <chrono>
 #include <stdexcept>
-
-#include "program/relax.h"
 
 namespace sb {
 
 namespace {
-
-// Most waits within a step are shorter. A longer one is for a thread that has lost its core and may
-// then use this one.
-constexpr std::chrono::microseconds kSpinning{25};
-constexpr int kSpinsAtOnce = 8;  // between two looks at the clock
-
-// Fetches a few lines of the memory ahead; returns false if there is nothing left.
-bool fetch(Stretch& ahead) {
-  constexpr int line = 64, lines = 8;
-  if (ahead.first >= ahead.end) return false;
-  for (int i = 0; i < lines; ++i) __builtin_prefetch(ahead.first + i * line, 0, 2);
-  ahead.first += lines * line;
-  return true;
-}
 
 uint64_t tagged(uint32_t step, int32_t count) {
   return static_cast<uint64_t>(step) << 32 | static_cast<uint32_t>(count);
@@ -169,21 +152,6 @@ bool Pool::is_pending(const Word& undone, uint32_t step) const {
 void Pool::wake() {
   event_.fetch_add(1);
   event_.notify_all();
-}
-
-// Returns whether the condition is still true after a while.
-template <class Condition>
-bool Pool::spin_while(Stretch& ahead, Condition&& condition) const {
-  if (!condition()) return false;
-  using Clock = std::chrono::steady_clock;
-  const auto end = Clock::now() + kSpinning;
-  do {
-    for (int i = 0; i < kSpinsAtOnce; ++i) {
-      if (!condition()) return false;
-      if (!fetch(ahead)) relax();
-    }
-  } while (Clock::now() < end);
-  return true;
 }
 
 template <class Condition>

@@ -14,18 +14,14 @@
 #include <thread>
 #include <vector>
 
+#include "program/spin.h"
+
 namespace sb {
 
 // Returns the first of a thread's tiles, of `count` in all; the first of thread + 1 is the end.
 constexpr int32_t share_start(int32_t count, int32_t thread, int32_t num_threads) {
   return static_cast<int32_t>(static_cast<int64_t>(count) * thread / num_threads);
 }
-
-// Memory that a thread will most likely read.
-struct Stretch {
-  const char* first = nullptr;
-  const char* end = nullptr;
-};
 
 class Pool {
  public:
@@ -68,8 +64,6 @@ class Pool {
   void complete(Word& undone);
   bool is_pending(const Word& undone, uint32_t step) const;
   void wake();
-  template <class Condition>
-  bool spin_while(Stretch& ahead, Condition&& condition) const;
   template <class Condition>
   void sleep_while(Condition&& condition);
   template <class Condition>

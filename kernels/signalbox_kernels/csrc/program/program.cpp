@@ -165,7 +165,8 @@ bool Program::tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) 
   const auto start = profile_ns_ ? Clock::now() : Clock::time_point();
   const Stretch next = after(phase, tile, thread);
   const Claim claim{tile, next.first, scratch_[static_cast<size_t>(thread)].data()};
-  if (p.op->kind == SB_SUM && !group_->join(p.exchange)) is_called_off_ = true;
+  if (p.op->kind == SB_SUM && !group_->join(p.exchange, after_phase(phase, thread)))
+    is_called_off_ = true;
   function_of(p.op->kind)(p, claim);
   if (profile_ns_) {
     const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
@@ -237,13 +238,18 @@ void Program::plan_ahead() {
 
 // Returns the memory that a thread reads after a tile of a product; nothing for other tiles.
 Stretch Program::after(int32_t phase, int32_t tile, int32_t thread) const {
-  const auto i = static_cast<size_t>(phase);
-  const Phase& p = phases_[i];
+  const Phase& p = phases_[static_cast<size_t>(phase)];
   if (!is_product(*p.op)) return {};
   const bool has_more = tile >= share_start(p.tiles, thread, num_threads_) &&
                         tile + 1 < share_start(p.tiles, thread + 1, num_threads_);
   if (has_more) return {weight_of(p, tile + 1), nullptr};
-  return after_[i * static_cast<size_t>(num_threads_) + static_cast<size_t>(thread)];
+  return after_phase(phase, thread);
+}
+
+// Returns the weight that a thread reads after a phase.
+Stretch Program::after_phase(int32_t phase, int32_t thread) const {
+  const auto i = static_cast<size_t>(phase) * static_cast<size_t>(num_threads_);
+  return after_[i + static_cast<size_t>(thread)];
 }
 
 bool Program::has_codes(int32_t buffer) const {

@@ -49,6 +49,7 @@ class Program final : public Pool::Work {
   void join_rotations();
   bool share_tiles();
   Stretch after(int32_t phase, int32_t tile, int32_t thread) const;
+  Stretch after_phase(int32_t phase, int32_t thread) const;
   void plan_product(Phase& phase) const;
   void plan_attention(const SbBatch& batch);
   void plan_adapters(const SbBatch& batch);
