@@ -36,7 +36,6 @@ class Stage:
         self._next = next_rank
         self.sums = StageTimings()
         """Times of this rank's batches."""
-        self.num_batches = 0
 
     def execute(self, batch: Batch, *, command: int, arrived_ns: int) -> BatchOutput:
         """Raises what the runner raises, and what a stage before has failed with: MemoryError or
@@ -73,7 +72,6 @@ class Stage:
             num_bytes, boundary_ns = self._next.pop_boundary()
             own = own._replace(boundary_bytes=num_bytes, boundary_ns=boundary_ns)
         self.sums = self.sums.plus(own)
-        self.num_batches += 1
         output.stages = (*before, own)
         output.forward_ns = sum(stage.forward_ns for stage in output.stages)
 
