@@ -28,7 +28,7 @@ FLAGS = (
     "-Wno-psabi",
 )
 _PORTABLE = ("-DSB_WIDTH=4",)
-_AVX2 = ("-DSB_WIDTH=8", "-mavx2", "-mfma")
+_AVX2 = ("-DSB_WIDTH=8", "-mavx2", "-mfma", "-mf16c")
 _WIDE = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512 = ("-DSB_WIDTH=16", *_WIDE)
 _VNNI = (*_AVX512, "-mavx512vnni")

@@ -13,11 +13,11 @@ from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
-AVX512 = "avx2 fma avx512f avx512bw avx512dq avx512vl"
+AVX512 = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl"
 CPUINFO_FLAGS = {
     "x86_64": {
-        Isa.AVX2: "avx2 fma",
-        Isa.AVX2_VNNI: "avx2 fma avx_vnni",
+        Isa.AVX2: "avx2 fma f16c",
+        Isa.AVX2_VNNI: "avx2 fma f16c avx_vnni",
         Isa.AVX512: AVX512,
         Isa.AVX512_VNNI: f"{AVX512} avx512_vnni",
         Isa.AVX512_BF16: f"{AVX512} avx512_vnni avx512_bf16",

@@ -67,6 +67,10 @@ SB_INLINE V load_halves(const void* p) {
   __m256i halves;
   std::memcpy(&halves, p, sizeof halves);
   return reinterpret_cast<V>(_mm512_maskz_cvtph_ps(0xffff, halves));
+#elif defined(__F16C__)
+  __m128i halves;
+  std::memcpy(&halves, p, sizeof halves);
+  return reinterpret_cast<V>(_mm256_cvtph_ps(halves));
 #elif defined(__aarch64__)
   float16x4_t halves;
   std::memcpy(&halves, p, sizeof halves);
@@ -87,6 +91,39 @@ SB_INLINE V load_bfloats(const void* p) {
   return from_bits(__builtin_convertvector(halves, VU) << 16);
 }
 
+// How many products of pairs of bytes fit into 16 bits together, where pairs are what is multiplied:
+// unsigned codes of Bits bits, and signed bytes down to -128.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define SB_HAS_PAIRS 1
+template <int Bits>
+constexpr int kPairsAtOnce = 128 >> Bits;
+
+#if defined(__AVX512BW__)
+using VectorOfPairs = __m512i;
+#define SB_PAIRS(name) _mm512_##name
+#else
+using VectorOfPairs = __m256i;
+#define SB_PAIRS(name) _mm256_##name
+#endif
+
+SB_INLINE VectorOfPairs multiply_pairs(VU codes, word four) {
+  return SB_PAIRS(maddubs_epi16)(reinterpret_cast<VectorOfPairs>(codes),
+                                 SB_PAIRS(set1_epi32)(static_cast<int>(four)));
+}
+
+SB_INLINE VectorOfPairs add_pairs(VectorOfPairs a, VectorOfPairs b) {
+  VectorOfPairs sum = SB_PAIRS(add_epi16)(a, b);
+  __asm__("" : "+x"(sum));  // GCC would add up in a tree, with more sums than registers
+  return sum;
+}
+
+// The two sums of each word, together.
+SB_INLINE VI sum_pairs(VectorOfPairs pairs) {
+  return reinterpret_cast<VI>(SB_PAIRS(madd_epi16)(pairs, SB_PAIRS(set1_epi16)(1)));
+}
+#undef SB_PAIRS
+#else
+
 // sum + the products of each word's four unsigned bytes with the four signed ones of `four`, exact.
 // IsWide: the unsigned bytes may exceed 127.
 template <bool IsWide>
@@ -99,27 +136,6 @@ SB_INLINE VI dot_bytes(VI sum, VU codes, word four) {
   return reinterpret_cast<VI>(_mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum),
                                                       reinterpret_cast<__m256i>(codes),
                                                       _mm256_set1_epi32(static_cast<int>(four))));
-#elif defined(__AVX512BW__) || defined(__AVX2__)
-#if defined(__AVX512BW__)
-  const __m512i right = _mm512_set1_epi32(static_cast<int>(four));
-  const auto pairs = [&](VU u) SB_LAMBDA {
-    return _mm512_maddubs_epi16(reinterpret_cast<__m512i>(u), right);
-  };
-  const auto add = [](__m512i p, short factor) SB_LAMBDA {
-    return reinterpret_cast<VI>(_mm512_madd_epi16(p, _mm512_set1_epi16(factor)));
-  };
-#else
-  const __m256i right = _mm256_set1_epi32(static_cast<int>(four));
-  const auto pairs = [&](VU u) SB_LAMBDA {
-    return _mm256_maddubs_epi16(reinterpret_cast<__m256i>(u), right);
-  };
-  const auto add = [](__m256i p, short factor) SB_LAMBDA {
-    return reinterpret_cast<VI>(_mm256_madd_epi16(p, _mm256_set1_epi16(factor)));
-  };
-#endif
-  if (!IsWide) return sum + add(pairs(codes), 1);
-  // Pairs of wide products would not fit into 16 bits: by halves of the unsigned bytes.
-  return sum + add(pairs(codes & 0x0f0f0f0fu), 1) + add(pairs((codes >> 4) & 0x0f0f0f0fu), 16);
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
   const auto right = reinterpret_cast<int8x16_t>(vdupq_n_u32(four));
   return reinterpret_cast<VI>(vusdotq_s32(reinterpret_cast<int32x4_t>(sum),
@@ -141,5 +157,6 @@ SB_INLINE VI dot_bytes(VI sum, VU codes, word four) {
   return sum;
 #endif
 }
+#endif
 
 }  // namespace SB_NS

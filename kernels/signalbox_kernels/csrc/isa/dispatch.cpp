@@ -71,8 +71,8 @@ bool may_use_tiles() {
 }
 
 bool has_avx2(const Features& f) {
-  const unsigned avx = bit(28), fma = bit(12);
-  return has(f.saved, 0x6) && has(f.one.c, avx | fma) && has(f.seven.b, bit(5));
+  const unsigned avx = bit(28), fma = bit(12), half_precision = bit(29);
+  return has(f.saved, 0x6) && has(f.one.c, avx | fma | half_precision) && has(f.seven.b, bit(5));
 }
 
 bool has_avx2_vnni(const Features& f) { return has_avx2(f) && has(f.seven_one.a, bit(4)); }

@@ -11,14 +11,65 @@
 
 namespace SB_NS {
 
-// Adds a part of a group, exactly: dot[R, NV * W]. Words that share bytes follow each other.
+// The place of a part's word in its group. Words that share bytes follow each other.
+template <class Q>
+SB_INLINE int word_of(int part, int step) {
+  constexpr int words = kGroupWords / Q::parts;
+  return Q::parts == 1 ? step / 2 + step % 2 * words / 2 : part * words + step;
+}
+
+#if defined(SB_HAS_PAIRS)
+// Adds the products of Bits bits of each code, those from bit `Low` on, times 2^Low.
+template <class Q, int Bits, int Low, int R, int NV>
+SB_INLINE void dot_bits(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b, int part) {
+  constexpr int words = kGroupWords / Q::parts;
+  constexpr int at_once = kPairsAtOnce<Bits> < words ? kPairsAtOnce<Bits> : words;
+#pragma GCC unroll 4
+  for (int first = 0; first < words; first += at_once) {
+    VectorOfPairs pairs[R][NV];
+#pragma GCC unroll 8
+    for (int step = first; step < first + at_once; ++step) {
+      const int i = word_of<Q>(part, step);
+      VU codes[NV];
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        codes[v] = coded_word<Q>(b + v * W, i);
+        if (Bits < Q::Bits) codes[v] = (codes[v] >> Low) & ((1u << Bits) - 1) * 0x01010101u;
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        word four;
+        std::memcpy(&four, a + r * a_stride + i * 4, sizeof four);
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) {
+          const VectorOfPairs product = multiply_pairs(codes[v], four);
+          pairs[r][v] = step == first ? product : add_pairs(pairs[r][v], product);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) dot[r][v] += sum_pairs(pairs[r][v]) << Low;
+  }
+}
+
+// Adds a part of a group, exactly: dot[R, NV * W].
 template <class Q, int R, int NV>
 SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b,
                          int part) {
-  constexpr int words = kGroupWords / Q::parts;
+  if constexpr (Q::Bits < 8) return dot_bits<Q, Q::Bits, 0>(dot, a, a_stride, b, part);
+  dot_bits<Q, 4, 0>(dot, a, a_stride, b, part);
+  dot_bits<Q, 4, 4>(dot, a, a_stride, b, part);
+}
+#else
+// Adds a part of a group, exactly: dot[R, NV * W].
+template <class Q, int R, int NV>
+SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b,
+                         int part) {
 #pragma GCC unroll 8
-  for (int step = 0; step < words; ++step) {
-    const int i = Q::parts == 1 ? step / 2 + step % 2 * words / 2 : part * words + step;
+  for (int step = 0; step < kGroupWords / Q::parts; ++step) {
+    const int i = word_of<Q>(part, step);
     VU codes[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) codes[v] = coded_word<Q>(b + v * W, i);
@@ -31,6 +82,7 @@ SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, cons
     }
   }
 }
+#endif
 
 // What the exact sum of a row's part of a group begins with, in place of codes around zero.
 template <class Q>
