@@ -35,13 +35,18 @@ CALLERS = {
 
 
 async def run(
-    make_runner: Callable[[], Runner], settings: WorkerSettings, startup: Startup | None = None
+    make_runner: Callable[[], Runner],
+    settings: WorkerSettings,
+    startup: Startup | None = None,
+    *,
+    launched_as: str = "",
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
         make_runner: called on the execution thread; loads the model.
         startup: what loading reports to; the scheduler is told until it has accepted the worker.
+        launched_as: name that the worker's launcher knows it by; empty if none keeps it.
 
     Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
     raises.
@@ -80,6 +85,7 @@ async def run(
                 ),
                 tls=tls,
                 on_accepted=end_reports,
+                launched_as=launched_as,
             )
             async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
                 await _serve(server, registration, worker, grace_s=settings.drain_timeout)

@@ -69,8 +69,14 @@ class Registration:
         advertised_address: str,
         tls: TlsConfig = CLEAR,
         on_accepted: Callable[[], object] = lambda: None,
+        launched_as: str = "",
     ) -> None:
-        """`on_accepted` is called each time that the scheduler takes this worker in."""
+        """
+        Args:
+            on_accepted: called each time that the scheduler takes this worker in.
+            launched_as: name that the worker's launcher knows it by; empty if none keeps it.
+        """
+        self._launched_as = launched_as
         self._on_accepted = on_accepted
         self._tls = tls
         self._worker = worker
@@ -196,6 +202,7 @@ class Registration:
             address=self._advertised_address,
             model=encode_model(worker.model),
             capacity=encode_capacity(worker.capacity),
+            launched_as=self._launched_as,
         )
 
     async def _beat(self, call: _Call, interval_s: float) -> None:

@@ -66,11 +66,12 @@ _CLIENTS = {
     "bench": "put a load on a router or an OpenAI endpoint, and measure",
     "models": "show what a router serves, and its load",
     "keys": "make, list and revoke API keys for clients of the router",
+    "scale": "set how many workers a running serve keeps",
     "pull": "fetch a model from the hub into the cache",
     "list": "list the models in the hub's cache, with their sizes",
     "rm": "remove models from the hub's cache",
 }
-"""Commands that call a running router, or prepare calls."""
+"""Commands that call a running service, or prepare calls."""
 _QUESTIONS = {
     "health": "tell by the exit status whether a router, scheduler or worker is serving",
     "doctor": "show what this machine offers, what will be used, and what is wrong",
@@ -91,6 +92,7 @@ _MODULES = {
     "bench": "signalbox.bench.command",
     "models": "signalbox.commands.models",
     "keys": "signalbox.commands.keys",
+    "scale": "signalbox.commands.scale",
     "pull": "signalbox.cached_models.pull",
     "list": "signalbox.cached_models.list",
     "rm": "signalbox.cached_models.rm",

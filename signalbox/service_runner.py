@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.startup import ReportProgress, StartupProgress
-from signalbox.stack.child_processes import SERVING, STARTING, announce, has_listener, may_fork
+from signalbox.stack.child_processes import (
+    SERVING,
+    STARTING,
+    announce,
+    has_listener,
+    may_fork,
+    process_name,
+)
 from signalbox.version import VERSION
 
 if TYPE_CHECKING:
@@ -90,7 +97,7 @@ def run_worker(settings: "WorkerSettings") -> None:
     else:
         make_runner = _model_runner(settings, startup.set, network)
     _configure_tracing("worker", settings)
-    asyncio.run(run(make_runner, settings, startup))
+    asyncio.run(run(make_runner, settings, startup, launched_as=process_name("")))
 
 
 def _run_on_ray(settings: "WorkerSettings") -> None:

@@ -1,6 +1,7 @@
 """SchedulerService: routers send requests, and get one message for each step."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.reports import insight_codec, state_codec
 from scheduler_svc.requests.failures import RETRY_AFTER_S, drains
+from scheduler_svc.service.launcher_servicer import LauncherLink
 from scheduler_svc.service.router_session import Message, ModelChanged, Session
 from scheduler_svc.workers.starting_workers import StartingWorkers
 
@@ -54,6 +56,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self._recorder = recorder
         self._cluster = cluster
         self._config = config
+        self._launcher = LauncherLink(cluster)
 
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Context
@@ -145,12 +148,27 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         ]
         return pb.ListAdaptersResponse(adapters=listed)
 
+    async def ScaleWorkers(
+        self, request: pb.ScaleWorkersRequest, context: Context
+    ) -> pb.ScaleWorkersResponse:
+        return await self._launcher.scale(request)
+
+    async def LaunchWorkers(
+        self, requests: AsyncIterator[pb.LaunchWorkersRequest], context: Context
+    ) -> AsyncIterator[pb.LaunchWorkersResponse]:
+        async with contextlib.aclosing(self._launcher.hold(requests)) as orders:
+            async for order in orders:
+                yield order
+
     async def GetStats(
         self, request: stats_pb2.GetStatsRequest, context: Context
     ) -> stats_pb2.GetStatsResponse:
-        return insight_codec.stats(
+        stats = insight_codec.stats(
             self._cluster, max_live_requests=min(request.max_live_requests, MAX_LIVE_REQUESTS)
         )
+        if self._launcher.state is not None:
+            stats.launcher.CopyFrom(self._launcher.state)
+        return stats
 
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: Context

@@ -51,6 +51,8 @@ class StepLoop:
         self.scheduler = scheduler
         self.wake = wake
         self.recorder = recorder
+        self.launched_as = ""
+        """Name that the worker's launcher knows it by; empty if none keeps it."""
         self._send_updates = send_updates
         self._prepare = prepare
         self._wake_all = wake_all

@@ -9,7 +9,13 @@ from typing import Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc, state_pb2, stats_pb2
+from protos.scheduler.v1 import (
+    explain_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    state_pb2,
+    stats_pb2,
+)
 from signalbox.client.connection import PLAIN, Connection, add_connection_flags
 from signalbox.client.service_client import TIMEOUT_S, NotKnown, ServiceClient
 from signalbox.settings.environment import ENV_PREFIX
@@ -43,6 +49,12 @@ class SchedulerClient(ServiceClient):
         request = stats_pb2.GetStatsRequest(max_live_requests=max_live_requests)
         answer = await self.answer(self.stub.GetStats(request, timeout=TIMEOUT_S))
         return cast(stats_pb2.GetStatsResponse, answer)
+
+    async def scale(self, least: int, most: int) -> stats_pb2.LauncherState:
+        """Sets how many workers their launcher keeps; returns what it has agreed to."""
+        request = scheduler_pb2.ScaleWorkersRequest(min_workers=least, max_workers=most)
+        answer = await self.answer(self.stub.ScaleWorkers(request, timeout=2 * TIMEOUT_S))
+        return cast(scheduler_pb2.ScaleWorkersResponse, answer).launcher
 
     async def explain(self, request_id: str) -> explain_pb2.ExplainResponse:
         request = explain_pb2.ExplainRequest(request_id=request_id)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from protos.scheduler.v1 import explain_pb2
 from protos.scheduler.v1 import stats_pb2 as pb
 from signalbox.inspect.stage_use import StageLoad, stage_loads
+from signalbox.settings.worker_range import WorkerRange
 
 _PHASES = {
     explain_pb2.REQUEST_STATE_WAITING: "waiting",
@@ -64,6 +65,18 @@ class QuarantinedWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherLoad:
+    """What keeps the workers running."""
+
+    placement: str
+    workers: str
+    """Number of workers, or MIN..MAX."""
+    num_wanted: int
+    pending: dict[str, str]
+    """What workers wait for that do not run, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLoad:
     """One live request."""
 
@@ -96,6 +109,8 @@ class Load:
     queue_time: Quantiles
     workers: list[WorkerLoad]
     quarantined_workers: list[QuarantinedWorker]
+    launcher: LauncherLoad | None
+    """None if each worker was started by itself."""
     requests: list[RequestLoad]
     """The oldest live requests; the scheduler lists at most 100."""
 
@@ -130,7 +145,17 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> Load:
             )
             for one in after.quarantined_workers
         ],
+        launcher=_launcher(after.launcher) if after.HasField("launcher") else None,
         requests=[_request(request) for request in after.live_requests],
+    )
+
+
+def _launcher(state: pb.LauncherState) -> LauncherLoad:
+    return LauncherLoad(
+        placement=state.placement,
+        workers=str(WorkerRange(state.min_workers, state.max_workers)),
+        num_wanted=state.num_wanted,
+        pending={one.name: one.reason for one in state.pending},
     )
 
 

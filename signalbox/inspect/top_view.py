@@ -8,7 +8,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from signalbox.client.tables import make_table, right
-from signalbox.inspect.load_rates import Load, Quantiles, QuarantinedWorker, RequestLoad, WorkerLoad
+from signalbox.inspect.load_rates import (
+    LauncherLoad,
+    Load,
+    Quantiles,
+    QuarantinedWorker,
+    RequestLoad,
+    WorkerLoad,
+)
 from signalbox.inspect.stage_use import stage_table
 
 BAR_WIDTH = 20
@@ -31,7 +38,16 @@ def render(load: Load | None, address: str, *, problem: str = "", note: str = ""
     missing = [Text("no worker is there", style="yellow")] if not panels else []
     kept_out = [_quarantined(one) for one in load.quarantined_workers]
     requests = [_requests(load.requests)] if load.requests else []
-    return Group(head, _cluster(load), *missing, *panels, *kept_out, *requests)
+    launcher = [_launcher(load.launcher)] if load.launcher else []
+    return Group(head, _cluster(load), *launcher, *missing, *panels, *kept_out, *requests)
+
+
+def _launcher(launcher: LauncherLoad) -> Text:
+    bounds = f" of {launcher.workers}" if launcher.workers != str(launcher.num_wanted) else ""
+    shown = Text(f"workers to run ({launcher.placement}): {launcher.num_wanted}{bounds}")
+    for name, reason in launcher.pending.items():
+        shown.append(f"\n{name}: {reason}", style="yellow")
+    return shown
 
 
 def _quarantined(worker: QuarantinedWorker) -> Text:

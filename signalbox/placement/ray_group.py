@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from signalbox.stack.child_processes import WAITING, announce
+
 logger = logging.getLogger(__name__)
+
+
+_AT_ONCE_S = 1.0
+"""Seconds in which Ray reserves resources that are free."""
 
 
 class NoRoom(RuntimeError):
@@ -29,15 +34,21 @@ def make_group(
     if fault:
         raise NoRoom(fault)
     group = placement_group(bundles, strategy=strategy)
-    try:
-        ray.get(group.ready(), timeout=timeout_s)
-    except GetTimeoutError:
+    ready = group.ready()
+    if ray.wait([ready], timeout=_AT_ONCE_S)[0]:
+        return group
+    awaited = f"waits up to {timeout_s:g} s for Ray to have {_shown(bundles)} ({strategy})"
+    logger.info("the worker %s; free are %s", awaited, _free(ray.available_resources(), bundles))
+    announce(WAITING, awaited)  # for `top`
+    is_there = bool(ray.wait([ready], timeout=max(0.0, timeout_s - _AT_ONCE_S))[0])
+    announce(WAITING, "")
+    if not is_there:
         remove_placement_group(group)
-        free = ray.available_resources()
         raise NoRoom(
             f"Ray had no room for {_shown(bundles)} ({strategy}) within {timeout_s:g} s; free are"
-            f" {_free(free, bundles)}: raise --placement-timeout, or end other work"
-        ) from None
+            f" {_free(ray.available_resources(), bundles)}: raise --placement-timeout, or end other"
+            " work"
+        )
     return group
 
 

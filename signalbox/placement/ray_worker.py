@@ -183,7 +183,7 @@ def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -
             "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),
             "MASTER_ADDR": hosts[0],
             "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
-            PROCESS_NAME: process_name("worker"),
+            **({PROCESS_NAME: name} if (name := process_name("")) else {}),
         }
         started[actor.run.remote(["worker", *flags], variables)] = rank
     return started

@@ -22,10 +22,7 @@ from signalbox.settings.worker_range import WorkerRange
 
 
 def _workers(text: str) -> str:
-    found = WorkerRange.parse(text)
-    if not found.is_fixed:
-        raise ValueError("it must be one number")
-    return str(found)
+    return str(WorkerRange.parse(text))
 
 
 class ElsewhereSettings(PlacementSettings, SettingsGroup):
@@ -70,7 +67,9 @@ class ServeSettings(
     IS_WHOLE_STACK: ClassVar[bool] = True
 
     workers: Annotated[str, BeforeValidator(str), AfterValidator(_workers)] = Field(
-        "1", description="workers to keep running; one that is lost is started again"
+        "1",
+        description="workers to keep running, which are started again if they are lost; MIN..MAX"
+        " follows the load",
     )
 
     @property

@@ -28,8 +28,9 @@ from signalbox_kernels.native import ISA_VARIABLE
 
 PARENT_PID, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABLES)
 
-SERVING, STARTING = "serving", "starting"
-"""Kinds of a child's announcements: with the model's name, and with a phase and its progress."""
+SERVING, STARTING, WAITING = "serving", "starting", "waiting"
+"""Kinds of a child's announcements: with the model's name, with a phase and its progress, and with
+what the child waits for, which is nothing at the end of the wait."""
 
 _PROGRAM = "signalbox"
 _PR_SET_PDEATHSIG = 1

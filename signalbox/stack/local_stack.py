@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 
 from contract.startup import StartupPhase, StartupProgress
 from router.config import RouterSettings
@@ -19,6 +20,7 @@ from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.child_processes import (
     SERVING,
     STARTING,
+    WAITING,
     Child,
     Started,
     start,
@@ -26,7 +28,7 @@ from signalbox.stack.child_processes import (
     watch,
 )
 from signalbox.stack.stack_addresses import StackAddresses
-from signalbox.stack.start_checks import check_start
+from signalbox.stack.start_checks import check_number, check_start
 from signalbox.stack.worker_launcher import make_launcher
 from signalbox.stack.worker_supervisor import ServiceDied, WorkerSupervisor
 from signalbox.startup_display import make_display
@@ -130,6 +132,23 @@ class LocalStack:
         async with self._display.refreshed():
             await self._until_serving()
 
+    async def scale(self) -> None:
+        """Changes the number of workers as operators ask, and by the load; never returns."""
+        from signalbox.client.connection import Connection
+        from signalbox.client.scheduler_client import SchedulerClient
+        from signalbox.stack.worker_scaler import WorkerScaler
+
+        settings, tls = self._settings, self._settings.services_tls
+        scaler = WorkerScaler(
+            self._workers,
+            settings.worker_range,
+            placement=settings.placement.partition("=")[0],
+            drain_s=settings.drain_timeout + END_S,
+            check=partial(check_number, settings),
+        )
+        async with SchedulerClient(self.addresses.scheduler, Connection(tls=tls)) as client:
+            await scaler.run(client)
+
     async def wait(self) -> None:
         """Never returns; raises ServiceDied when the stack can no longer serve."""
         services = {asyncio.create_task(child.wait()): child for child in self._services()}
@@ -201,6 +220,8 @@ class LocalStack:
                 phase, num_done, num_total = text.split()
                 progress = StartupProgress(StartupPhase[phase], int(num_done), int(num_total))
                 self._display.report(child.name, progress)
+            elif kind == WAITING:
+                self._workers.waits(child.name, text)
 
 
 @contextlib.asynccontextmanager
@@ -258,4 +279,9 @@ async def _serve_and_wait(stack: LocalStack) -> None:
     addresses = stack.addresses
     http = f" and {addresses.http_url}" if addresses.http_url else ""
     logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, addresses.router, http)
-    await stack.wait()
+    scaling = asyncio.create_task(stack.scale())
+    try:
+        await stack.wait()
+    finally:
+        scaling.cancel()
+        await asyncio.gather(scaling, return_exceptions=True)

@@ -37,6 +37,15 @@ def check_start(settings: ServeSettings) -> None:
         check_model(settings, num_workers=settings.worker_range.most)
 
 
+def check_number(settings: ServeSettings, num_workers: int) -> None:
+    """Raises the exceptions of `check_model`, or ValueError, if so many workers cannot be kept."""
+    type(settings).model_validate(
+        settings.model_dump(exclude_unset=True) | {"workers": str(num_workers)}
+    )
+    if not settings.is_on_ray:
+        check_model(settings, num_workers=num_workers)
+
+
 def _check_ports(settings: ServeSettings) -> None:
     address = join_address(settings.host, settings.grpc_port)
     check_exposure(address, settings.tls)

@@ -80,16 +80,26 @@ class WorkerSupervisor:
         self._places: dict[int, _Place] = {}
         self._has_served = asyncio.Event()
         self._failed: asyncio.Future[None] | None = None
+        self._removals: set[asyncio.Task[None]] = set()
+        self.pending: dict[str, str] = {}
+        """Of workers that do not run yet or again, what they wait for."""
+        self.changed = asyncio.Event()
+        """Set when `pending` or `names` have changed."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the workers that are to run, by place."""
+        return [name_of(one.number) for one in self._in_order() if not one.is_leaving]
 
     @property
     def workers(self) -> list[LaunchedWorker]:
         """Those that run, by place."""
-        return [place.worker for _, place in sorted(self._places.items()) if place.worker]
+        return [place.worker for place in self._in_order() if place.worker]
 
     @property
     def wanted(self) -> int:
         """Number of workers that are to run."""
-        return sum(not place.is_leaving for place in self._places.values())
+        return len(self.names)
 
     def adopt(self, place: int, worker: LaunchedWorker) -> None:
         """Keeps a worker that has been started before the event loop."""
@@ -100,6 +110,14 @@ class WorkerSupervisor:
         before is a fault that another start would repeat."""
         self._has_served.set()
 
+    def waits(self, name: str, reason: str) -> None:
+        """Says what a worker waits for; an empty text if it goes on."""
+        if reason:
+            self.pending[name] = reason
+        else:
+            self.pending.pop(name, None)
+        self.changed.set()
+
     def grow(self, wanted: int) -> None:
         """Adds workers, in the places with the lowest numbers that are free."""
         number = 0
@@ -108,21 +126,25 @@ class WorkerSupervisor:
                 self._add(number)
             number += 1
 
-    async def remove(self, name: str, *, within_s: float) -> None:
-        """Drains the worker of that name and ends it, for good."""
+    def remove(self, name: str, *, within_s: float) -> asyncio.Task[None]:
+        """Drains the worker of that name and ends it, for good; returns the task that does."""
         place = next(one for one in self._places.values() if name_of(one.number) == name)
-        await self._remove(place, within_s=within_s)
+        place.is_leaving = True
+        removal = asyncio.create_task(self._remove(place, within_s=within_s))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+        self.changed.set()
+        return removal
 
     async def wait(self) -> None:
         """Never returns; raises ServiceDied if all workers are lost before one has served."""
-        if self._failed is None:
-            self._failed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._failed)
+        await asyncio.shield(self._failure())
 
     async def stop(self, *, within_s: float) -> None:
         """Drains and ends all workers."""
-        places = list(self._places.values())
-        await asyncio.gather(*(self._remove(one, within_s=within_s) for one in places))
+        for name in self.names:
+            self.remove(name, within_s=within_s)
+        await asyncio.gather(*self._removals)
 
     def kill(self) -> None:
         """Ends all workers at once."""
@@ -132,38 +154,43 @@ class WorkerSupervisor:
             if place.worker:
                 place.worker.send(signal.SIGKILL)
 
+    def _in_order(self) -> list[_Place]:
+        return [place for _, place in sorted(self._places.items())]
+
     def _add(self, number: int) -> _Place:
         place = self._places[number] = _Place(number)
         place.keeper = asyncio.create_task(self._keep(place))
+        self.changed.set()
         return place
 
     async def _remove(self, place: _Place, *, within_s: float) -> None:
-        place.is_leaving = True
         if place.keeper:
             place.keeper.cancel()
             await asyncio.gather(place.keeper, return_exceptions=True)
         if place.worker:
             await place.worker.end(within_s=within_s)
         self._places.pop(place.number, None)
+        self.waits(name_of(place.number), "")
 
     async def _keep(self, place: _Place) -> None:
+        name = name_of(place.number)
         while True:
             try:
                 if place.worker is None:
+                    self.waits(name, "")
                     await self._start(place)
-                    assert place.worker is not None
+                assert place.worker is not None
                 status = await place.worker.wait()
-                reason = f"{place.worker.name} {place.worker.ending}"
+                reason = f"{name} {place.worker.ending}"
             except OSError as error:
-                status, reason = 1, f"{name_of(place.number)} cannot be started: {error}"
+                status, reason = 1, f"{name} cannot be started: {error}"
             place.worker = None
             pause_s = place.pause_s(self._clock())
             if not self._may_go_on(reason, status):
                 return
-            logger.warning(
-                "%s; workers left: %d; it is started again after %g s",
-                *(reason, len(self.workers), pause_s),
-            )
+            again = f"it is started again after {pause_s:g} s"
+            logger.warning("%s; workers left: %d; %s", reason, len(self.workers), again)
+            self.waits(name, f"{reason}; {again}")
             await self._has_served.wait()
             await self._sleep(pause_s)
 
@@ -179,12 +206,15 @@ class WorkerSupervisor:
     def _may_go_on(self, reason: str, status: int) -> bool:
         if self._has_served.is_set() or self.workers:
             return True
+        if not (failure := self._failure()).done():
+            told = "; its last lines say why" if status >= 0 else ""
+            failure.set_exception(ServiceDied(reason + told))
+        return False
+
+    def _failure(self) -> asyncio.Future[None]:
         if self._failed is None:
             self._failed = asyncio.get_running_loop().create_future()
-        if not self._failed.done():
-            told = "; its last lines say why" if status >= 0 else ""
-            self._failed.set_exception(ServiceDied(reason + told))
-        return False
+        return self._failed
 
 
 def name_of(place: int) -> str:

@@ -68,6 +68,16 @@ class SchedulerServiceStub:
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.ScaleWorkers = channel.unary_unary(
+                '/signalbox.scheduler.v1.SchedulerService/ScaleWorkers',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.FromString,
+                _registered_method=True)
+        self.LaunchWorkers = channel.stream_stream(
+                '/signalbox.scheduler.v1.SchedulerService/LaunchWorkers',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/signalbox.scheduler.v1.SchedulerService/GetStats',
                 request_serializer=protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsRequest.SerializeToString,
@@ -147,6 +157,26 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScaleWorkers(self, request, context):
+        """Asks the launcher of the workers to keep another number of them. Returns when it has agreed: workers
+        start, or drain and end, afterwards. Workers that others started count for nothing. Idempotent.
+
+        INVALID_ARGUMENT for bounds that are none; FAILED_PRECONDITION if no launcher keeps the workers,
+        which the message names, or if the launcher cannot keep so many; UNAVAILABLE if it ends meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LaunchWorkers(self, request_iterator, context):
+        """The launcher of the workers, such as `signalbox serve`, holds this stream while it runs. It owns
+        their number, and says what it is when it begins and with each change; the scheduler sends on what
+        ScaleWorkers asks. ALREADY_EXISTS while another launcher holds one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStats(self, request, context):
         """Counts of queues, blocks and steps, for each worker. Idempotent.
         """
@@ -202,6 +232,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ListAdapters,
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'ScaleWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScaleWorkers,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.SerializeToString,
+            ),
+            'LaunchWorkers': grpc.stream_stream_rpc_method_handler(
+                    servicer.LaunchWorkers,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -382,6 +422,60 @@ class SchedulerService:
             '/signalbox.scheduler.v1.SchedulerService/ListAdapters',
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.SerializeToString,
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScaleWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/ScaleWorkers',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LaunchWorkers(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/LaunchWorkers',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

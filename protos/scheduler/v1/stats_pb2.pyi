@@ -14,7 +14,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, max_live_requests: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_requests_waiting", "workers", "uptime_ns", "requests", "num_refused", "live_requests", "model_name", "quarantined_workers", "num_worker_failures")
+    __slots__ = ("num_requests_waiting", "workers", "uptime_ns", "requests", "num_refused", "live_requests", "model_name", "quarantined_workers", "num_worker_failures", "launcher")
     class NumRefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class GetStatsResponse(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKER_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHER_FIELD_NUMBER: _ClassVar[int]
     num_requests_waiting: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
     uptime_ns: int
@@ -40,7 +41,30 @@ class GetStatsResponse(_message.Message):
     model_name: str
     quarantined_workers: _containers.RepeatedCompositeFieldContainer[QuarantinedWorker]
     num_worker_failures: int
-    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ..., quarantined_workers: _Optional[_Iterable[_Union[QuarantinedWorker, _Mapping]]] = ..., num_worker_failures: _Optional[int] = ...) -> None: ...
+    launcher: LauncherState
+    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ..., quarantined_workers: _Optional[_Iterable[_Union[QuarantinedWorker, _Mapping]]] = ..., num_worker_failures: _Optional[int] = ..., launcher: _Optional[_Union[LauncherState, _Mapping]] = ...) -> None: ...
+
+class LauncherState(_message.Message):
+    __slots__ = ("placement", "min_workers", "max_workers", "num_wanted", "pending")
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WANTED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    placement: str
+    min_workers: int
+    max_workers: int
+    num_wanted: int
+    pending: _containers.RepeatedCompositeFieldContainer[PendingWorker]
+    def __init__(self, placement: _Optional[str] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., num_wanted: _Optional[int] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ...) -> None: ...
+
+class PendingWorker(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class QuarantinedWorker(_message.Message):
     __slots__ = ("address", "num_failures", "pause_ns", "left_ns")
@@ -75,7 +99,7 @@ class RequestSummary(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages")
+    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages", "launched_as")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +126,7 @@ class WorkerStats(_message.Message):
     NUM_CACHED_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHED_AS_FIELD_NUMBER: _ClassVar[int]
     address: str
     num_requests_running: int
     num_requests_swapped: int
@@ -128,7 +153,8 @@ class WorkerStats(_message.Message):
     num_cached_cpu_blocks: int
     num_failures: int
     stages: _explain_pb2.StageUse
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ...) -> None: ...
+    launched_as: str
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., launched_as: _Optional[str] = ...) -> None: ...
 
 class StepStats(_message.Message):
     __slots__ = ("tokens", "duration_ns", "num_prefill_tokens", "wait_ns", "swap_ns", "forward_ns", "sample_ns", "num_blocks_swapped_out", "num_blocks_swapped_in", "num_blocks_copied")

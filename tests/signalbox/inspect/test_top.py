@@ -153,3 +153,21 @@ def test_the_address_of_a_worker_is_no_markup() -> None:
     stats = make_stats(1)
     stats.workers[0].address = "[fe80::1]:50061"
     assert "[fe80::1]:50061  running 7" in text_of(render(measure(stats, stats), "host:50052"))
+
+
+def test_the_screen_says_how_many_workers_are_to_run_and_what_they_wait_for() -> None:
+    stats = make_stats(1)
+    assert "workers to run" not in text_of(render(measure(stats, stats), "a:1"))
+    stats.launcher.CopyFrom(
+        pb.LauncherState(
+            placement="ray",
+            min_workers=1,
+            max_workers=4,
+            num_wanted=2,
+            pending=[pb.PendingWorker(name="worker 1", reason="waits for Ray")],
+        )
+    )
+    shown = text_of(render(measure(stats, stats), "a:1"))
+    assert "workers to run (ray): 2 of 1..4\nworker 1: waits for Ray" in shown
+    stats.launcher.min_workers = stats.launcher.max_workers = 2
+    assert "workers to run (ray): 2\n" in text_of(render(measure(stats, stats), "a:1"))

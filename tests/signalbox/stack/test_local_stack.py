@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -351,6 +352,33 @@ def test_a_mistake_is_one_line(arguments: list[str], expected: str) -> None:
 def test_a_refused_request_is_one_line(shared: Stack) -> None:
     done = run_here("generate", "hello", "--temperature", "9", "--router", shared.address)
     assert_one_line_error(done, "INVALID_ARGUMENT", "temperature", "9")
+
+
+def num_workers(stack: Stack) -> int:
+    """Of processes that have not ended."""
+    found = 0
+    for one in psutil.Process(stack.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie is one
+            found += "worker" in one.cmdline()
+    return found
+
+
+def test_scale_starts_and_drains_workers_of_serve(log: Path) -> None:
+    with serve(log, "--simulate", "--workers=1", "--no-http") as stack:
+        found = re.search(r"listening on (\S+);", log.read_text())
+        assert found is not None
+        scale = ("scale", "--scheduler", found[1], "--workers")
+        wait_until(lambda: run_here(*scale, "3").returncode == 0, told=log.read_text)
+        wait_until(lambda: log.read_text().count("worker joined") >= 3, told=log.read_text)
+        shown = run_here("top", "--once", "--interval=0.1", "--scheduler", found[1]).stdout
+        assert "workers to run (local): 3" in shown
+        done = run_here(*scale, "1..2")
+        assert (done.returncode, done.stdout) == (0, "local workers: 1..2; 2 are to run now\n")
+        eventually_in(log, " is taken away: it drains, and ends")
+        wait_until(lambda: num_workers(stack) == 2, told=log.read_text)
+        assert "started again" not in log.read_text()
+        assert_one_line_error(run_here(*scale, "2..1"), "--workers", "lower number first")
+        assert stack.stop() == 0
 
 
 def test_a_reader_that_leaves_is_no_error(shared: Stack) -> None:
