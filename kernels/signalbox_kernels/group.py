@@ -46,6 +46,11 @@ class Group:
         """Number of exchanges that this rank has joined, modulo 2^32."""
         return int(library().sb_group_joined(self.handle))
 
+    @property
+    def waited_ns(self) -> int:
+        """Nanoseconds that this rank has waited for the others; read it between steps."""
+        return int(library().sb_group_waited_ns(self.handle))
+
     def call_off(self) -> None:
         """Makes every step that waits for a rank, now or later, raise CalledOff; on any thread."""
         library().sb_group_call_off(self.handle)

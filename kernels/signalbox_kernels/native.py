@@ -57,6 +57,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_group_new": (c_void_p, (c_void_p, c_int32, c_int32, c_int64)),
     "sb_group_free": (None, (c_void_p,)),
     "sb_group_joined": (c_uint32, (c_void_p,)),
+    "sb_group_waited_ns": (c_int64, (c_void_p,)),
     "sb_group_call_off": (None, (c_void_p,)),
     "sb_program_join": (None, (c_void_p, c_void_p)),
     "sb_program_run": (c_int32, (c_void_p, POINTER(SbBatch))),

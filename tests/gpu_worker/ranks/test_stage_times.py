@@ -55,8 +55,11 @@ def test_each_stage_reports_what_it_computed_waited_for_and_passed_on(native_tin
     runner.close()
 
 
-def test_ranks_of_a_stage_report_the_time_in_collectives(tiny: Path) -> None:
-    runner = load(tiny, 2, 1)
+@pytest.mark.parametrize("model", ["tiny", "native_tiny"])
+def test_ranks_of_a_stage_report_the_time_in_collectives(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    runner = load(request.getfixturevalue(model), 2, 1)
     runner.profile()
     runner.init_cache_engine(num_gpu_blocks=4, num_cpu_blocks=0)
     (stage,) = runner.execute(make_some()).stages

@@ -77,6 +77,8 @@ extern "C" void sb_group_free(void* group) { delete &group_of(group); }
 
 extern "C" uint32_t sb_group_joined(void* group) { return group_of(group).joined(); }
 
+extern "C" int64_t sb_group_waited_ns(void* group) { return group_of(group).waited_ns(); }
+
 extern "C" void sb_group_call_off(void* group) { group_of(group).call_off(); }
 
 extern "C" void sb_program_join(void* program, void* group) { program_of(program).join(&group_of(group)); }

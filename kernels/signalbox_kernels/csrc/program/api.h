@@ -186,6 +186,9 @@ void sb_group_free(void* group);
 // The number of exchanges that the rank has joined, modulo 2^32.
 uint32_t sb_group_joined(void* group);
 
+// The nanoseconds that the rank has waited for others; read it between steps.
+int64_t sb_group_waited_ns(void* group);
+
 // Makes all ranks that wait for each other stop, now and later; safe from any thread.
 void sb_group_call_off(void* group);
 

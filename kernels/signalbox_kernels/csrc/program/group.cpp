@@ -1,5 +1,6 @@
 #include "program/group.h"
 
+#include <chrono>
 #include <climits>
 
 #if defined(__linux__)
@@ -64,14 +65,18 @@ char* Group::slot(uint32_t exchange, int32_t rank) const {
 
 bool Group::join(uint32_t exchange, Stretch ahead) {
   std::atomic<uint32_t>& own = joined_[rank_].value;
-  if (own.load() != exchange) {  // threads that come together store the same
-    own.store(exchange);
-    // A rank that goes to sleep counts itself and looks again: one of the two sees the other.
-    if (sleepers_->value.load()) wake_all(own);
-  }
-  for (int32_t i = 1; i < num_ranks_; ++i)
-    if (!wait_for((rank_ + i) % num_ranks_, exchange, ahead)) return false;
-  return true;
+  uint32_t before = exchange - 1;
+  const bool is_first = own.compare_exchange_strong(before, exchange);
+  // A rank that goes to sleep counts itself and looks again: one of the two sees the other.
+  if (is_first && sleepers_->value.load()) wake_all(own);
+  const auto began = std::chrono::steady_clock::now();
+  bool is_met = true;
+  for (int32_t i = 1; is_met && i < num_ranks_; ++i)
+    is_met = wait_for((rank_ + i) % num_ranks_, exchange, ahead);
+  using std::chrono::nanoseconds;
+  if (is_first)  // of the rank's threads, so that their waits are not added up
+    waited_ns_ += std::chrono::duration_cast<nanoseconds>(std::chrono::steady_clock::now() - began).count();
+  return is_met;
 }
 
 void Group::call_off() {

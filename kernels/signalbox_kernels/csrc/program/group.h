@@ -32,6 +32,9 @@ class Group {
   // The number of exchanges that this rank has joined, modulo 2^32; the next one is joined + 1.
   uint32_t joined() const;
 
+  // The nanoseconds that this rank has waited for others.
+  int64_t waited_ns() const { return waited_ns_; }
+
   // The slot of a rank in an exchange; that of the next rank follows after slot_bytes().
   char* slot(uint32_t exchange, int32_t rank) const;
 
@@ -53,6 +56,7 @@ class Group {
 
   const int32_t rank_, num_ranks_;
   const int64_t slot_bytes_;
+  int64_t waited_ns_ = 0;  // written by one thread in each exchange
   Word* const called_off_;
   Word* const sleepers_;
   Word* const joined_;  // [num_ranks]
