@@ -4,6 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FIRST_NAME = "MASTER_CERTIFIED_NAME"
+"""Variable of `first_name`, which the driver on Ray sets beside those of torchrun, because it knows
+nodes by their addresses alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
@@ -18,6 +22,8 @@ class RankPlace:
     """True if all ranks are on one host."""
     local_rank: int = 0
     """Number of this rank among those of its host."""
+    first_name: str = ""
+    """Name that the certificate of rank 0 is for; empty if it is for `first_host`."""
 
 
 def read_place(environment: Mapping[str, str]) -> RankPlace:
@@ -54,6 +60,7 @@ def _torchrun(environment: Mapping[str, str]) -> RankPlace | None:
         environment["MASTER_ADDR"],
         is_one_host=environment.get("LOCAL_WORLD_SIZE") == str(size),
         local_rank=_number(environment, "LOCAL_RANK", default="0"),
+        first_name=environment.get(FIRST_NAME, ""),
     )
 
 

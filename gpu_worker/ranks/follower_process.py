@@ -43,6 +43,7 @@ from gpu_worker.ranks.rank_messages import (
     LogLine,
     Meet,
     OpenAdapter,
+    RankAddress,
     RemoveAdapter,
     Report,
     Start,
@@ -87,7 +88,8 @@ class Follower:
         self._network, tls = network, network.tls
         self._servicer = RankServicer(rank, self._on_link_lost, tls)
         self._server = RankServer(self._servicer, network.address, num_streams=1, tls=tls)
-        self._first = FirstRank(network.first_address, tls=tls, within_s=within_s)
+        first = RankAddress(network.first_address, network.first_name)
+        self._first = FirstRank(first, tls=tls, within_s=within_s)
         self._first.report(Hello(rank, versions(), network.address, os.getpid(), told))
         self._commands: SimpleQueue[tuple[Command, int] | None] = SimpleQueue()
         """Each with the time of the monotonic clock at which it came, in nanoseconds."""

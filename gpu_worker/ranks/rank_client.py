@@ -114,9 +114,11 @@ class FirstRank:
     lost: str | None = None
     """None: a rank that has lost rank 0 ends, whatever it waits for."""
 
-    def __init__(self, address: str, *, tls: TlsConfig = CLEAR, within_s: float = REACH_S) -> None:
+    def __init__(
+        self, address: RankAddress, *, tls: TlsConfig = CLEAR, within_s: float = REACH_S
+    ) -> None:
         """Connects. Raises TimeoutError."""
-        self._channel = _open(RankAddress(address), tls, within_s=within_s)
+        self._channel = _open(address, tls, within_s=within_s)
         make_stub: Any = rank_pb2_grpc.RankServiceStub  # generated without types
         self._stub = make_stub(self._channel)
         self._reports: SimpleQueue[pb.JoinRequest | None] = SimpleQueue()

@@ -34,6 +34,8 @@ class RankNetwork:
     """HOST:PORT that this rank listens on."""
     first_address: str
     """HOST:PORT of rank 0."""
+    first_name: str = ""
+    """Name that the certificate of rank 0 is for, if not its address."""
     tls: TlsConfig = field(default_factory=TlsConfig)
 
     @classmethod
@@ -62,6 +64,7 @@ class RankNetwork:
         network = cls(
             address=join_address(own, port + place.rank),
             first_address=join_address(own if place.is_one_host else place.first_host, port),
+            first_name=place.first_name,
             tls=tls,
         )
         check_exposure(network.address, tls, names_callers=True)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from gpu_worker.ranks.rank_network import own_name
+from rpc.transport.tls import TlsConfig
 from signalbox.stack.child_processes import PARENT_PID
 
 
@@ -17,6 +19,10 @@ class RankActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+
+    def certified_name(self, tls: TlsConfig) -> str:
+        """Returns what the certificate on this node is for, as `own_name` does. Raises OSError."""
+        return own_name(tls)
 
     def run(self, arguments: list[str], variables: Mapping[str, str]) -> int:
         """Runs `signalbox` with these arguments; returns its exit status."""

@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from gpu_worker.ranks.environment import FIRST_NAME
 from gpu_worker.ranks.versions import versions
 from gpu_worker.worker_settings import WorkerSettings
 from rpc.transport.tls import is_loopback
@@ -175,6 +176,7 @@ def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -
         placement_timeout=WorkerSettings.model_fields["placement_timeout"].default,
     )
     hosts = [node.host for node in nodes]
+    first_name = _certified_name(settings, actors[0], nodes[0])
     started = {}
     for rank, actor in enumerate(actors):
         variables = {
@@ -182,11 +184,23 @@ def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -
             "WORLD_SIZE": str(len(actors)),
             "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),
             "MASTER_ADDR": hosts[0],
+            FIRST_NAME: first_name,
             "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
             **({PROCESS_NAME: name} if (name := process_name("")) else {}),
         }
         started[actor.run.remote(["worker", *flags], variables)] = rank
     return started
+
+
+def _certified_name(settings: WorkerSettings, actor: Any, node: RankNode) -> str:
+    """Returns the name by which others check the certificate of a rank, whose node they call by its
+    address. Raises RanksLost."""
+    try:
+        name: str = ray.get(actor.certified_name.remote(settings.tls), timeout=_START_S)
+    except RayError as error:
+        cause = str(error).strip().splitlines()[-1]
+        raise RanksLost(f"rank 0 on {node.host} cannot read its certificate: {cause}") from None
+    return name
 
 
 def _watch(actors: list[Any], started: dict[Any, int], stopping: threading.Event) -> None:

@@ -39,6 +39,10 @@ def place(rank: int = 0, size: int = 2, *, host: str = LOOPBACK, is_one: bool = 
     ("variables", "expected"),
     [
         (TORCHRUN, RankPlace("torchrun", 3, 4, "gpu7", False, 1)),
+        (
+            {**TORCHRUN, "MASTER_CERTIFIED_NAME": "worker"},
+            RankPlace("torchrun", 3, 4, "gpu7", False, 1, "worker"),
+        ),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, RankPlace("torchrun", 3, 4, "gpu7", True, 1)),
         (LWS, RankPlace("the LeaderWorkerSet", 1, 2, "w-0.w.default", False)),
         (SLURM, RankPlace("Slurm", 5, 8, "n03", False, 1)),

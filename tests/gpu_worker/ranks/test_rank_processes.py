@@ -159,7 +159,7 @@ def test_a_rank_that_others_cannot_reach_is_named(
 
 
 def join_only(network: RankNetwork, address: str) -> None:
-    first = rank_client.FirstRank(network.first_address)
+    first = rank_client.FirstRank(RankAddress(network.first_address))
     first.report(Hello(1, versions(), address, 0))
     with suppress(RankLost):
         list(first.commands())

@@ -174,6 +174,35 @@ def test_ranks_show_each_other_certificates(model: Path, tmp_path: Path) -> None
         assert "3 ranks are one worker" in ranks.log()
 
 
+@pytest.mark.parametrize(
+    ("names", "is_known"), [(("worker",), True), (("worker.other", "127.0.0.1"), False)]
+)
+def test_rank_0_is_called_by_its_address_and_known_by_its_name(
+    names: tuple[str, ...], is_known: bool, model: Path, tmp_path: Path
+) -> None:
+    """A driver on Ray tells the others the name, so that all pods may have one certificate."""
+    authority = Authority(tmp_path)
+    port, waits = free_port(), "the rank at 127.0.0.1"
+    with started_ranks(tmp_path) as ranks:
+        for rank, certified in enumerate((names, ("worker",))):
+            tls = authority.member(*certified)
+            ranks.start(
+                *(str(model), "--pipeline-parallel-size=2", f"--rank-port={port}", NOWHERE),
+                *(f"--tls-cert={tls.cert}", f"--tls-key={tls.key}", f"--tls-ca={tls.ca}"),
+                *(f"--tls-client-ca={tls.client_ca}", "--rank-host=127.0.0.1"),
+                variables={
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_CERTIFIED_NAME": "worker",
+                },
+            )
+        if is_known:
+            ranks.until_ready()
+        wait_until(lambda: is_known or waits in ranks.log(1), told=lambda: ranks.log(1))
+        assert ("2 ranks are one worker" in ranks.log()) is is_known
+
+
 def test_a_rank_without_the_role_of_a_worker_is_refused(model: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     tls, other = authority.member("worker", "127.0.0.1"), authority.member("router", "127.0.0.1")

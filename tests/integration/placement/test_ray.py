@@ -21,6 +21,7 @@ from tests.integration.placement.ranks import MODEL_FLAGS
 from tests.integration.placement.ray_cluster import add_node, three_nodes
 from tests.integration.stack import router, running_scheduler
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.rpc.certificates import Authority, tls_settings
 from tests.signalbox.stacks import COMMAND, environment, free_port, signalbox
 from tests.waiting import EVENT_S, eventually, wait_until
 
@@ -99,6 +100,46 @@ async def test_a_worker_on_ray_computes_and_ends_in_order(
             assert all(map(has_ended, ranks))
         finally:
             worker.kill()
+
+
+async def test_all_nodes_may_have_one_certificate_that_is_for_no_address(
+    cluster: Any, model: Path, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    tls = authority.member("worker")
+    config = SchedulerConfig(
+        port=0, worker_wait=120, **tls_settings(authority.member("scheduler", "127.0.0.1"))
+    )
+    async with running_scheduler(config) as scheduler:
+        flags = (
+            *(f"--scheduler={scheduler.address}", "--pipeline-parallel-size=3"),
+            *(f"--tls-cert={tls.cert}", f"--tls-key={tls.key}", f"--tls-ca={tls.ca}"),
+            *(f"--tls-client-ca={tls.client_ca}", f"--drain-timeout={EVENT_S}"),
+        )
+        worker = RayWorker(cluster, model, tmp_path / "log", *flags)
+        try:
+            await until_workers(scheduler, 1)
+            ranks = worker.ranks()
+            worker.process.send_signal(signal.SIGTERM)
+            status = await asyncio.to_thread(worker.process.wait, EVENT_S)
+            assert status == 0, worker.log.read_text()
+            assert len(ranks) == 3
+            assert all(map(has_ended, ranks))
+        finally:
+            worker.kill()
+
+
+def test_a_certificate_that_a_node_lacks_is_named(
+    cluster: Any, model: Path, tmp_path: Path
+) -> None:
+    tls, lost = Authority(tmp_path).member("worker"), tmp_path / "lost.pem"
+    worker = RayWorker(
+        *(cluster, model, tmp_path / "log", f"--tls-cert={lost}", f"--tls-key={tls.key}"),
+        *(f"--tls-ca={tls.ca}", f"--tls-client-ca={tls.client_ca}"),
+    )
+    assert worker.process.wait(EVENT_S) == 1
+    assert "cannot read its certificate: " in worker.log.read_text()
+    assert str(lost) in worker.log.read_text()
 
 
 @pytest.mark.parametrize("harm", ["driver", "actor", "rank"])
