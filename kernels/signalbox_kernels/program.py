@@ -34,6 +34,13 @@ from signalbox_kernels.structs import (
 PANEL = 32  # columns of a packed matrix, stored together
 _HALF = PANEL // 2
 _CALLED_OFF = 2
+_ELEMENT_BYTES = {
+    Element.FLOAT32: 4,
+    Element.BFLOAT16: 2,
+    Element.INT8: 1,
+    Element.FP8_E4M3: 1,
+}
+_SCALE_BYTES = 4  # of a token's K or V of one head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +60,12 @@ class ProgramShape:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the cache: all layers, K and V."""
-        itemsize = 2 if self.kv_element is Element.BFLOAT16 else 4
-        token = 2 * self.num_layers * self.num_kv_heads * self.head_size
-        return token * self.block_size * itemsize
+        """Bytes of a block of the cache: all layers, K and V, with the scales of codes."""
+        heads = 2 * self.num_layers * self.num_kv_heads
+        head = self.head_size * _ELEMENT_BYTES[self.kv_element]
+        if self.kv_element is Element.INT8:
+            head += _SCALE_BYTES
+        return heads * head * self.block_size
 
 
 class Adapted(NamedTuple):
@@ -195,14 +204,31 @@ class ProgramBuilder:
         layer: int,
         norms: tuple[AnyArray, AnyArray] | None = None,
         eps: float = 0.0,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
-        cache."""
-        query, key = (None, None) if norms is None else map(self._floats, norms)
-        self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, norm_q=query, norm_k=key, eps=eps)
+        cache.
 
-    def attend(self, src: int, dst: int, *, layer: int, window: int | None = None) -> None:
-        self._add(OpKind.ATTEND, src=src, dst=dst, layer=layer, window=window or 0)
+        Args:
+            kv_scales: of K and V in E4M3: values are codes times these.
+        """
+        query, key = (None, None) if norms is None else map(self._floats, norms)
+        scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
+        norm = {"norm_q": query, "norm_k": key, "eps": eps}
+        self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, **norm, **scales)
+
+    def attend(
+        self,
+        src: int,
+        dst: int,
+        *,
+        layer: int,
+        window: int | None = None,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """Adds attention over the cache; `rotate` explains the scales."""
+        scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
+        self._add(OpKind.ATTEND, src=src, dst=dst, layer=layer, window=window or 0, **scales)
 
     def head(self, src: int, weight: Packed, *, first_token: int = 0) -> None:
         """Adds the product with the head. Of several ranks, each has as many tokens as the first,

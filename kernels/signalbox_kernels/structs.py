@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class Element(IntEnum):
-    """Element type of activations and of products that are not of codes; or of K and V."""
+    """Element type of activations and of products that are not of codes; or of K and V, which alone
+    may be in 8 bits."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
+    INT8 = 2
+    FP8_E4M3 = 3
 
 
 class Row(IntEnum):
@@ -72,6 +75,8 @@ class SbOp(ctypes.Structure):
         ("shrunk", c_int32),
         ("parts", c_void_p),
         ("first_token", c_int32),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
     )
 
 

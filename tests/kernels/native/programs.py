@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from signalbox_kernels import native
 from signalbox_kernels.arena import Arena
-from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.floats import BFLOAT16, FLOAT8_E4M3, AnyArray
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
@@ -19,7 +19,9 @@ from tests.kernels.native.reference import wide
 
 Dtype = np.dtype[Any]
 
+INT8: Dtype = np.dtype(np.int8)
 DTYPES = {FLOAT32: Element.FLOAT32, BFLOAT16: Element.BFLOAT16}
+KV_DTYPES = DTYPES | {INT8: Element.INT8, FLOAT8_E4M3: Element.FP8_E4M3}
 ELEMENTS = [
     pytest.param(isa, dtype, id=f"{isa.name.lower()}-{DTYPES[dtype].name.lower()}")
     for isa in ISAS
@@ -61,7 +63,7 @@ def make_builder(dtype: Dtype, *, kv_dtype: Dtype | None = None, **shape: int) -
         "hidden_size": 50,
         "vocab_size": 97,
     }
-    elements = {"element": DTYPES[dtype], "kv_element": DTYPES[kv_dtype or dtype]}
+    elements = {"element": DTYPES[dtype], "kv_element": KV_DTYPES[kv_dtype or dtype]}
     return ProgramBuilder(ProgramShape(**elements, scale=0.2, **(sizes | shape)), Arena())
 
 

@@ -58,7 +58,7 @@ def forms_of(isa: Isa) -> Iterator[Form]:
     yield from (Form(storage) for storage in Storage)
     yield from (Form(storage, is_coded=True) for storage in QUANTISED)
     narrow = Element.BFLOAT16
-    yield Form(Storage.F32, kv_element=narrow)
+    yield from (Form(Storage.F32, kv_element=kv_element) for kv_element in tuple(Element)[1:])
     if native.multiplies_bfloat16(isa):
         yield from (Form(Storage.BF16, narrow, kv_element) for kv_element in Element)
         yield from (Form(storage, narrow, narrow, is_coded=True) for storage in QUANTISED)

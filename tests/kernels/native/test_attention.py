@@ -6,7 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from signalbox_kernels.floats import BFLOAT16, AnyArray, to_bfloat16, to_float32
+from signalbox_kernels.floats import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    AnyArray,
+    to_bfloat16,
+    to_float32,
+)
 from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import Row, StepArrays
@@ -14,8 +20,9 @@ from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.matrices import FLOAT32, make_floats
 from tests.kernels.native.programs import (
-    DTYPES,
     ELEMENTS,
+    INT8,
+    KV_DTYPES,
     Dtype,
     angles,
     assert_near,
@@ -27,11 +34,13 @@ from tests.kernels.native.programs import (
 from tests.kernels.native.reference import Doubles
 
 CACHES = [
-    pytest.param(*element.values, kv_dtype, id=f"{element.id}-{DTYPES[kv_dtype].name.lower()}")
+    pytest.param(*element.values, kv_dtype, id=f"{element.id}-{KV_DTYPES[kv_dtype].name.lower()}")
     for element in ELEMENTS
-    for kv_dtype in DTYPES
+    for kv_dtype in KV_DTYPES
 ]
 """Instruction sets, each with the dtypes that it computes in and those of K and V."""
+CODED = (INT8, FLOAT8_E4M3)
+KV_SCALES = (0.25, 3.0)  # of E4M3
 
 
 @dataclass
@@ -51,7 +60,7 @@ class Cached:
 
     def check_step(self, arrays: StepArrays, heads: AnyArray) -> None:
         """Compares what the program and the reference make of [num_tokens, all heads, size]."""
-        rounds_apart = self.dtype if self.kv_dtype is FLOAT32 else self.kv_dtype
+        rounds_apart = BFLOAT16 if BFLOAT16 in (self.dtype, self.kv_dtype) else FLOAT32
         assert_near(self.run(arrays, heads), self._expected(arrays, heads), rounds_apart)
 
     def run(self, arrays: StepArrays, heads: AnyArray) -> AnyArray:
@@ -77,7 +86,12 @@ class Cached:
         turns = angles(shape.head_size)[arrays.positions]
         blocks, offsets = np.divmod(at.slots, shape.block_size)
         for part, entries in enumerate((reference.rotate(keys, turns), values)):
-            self.cache[blocks, part, offsets] = reference.rounded(entries, self.kv_dtype)
+            if self.kv_dtype in CODED:
+                self.cache[blocks, part, offsets] = self.decoded(part)[blocks, offsets]
+                errors = np.abs(self.cache[blocks, part, offsets] - entries)
+                assert (errors <= self._half_a_unit(part, entries)).all()
+            else:
+                self.cache[blocks, part, offsets] = reference.rounded(entries, self.kv_dtype)
         return reference.paged_attention(
             reference.rounded(reference.rotate(queries, turns), self.dtype),
             self.cache,
@@ -85,6 +99,32 @@ class Cached:
             scale=shape.scale,
             window=self.window,
         )
+
+    def decoded(self, part: int) -> Doubles:
+        """Returns the K or V that the pool's codes mean, [num_blocks, block_size, heads, size]."""
+        shape = self.program.shape
+        size, block_size = shape.head_size, shape.block_size
+        heads = self.pool.reshape(len(self.pool), 2, shape.num_kv_heads, -1)[:, 1]
+        codes = heads[..., part * size * block_size :][..., : size * block_size]
+        if part == 0:
+            codes = codes.reshape(*heads.shape[:2], size, block_size).swapaxes(2, 3)
+        codes = codes.reshape(*heads.shape[:2], block_size, size).swapaxes(1, 2)
+        if self.kv_dtype == FLOAT8_E4M3:
+            return to_float32(codes.view(FLOAT8_E4M3)).astype(np.float64) * KV_SCALES[part]
+        scales = np.ascontiguousarray(heads[..., 2 * size * block_size :]).view(np.float32)
+        scales = scales.reshape(*heads.shape[:2], 2, block_size)[:, :, part].swapaxes(1, 2)
+        with np.errstate(invalid="ignore"):  # of slots that nothing was written to
+            decoded: Doubles = codes.view(np.int8) * scales[..., None].astype(np.float64)
+        return decoded
+
+    def _half_a_unit(self, part: int, entries: Doubles) -> Doubles:
+        """Returns the error that rounding to codes permits, and that of float32 before it."""
+        size = np.abs(entries)
+        if self.kv_dtype == INT8:
+            return size.max(axis=-1, keepdims=True) * (0.5 / 127 + 1e-5) + 2.0**-120
+        scale = KV_SCALES[part]
+        cut = np.maximum(size - 448 * scale, 0)
+        return np.maximum(size * 2.0**-4, scale * 2.0**-10) * (1 + 1e-5) + cut
 
 
 def make_cached(
@@ -106,8 +146,9 @@ def make_cached(
     )
     norms = (make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3))
     used = norms if qk_norm else None
-    builder.rotate(buffers[0], buffers[1], layer=1, norms=used, eps=1e-6)
-    builder.attend(buffers[1], buffers[2], layer=1, window=window)
+    scales = KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)
+    builder.rotate(buffers[0], buffers[1], layer=1, norms=used, eps=1e-6, kv_scales=scales)
+    builder.attend(buffers[1], buffers[2], layer=1, window=window, kv_scales=scales)
     program = make_program(builder, isa)
     pool = np.full((60, sizes.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
@@ -143,6 +184,7 @@ SHAPES = [
     {"head_size": 96, "num_heads": 7, "num_kv_heads": 1, "block_size": 32},
     {"head_size": 128, "num_heads": 14, "num_kv_heads": 2},
     {"head_size": 16, "num_heads": 51, "num_kv_heads": 1},
+    {"head_size": 48, "num_heads": 2, "num_kv_heads": 1, "block_size": 512},
 ]
 
 
@@ -183,6 +225,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     for position in range(45):
         one, _ = make_step(piecewise, [position + 1], [1], seed=0)
         assert_same_bits(piecewise.run(one, heads[position : position + 1])[0], expected[position])
+    assert_same_bits(piecewise.pool, whole.pool)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -208,15 +251,68 @@ def test_a_row_does_not_depend_on_how_a_long_prompt_was_cut(
 ) -> None:
     """Bit for bit, with chunks of the running softmax that begin and end inside of steps."""
 
-    def computed(ends: Sequence[int]) -> AnyArray:
+    def computed(ends: Sequence[int]) -> tuple[AnyArray, AnyArray]:
         cached = make_cached(dtype, kv_dtype, isa=isa, num_heads=6, num_kv_heads=2)
         outputs = []
         for start, end in zip([0, *ends], ends, strict=False):
             arrays, _ = make_step(cached, [end], [end - start], seed=0)
             outputs.append(cached.run(arrays, rows[start:end]))
-        return np.concatenate(outputs)
+        return np.concatenate(outputs), cached.pool
 
     rows = make_floats(560, 10, 16, seed=0)
     expected = computed([190, 380, 560])
-    assert_same_bits(computed([7, 190, 255, 256, 257, 400, 560]), expected)
-    assert_same_bits(computed([150, 300, 450, 559, 560]), expected)
+    for ends in ([7, 190, 255, 256, 257, 400, 560], [150, 300, 450, 559, 560]):
+        for actual, array in zip(computed(ends), expected, strict=True):
+            assert_same_bits(actual, array)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", CODED, ids=["int8", "fp8_e4m3"])
+def test_codes_of_any_magnitude_are_within_half_a_unit(isa: Isa, kv_dtype: Dtype) -> None:
+    cached = make_cached(FLOAT32, kv_dtype, isa=isa, num_heads=1, num_kv_heads=1, head_size=32)
+    arrays, heads = make_step(cached, [19], [19], seed=0)
+    for token, power in enumerate(
+        [-149, -140, -126, -121, -120, -119, -60, -11, -8, 0, 8, 60, 123]
+    ):
+        heads[token, 1:] *= 2.0**power
+    heads[13, 1:], heads[14, 1], heads[15, 2] = 0, 0, 0
+    heads[16, 1:, 5:] = 0
+    heads[17, 1:] = np.arange(32) * 15 - 7  # up to 458, and ties
+    cached.run(arrays, heads)
+    cached._expected(arrays, heads)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", CODED, ids=["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("part", [0, 1])
+def test_nan_stays_nan_for_those_that_see_its_token_alone(
+    isa: Isa, kv_dtype: Dtype, part: int
+) -> None:
+    cached = make_cached(FLOAT32, kv_dtype, isa=isa, num_heads=2, num_kv_heads=2)
+    arrays, heads = make_step(cached, [20, 20], [20, 20], seed=0)
+    heads[11, 2 + 2 * part, 3] = np.nan
+    cached.run(arrays, heads)
+    arrays, heads = make_step(cached, [21, 21], [1, 1], seed=1)
+    assert np.isnan(cached.run(arrays, heads)).any(axis=-1).tolist() == [[True, False], [False] * 2]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_whole_numbers_of_what_is_infinite_are_nan(isa: Isa, value: float) -> None:
+    cached = make_cached(FLOAT32, INT8, isa=isa, num_heads=1)
+    arrays, heads = make_step(cached, [3], [3], seed=0)
+    heads[1, 2, 7] = value
+    cached.run(arrays, heads)
+    decoded = cached.decoded(part=1)[arrays.attention.slots // 16, arrays.attention.slots % 16]
+    assert np.isnan(decoded).all(axis=(1, 2)).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_each_code_of_e4m3_is_read_and_written_as_itself(isa: Isa) -> None:
+    cached = make_cached(FLOAT32, FLOAT8_E4M3, isa=isa, num_heads=256, num_kv_heads=256)
+    arrays, heads = make_step(cached, [1], [1], seed=0)
+    values = to_float32(np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3)) * KV_SCALES[1]
+    heads[0, 512:] = values[:, None]
+    np.testing.assert_allclose(cached.run(arrays, heads)[0], heads[0, 512:], rtol=1e-6, atol=0)
+    decoded = cached.decoded(part=1)[arrays.attention.slots // 16, 0]
+    np.testing.assert_array_equal(decoded[0], heads[0, 512:])

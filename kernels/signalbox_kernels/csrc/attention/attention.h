@@ -1,13 +1,15 @@
 // Attention of a few queries of one sequence, with all heads that share a K and V head, over blocks.
 //
-// K lies as words along the head, V as words along the tokens, so both products run over columns and
-// need no horizontal sums. Keys come in chunks of 256 from position 0; after each chunk the running
+// K lies as units along the head, V as units along the tokens, so both products run over columns and
+// need no horizontal sums. A unit is a word, or the byte that a code is. Keys come in chunks of 256 from position 0; after each chunk the running
 // softmax is corrected (Milakov and Gimelshein, 2018). The order of all sums depends on positions
 // alone, not on how a prompt was cut into steps.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
+#include "attention/codes.h"
 #include "matmul/product.h"
 #include "program/step.h"
 
@@ -19,6 +21,7 @@ using sb::kKeyChunk;
 template <class A, class E>
 struct Attend {
   typedef typename E::scalar scalar;
+  typedef typename E::unit unit;
   typedef typename E::Factors Factors;
   typedef typename Factors::scalar factor_scalar;
 
@@ -33,22 +36,21 @@ struct Attend {
       const sb::AttendTask& task = p.tasks[tile / shape.num_kv_heads];
       const int64_t head = static_cast<int64_t>(p.op->layer) * shape.num_kv_heads +
                            tile % shape.num_kv_heads;
-      const int64_t both = 2 * static_cast<int64_t>(shape.head_size) * shape.block_size;
       const int64_t first = p.batch->positions[task.first], window = p.op->window;
-      heads = p.pool + head * both * static_cast<int64_t>(sizeof(scalar));
+      heads = p.pool + head * head_bytes<E>(shape);
       const SbAttention& attention = p.batch->attention;
       table = attention.block_tables + static_cast<int64_t>(task.seq) * attention.table_stride;
       start = window && first >= window ? (first - window + 1) / kKeyChunk * kKeyChunk : 0;
       end = first + task.count;
     }
 
-    const word* keys(const sb::Phase& p, int64_t token) const {
+    const unit* keys(const sb::Phase& p, int64_t token) const {
       const int64_t size = p.shape->block_size;
-      return reinterpret_cast<const word*>(heads + table[token / size] * p.block_bytes) +
+      return reinterpret_cast<const unit*>(heads + table[token / size] * p.block_bytes) +
              token % size;
     }
 
-    const word* values(const sb::Phase& p, int64_t token) const {
+    const unit* values(const sb::Phase& p, int64_t token) const {
       const int64_t size = p.shape->head_size, offset = token % p.shape->block_size;
       return keys(p, token - offset) + size / E::G * p.shape->block_size + offset / E::G * size;
     }
@@ -56,6 +58,8 @@ struct Attend {
   static constexpr int chunk_words = kKeyChunk / Factors::G;
   static constexpr int64_t kFetchedTokens = 512;  // of one head: they stay in L2
   static constexpr int kLineWords = 16;  // of a cache line: keys of as many tokens
+  static constexpr int kStepsOfLine = 4 / sizeof(unit);  // along the sum, of 16 tokens
+  static constexpr bool has_token_scales = E::kScales == CacheScales::kOfTokens;
 
   const sb::Phase& phase;
   const SbShape& shape;
@@ -74,6 +78,8 @@ struct Attend {
   word* weights;      // [rows, chunk_words] of factors
   float* out;         // [rows, size]
   float *top, *total, *factor;  // [rows]
+  float *k_scales, *v_scales;   // [kKeyChunk], of a chunk's tokens
+  float score_scale, value_scale;
 
   Attend(const sb::Phase& p, int32_t tile, char* scratch)
       : phase(p),
@@ -97,6 +103,14 @@ struct Attend {
     factor = total + stored;
     weights = reinterpret_cast<word*>(factor + stored);
     query = weights + stored * chunk_words;
+    k_scales = reinterpret_cast<float*>(query + stored * query_words);
+    v_scales = k_scales + kKeyChunk;
+    score_scale = shape.scale;
+    value_scale = 1.0f;
+    if constexpr (E::kScales == CacheScales::kOfLayers) {
+      score_scale *= p.op->k_scale * E::kUnit;
+      value_scale = p.op->v_scale * E::kUnit;
+    }
     begin();
   }
 
@@ -125,14 +139,14 @@ struct Attend {
     std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows * size));
   }
 
-  const word* keys(int64_t token) const { return lie.keys(phase, token); }
-  const word* values(int64_t token) const { return lie.values(phase, token); }
+  const unit* keys(int64_t token) const { return lie.keys(phase, token); }
+  const unit* values(int64_t token) const { return lie.values(phase, token); }
 
   // Returns the memory to fetch to L2 while the 16 tokens from `token` on are computed: 16 tokens
   // that the thread reads some time later, perhaps those of its next task.
   struct Ahead {
-    const word* keys = nullptr;
-    const word* values = nullptr;
+    const unit* keys = nullptr;
+    const unit* values = nullptr;
   };
 
   Ahead ahead(int64_t token) const {
@@ -149,7 +163,7 @@ struct Attend {
   // Scores of NV vectors of keys from `token` for all rows; fetch(k) fetches meanwhile, at step k.
   template <int R, int NV, class Fetch>
   void score(int64_t token, float* c, Fetch&& fetch) const {
-    Columns<NV> columns;
+    Columns<NV, E> columns;
     columns.step = block_size;
     for (int v = 0; v < NV; ++v) columns.start[v] = keys(token + v * W);
     const int depth = size / E::G;
@@ -171,8 +185,8 @@ struct Attend {
   // is farther ahead to L2.
   void score_few(int64_t token, int64_t end, float* c) const {
     constexpr int tokens = kFewVectors * W, groups = tokens / kLineWords;
-    const word* value[groups];
-    const word* near[groups];
+    const unit* value[groups];
+    const unit* near[groups];
     Ahead far[groups];
     for (int i = 0; i < groups; ++i) {
       const int64_t at = token + i * kLineWords, after = at + tokens;
@@ -182,6 +196,7 @@ struct Attend {
       if (!far[i].keys) far[i] = {near[i], value[i]};
     }
     score<4, kFewVectors>(token, c, [=, this](int64_t k) SB_LAMBDA {
+      if (k % kStepsOfLine) return;
 #pragma GCC unroll 8
       for (int i = 0; i < groups; ++i) {
         prefetch(value[i] + k * kLineWords);
@@ -210,6 +225,18 @@ struct Attend {
 #endif
   }
 
+  // Copies the scales of a chunk's tokens, with zeros behind them: the cache may hold NaN there.
+  void copy_scales(int64_t first, int count, int padded) {
+    for (int t = 0; t < count; t += block_size) {
+      const int64_t offset = (first + t) % block_size;
+      const auto bytes = sizeof(float) * static_cast<size_t>(std::min(count - t, block_size));
+      const float* scales = token_scales<E>(keys(first + t - offset), shape) + offset;
+      std::memcpy(k_scales + t, scales, bytes);
+      std::memcpy(v_scales + t, scales + block_size, bytes);
+    }
+    for (int t = count; t < padded; ++t) k_scales[t] = v_scales[t] = 0.0f;
+  }
+
   // Excludes the keys outside [low, high) from a row of scores.
   void hide(float* s, int low, int high, int count) const {
     VI lanes;
@@ -233,12 +260,14 @@ struct Attend {
     float* s = scores + r * kKeyChunk;
     auto* p = reinterpret_cast<factor_scalar*>(weights + r * chunk_words);
     constexpr float log2_e = 1.44269504088896341f;
-    const float factor_of_power = is_rough ? shape.scale * log2_e : shape.scale;
+    const float factor_of_power = is_rough ? score_scale * log2_e : score_scale;
     const V scale = splat(factor_of_power), none = splat(-INFINITY);
     V best = none;
+    if constexpr (has_token_scales)
+      for (int t = 0; t < count; t += W) store(s + t, load(s + t) * load(k_scales + t));
     if (low > 0 || high < count) hide(s, low, high, count);
     for (int t = 0; t < count; t += W) best = larger(best, load(s + t));
-    const float chunk_top = largest(best) * shape.scale;
+    const float chunk_top = largest(best) * score_scale;
     const float old = top[r];
     const float now = old > chunk_top ? old : chunk_top;
     const V shift = splat(now == -INFINITY ? 0.0f : is_rough ? now * log2_e : now);
@@ -246,7 +275,10 @@ struct Attend {
     for (int t = 0; t < count; t += W) {
       const V weight = power(fused(load(s + t), scale, -shift));
       added += weight;
-      Factors::store(p + t, weight);
+      if constexpr (has_token_scales)
+        Factors::store(p + t, weight * load(v_scales + t));
+      else
+        Factors::store(p + t, weight);
     }
     factor[r] = old == -INFINITY ? 0.0f : std::exp(old - now);
     total[r] = total[r] * factor[r] + sum(added);
@@ -264,7 +296,7 @@ struct Attend {
         acc[r][v] = load(out + (r0 + r) * size + d + v * W) * splat(factor[r0 + r]);
     const word* p = weights + r0 * chunk_words;
     for (int t = 0; t < count; t += block_size) {
-      const word* block = values(first + t) + d;
+      const unit* block = values(first + t) + d;
       const int pairs = ((count - t < block_size ? count - t : block_size) + E::G - 1) / E::G;
       for (int k = 0; k < pairs; ++k, p += E::kLeftWords) {
         typename E::Right right[NV];
@@ -312,6 +344,7 @@ struct Attend {
       const int count = static_cast<int>(end - chunk < kKeyChunk ? end - chunk : kKeyChunk);
       const int padded = (count + W - 1) / W * W;
       products.score_chunk(chunk, count, end);
+      if constexpr (has_token_scales) copy_scales(chunk, count, padded);
       for (int r = 0; r < rows; ++r) {
         const int64_t position = first_position + r / group - chunk;
         const int64_t low = window ? position - window + 1 : 0;
@@ -327,7 +360,7 @@ struct Attend {
     for (int r = 0; r < rows; ++r) {
       auto* to = static_cast<typename A::scalar*>(phase.dst.data) +
                  (task.first + r / group) * phase.dst.stride + (head * group + r % group) * size;
-      const V share = splat(1.0f / total[r]);
+      const V share = splat(1.0f / total[r] * value_scale);
       for (int d = 0; d < size; d += W) A::store(to + d, load(out + r * size + d) * share);
     }
   }

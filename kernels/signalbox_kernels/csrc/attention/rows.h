@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "attention/codes.h"
 #include "matmul/coding.h"
 #include "matmul/values.h"
 #include "program/step.h"
@@ -134,10 +135,11 @@ SB_INLINE void rotate_head(float* head, const float* cosines, int size) {
 }
 
 // The places of a token's K and V in the cache. A layer's K of a block and head is
-// [head_size / G, block_size, G], V [block_size / G, head_size, G].
+// [head_size / G, block_size, G], V [block_size / G, head_size, G]; scales of tokens are behind them.
 template <class E>
 struct CacheSlot {
   typedef typename E::scalar scalar;
+  typedef typename E::unit unit;
 
   const sb::Phase& phase;
   const int64_t slot;
@@ -152,19 +154,31 @@ struct CacheSlot {
 
   scalar* keys(int head) const {
     const int64_t at = static_cast<int64_t>(phase.op->layer) * phase.shape->num_kv_heads + head;
-    return reinterpret_cast<scalar*>(phase.pool + slot / block_size * phase.block_bytes) +
-           at * 2 * size * block_size;
+    char* block = phase.pool + slot / block_size * phase.block_bytes;
+    return reinterpret_cast<scalar*>(block + at * head_bytes<E>(*phase.shape));
   }
 
   scalar* values(int head) const {
     return keys(head) + size * block_size + offset / E::G * size * E::G + offset % E::G;
   }
 
+  // Returns what K (side 0) or V (1) is multiplied with before it is stored; stores a token's scale.
+  float inverse_scale(int head, int side, const float* values) const {
+    if constexpr (E::kScales == CacheScales::kOfTokens) {
+      float* scales = token_scales<E>(keys(head), *phase.shape);
+      return E::inverse_scale(values, static_cast<int>(size), scales[side * block_size + offset]);
+    } else if constexpr (E::kScales == CacheScales::kOfLayers) {
+      return 1.0f / (side ? phase.op->v_scale : phase.op->k_scale);
+    }
+    return 1.0f;
+  }
+
   void put_key(int head, const float* key) const {
     alignas(64) scalar narrow[W];
-    auto* to = reinterpret_cast<word*>(keys(head)) + offset;
+    const V inverse = splat(inverse_scale(head, 0, key));
+    auto* to = reinterpret_cast<unit*>(keys(head)) + offset;
     for (int64_t i = 0; i < size; i += W) {
-      E::store(narrow, load(key + i));
+      E::store(narrow, load(key + i) * inverse);
       for (int j = 0; j < W / E::G; ++j, to += block_size)
         std::memcpy(to, narrow + j * E::G, sizeof *to);
     }
@@ -173,10 +187,11 @@ struct CacheSlot {
   // Writes V; zeroes the place beside the last token, which may hold NaN: 0 times NaN is NaN.
   void put_value(int head, const float* value, bool is_last) const {
     alignas(64) scalar narrow[W];
+    const V inverse = splat(inverse_scale(head, 1, value));
     scalar* to = values(head);
     const bool ends_word = E::G == 2 && offset % 2 == 0 && is_last;
     for (int64_t i = 0; i < size; i += W, to += W * E::G) {
-      E::store(narrow, load(value + i));
+      E::store(narrow, load(value + i) * inverse);
       for (int j = 0; j < W; ++j) to[j * E::G] = narrow[j];
       if (ends_word)
         for (int j = 0; j < W; ++j) to[j * E::G + 1] = 0;

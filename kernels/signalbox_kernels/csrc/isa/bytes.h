@@ -1,4 +1,4 @@
-// Dot products of bytes in vectors of one instruction set, and half-precision scales.
+// Dot products of bytes in vectors of one instruction set, and bytes and halves as floats.
 #pragma once
 
 #include "isa/simd.h"
@@ -62,27 +62,46 @@ SB_INLINE VI widen_bytes(const void* p) {
 // Signed bytes as floats.
 SB_INLINE V load_bytes(const void* p) { return to_floats(widen_bytes(p)); }
 
-SB_INLINE V load_halves(const void* p) {
+// Signed bytes as whole numbers of 16 bits.
+SB_INLINE VH widen_to_halves(const void* p) {
 #if defined(__AVX512F__)
-  __m256i halves;
-  std::memcpy(&halves, p, sizeof halves);
-  return reinterpret_cast<V>(_mm512_maskz_cvtph_ps(0xffff, halves));
-#elif defined(__F16C__)
-  __m128i halves;
-  std::memcpy(&halves, p, sizeof halves);
-  return reinterpret_cast<V>(_mm256_cvtph_ps(halves));
+  __m128i bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return reinterpret_cast<VH>(_mm256_cvtepi8_epi16(bytes));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VH>(_mm_cvtepi8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
 #elif defined(__aarch64__)
-  float16x4_t halves;
-  std::memcpy(&halves, p, sizeof halves);
-  return reinterpret_cast<V>(vcvt_f32_f16(halves));
+  uint32_t bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return reinterpret_cast<VH>(vget_low_s16(vmovl_s8(vcreate_s8(bytes))));
 #else
-  VH halves;
-  std::memcpy(&halves, p, sizeof halves);
+  VH v;
+  for (int i = 0; i < W; ++i)
+    v[i] = static_cast<uint16_t>(static_cast<int16_t>(static_cast<const int8_t*>(p)[i]));
+  return v;
+#endif
+}
+
+// Floats of 16 bits as floats.
+SB_INLINE V widen_halves(VH halves) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<V>(_mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(halves)));
+#elif defined(__F16C__)
+  return reinterpret_cast<V>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(halves)));
+#elif defined(__aarch64__)
+  return reinterpret_cast<V>(vcvt_f32_f16(reinterpret_cast<float16x4_t>(halves)));
+#else
   const VU u = __builtin_convertvector(halves, VU);
   const V magnitude = from_bits((u & 0x7fffu) << 13) * 0x1p112f;  // a subnormal one, too
   const VU infinite = reinterpret_cast<VU>((u & 0x7c00u) == 0x7c00u) & 0x7f800000u;  // or NaN
   return from_bits(bits(magnitude) | infinite | (u & 0x8000u) << 16);
 #endif
+}
+
+SB_INLINE V load_halves(const void* p) {
+  VH halves;
+  std::memcpy(&halves, p, sizeof halves);
+  return widen_halves(halves);
 }
 
 SB_INLINE V load_bfloats(const void* p) {

@@ -1,14 +1,22 @@
 // The element types of products, seen as 32-bit words: one float32, or two bfloat16 along the sum.
 //
-// A product accumulates word by word, so the same kernel serves all. E::G elements make a word of the
-// right side; the left side has elements of E::Factors, E::kLeftWords words of them for each.
+// A product accumulates word by word, so the same kernel serves all. E::G elements make a unit of the
+// right side, a word; the left side has elements of E::Factors, E::kLeftWords words of them for each.
 #pragma once
 
 #include "isa/simd.h"
 
 namespace SB_NS {
 
-struct F32 {
+// Scales of K and V in a cache: one for each token and head beside them, or for each layer in its ops.
+enum class CacheScales { kNone, kOfTokens, kOfLayers };
+
+struct InWords {
+  typedef word unit;
+  static constexpr CacheScales kScales = CacheScales::kNone;
+};
+
+struct F32 : InWords {
   static constexpr int G = 1, kLeftWords = 1;
   typedef float scalar;
   typedef F32 Factors;
@@ -32,7 +40,7 @@ struct F32 {
 
 // bfloat16 that is widened in registers: products and sums are those of float32, in the same order, so
 // that they have the bits of a float32 right side that holds the rounded values.
-struct WideBf16 {
+struct WideBf16 : InWords {
   static constexpr int G = 2, kLeftWords = 2;
   typedef uint16_t scalar;
   typedef F32 Factors;
@@ -63,7 +71,7 @@ struct WideBf16 {
 };
 
 #if defined(__AVX512BF16__)
-struct Bf16 {
+struct Bf16 : InWords {
   static constexpr int G = 2, kLeftWords = 1;
   typedef uint16_t scalar;
   typedef Bf16 Factors;

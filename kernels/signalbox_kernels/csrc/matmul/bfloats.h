@@ -102,7 +102,7 @@ template <bool Ahead>
 static void panel_product(const word* a, int64_t a_stride, const word* b, int64_t depth, int rows,
                           float* c, const word* next) {
   with_rows<kRowTile>(rows, [=](auto count) SB_LAMBDA {
-    const Columns<2> columns{{b, b + W}, kPanel};
+    const Columns<2, Bf16> columns{{b, b + W}, kPanel};
     multiply<Bf16, decltype(count)::value, 2>(a, a_stride, columns, depth, c, kPanel,
                                               [=](int64_t k) SB_LAMBDA {
                                                 if (!Ahead) return;

@@ -40,7 +40,7 @@ static void add_steps(const float* a, int64_t a_stride, const float* b, int64_t 
         const auto* right = reinterpret_cast<const word*>(b + j);
         multiply<F32, R, 2, true>(
             reinterpret_cast<const word*>(a + first * a_stride), a_stride,
-            Columns<2>{{right, right + W}, kPanel}, steps, c + first * kPanel + j, kPanel,
+            Columns<2, F32>{{right, right + W}, kPanel}, steps, c + first * kPanel + j, kPanel,
             [=](int64_t k) SB_LAMBDA {
               if (!is_ahead) return;
               prefetch_l2(next + 4 * (j + k * kPanel));

@@ -6,18 +6,18 @@
 namespace SB_NS {
 
 // Columns of the right side: NV vectors, each with its own start and all with one step along the sum.
-template <int NV>
+template <int NV, class E>
 struct Columns {
-  const word* start[NV];
-  int64_t step;  // words
+  const typename E::unit* start[NV];
+  int64_t step;  // units
 };
 
-// c[R, NV * W] = a[R, depth] b[depth, NV * W], or += if Adds; depth in words of b. Every element is summed in the order
+// c[R, NV * W] = a[R, depth] b[depth, NV * W], or += if Adds; depth in units of b. Every element is summed in the order
 // of depth by one accumulator, so a row's result does not depend on the rows beside it. ahead(k)
 // fetches what comes after, while step k computes.
 template <class E, int R, int NV, bool Adds = false, class Ahead>
-SB_INLINE void multiply(const word* a, int64_t a_stride, Columns<NV> b, int64_t depth, float* c,
-                        int64_t c_stride, Ahead&& ahead) {
+SB_INLINE void multiply(const word* a, int64_t a_stride, Columns<NV, E> b,
+                        int64_t depth, float* c, int64_t c_stride, Ahead&& ahead) {
   V sum[R][NV];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)

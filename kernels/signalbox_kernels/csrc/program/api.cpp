@@ -11,8 +11,9 @@
 namespace {
 
 bool is_valid(const SbShape& s) {
-  const auto is_element = [](int32_t e) { return e == SB_F32 || e == SB_BF16; };
-  return is_element(s.element) && is_element(s.kv_element) && s.num_kv_heads > 0 &&
+  const bool has_elements = (s.element == SB_F32 || s.element == SB_BF16) && s.kv_element >= 0 &&
+                            s.kv_element < SB_NUM_ELEMENTS;
+  return has_elements && s.num_kv_heads > 0 &&
          s.num_heads % s.num_kv_heads == 0 && s.head_size > 0 && s.head_size % 16 == 0 &&
          s.block_size > 0 && s.block_size % 16 == 0 &&
          (sb::kKeyChunk % s.block_size == 0 || s.block_size % sb::kKeyChunk == 0);

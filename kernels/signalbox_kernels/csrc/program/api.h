@@ -11,8 +11,10 @@ extern "C" {
 
 // Of activations and of products that are not of codes: in SB_F32 a weight may have any storage;
 // SB_BF16 takes SB_STORED_BF16 and an instruction set that multiplies it. K and V have an element of
-// their own: attention multiplies bfloat16 where both are SB_BF16, and else computes in float32.
-enum SbElement : int32_t { SB_F32 = 0, SB_BF16 = 1 };
+// their own: attention multiplies bfloat16 where both are SB_BF16, and else computes in float32. Of
+// them alone are whole numbers of 8 bits, with a scale for each token and head, and E4M3.
+enum SbElement : int32_t { SB_F32 = 0, SB_BF16 = 1, SB_INT8 = 2, SB_E4M3 = 3 };
+#define SB_NUM_ELEMENTS 4
 
 // Type of a weight's values in memory, with ggml's numbers; see formats.h for how they are packed.
 enum SbStorage : int32_t {
@@ -87,6 +89,9 @@ struct SbOp {
   int32_t shrunk;        // buffer that SB_SHRINK writes, and its SB_LINEAR reads
   const uint8_t* parts;  // of each 16 packed columns of an SB_LINEAR: the part that they belong to
   int32_t first_token;   // of SB_EMBED and SB_HEAD: the token of the weight's first row
+  // Of SB_ROTATE and SB_ATTEND with K and V in SB_E4M3: a value is a code times the layer's scale.
+  float k_scale;
+  float v_scale;
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.

@@ -100,8 +100,8 @@ using DrawFunction = void (*)(const SbDraws& draws, int64_t row, char* scratch);
 
 struct KernelTable {
   TileFunction tile[2][SB_NUM_KINDS];  // [element][op kind]; those that use the cache have tables of their own
-  TileFunction rotate[2][2];  // [element][element of K and V]
-  TileFunction attend[2][2];
+  TileFunction rotate[2][SB_NUM_ELEMENTS];  // [element][element of K and V]
+  TileFunction attend[2][SB_NUM_ELEMENTS];
   DrawFunction draw;
   void (*rest)();  // called on each thread when it has done its part of a step
 };
@@ -109,7 +109,8 @@ struct KernelTable {
 // Bytes of scratch that a thread needs, for attention or for a product.
 constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
   const int64_t rows = round_up(task_rows, 16);
-  return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size + kProductScratch;
+  const int64_t scales = 2 * 4 * kKeyChunk;  // of the keys in a chunk
+  return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size + scales + kProductScratch;
 }
 
 }  // namespace sb

@@ -6,9 +6,13 @@ namespace SB_NS {
 void add_attention(sb::KernelTable& table) {
   table.attend[SB_F32][SB_F32] = attend_tile<F32, F32>;
   table.attend[SB_F32][SB_BF16] = attend_tile<F32, WideBf16>;
+  table.attend[SB_F32][SB_INT8] = attend_tile<F32, Int8>;
+  table.attend[SB_F32][SB_E4M3] = attend_tile<F32, E4m3>;
 #if defined(__AVX512BF16__)
   table.attend[SB_BF16][SB_F32] = attend_tile<Bf16, F32>;
   table.attend[SB_BF16][SB_BF16] = attend_tile<Bf16, Bf16>;
+  table.attend[SB_BF16][SB_INT8] = attend_tile<Bf16, Int8>;
+  table.attend[SB_BF16][SB_E4M3] = attend_tile<Bf16, E4m3>;
 #endif
 }
 
