@@ -8,7 +8,9 @@ a table.
 A layer's cache is always passed as a view of shape [num_blocks, 2, block_size, num_kv_heads,
 head_size] (index 0 of the second dimension is K, 1 is V). Its strides are the caller's choice, with
 the last dimension contiguous. Its elements are of the type of K and V, or of float8_e4m3fn: then
-it holds K / k_scale and V / v_scale, rounded to nearest, and what is beyond +-448 as +-448.
+it holds K / k_scale and V / v_scale, rounded to nearest, and what is beyond +-448 as +-448. Or they
+are int8: then `token_scales` is a view of shape [num_blocks, 2, block_size, num_kv_heads] float32
+beside it, of a scale for each token and head, which is 1/127 of the largest magnitude.
 """
 
 from typing import NamedTuple, cast
@@ -50,6 +52,7 @@ def reshape_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
 ) -> None:
     """Writes each token's K and V to its slot.
 
@@ -57,10 +60,17 @@ def reshape_and_cache(
         key, value: [num_tokens, num_kv_heads, head_size].
         kv_cache: one layer's view, [num_blocks, 2, block_size, num_kv_heads, head_size]; written.
         slot_mapping: [num_tokens] int64, block * block_size + offset; negative is padding.
-        k_scale, v_scale: of a cache in E4M3; any other is not scaled.
+        k_scale, v_scale: of a cache in E4M3; any other is not scaled by them.
+        token_scales: of a cache in int8; written.
     """
     implementation_of("reshape_and_cache", key.device)(
-        key, value, kv_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale
+        key,
+        value,
+        kv_cache,
+        slot_mapping,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        token_scales=token_scales,
     )
 
 
@@ -76,6 +86,7 @@ def paged_attention(
     soft_cap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of packed queries over K and V in blocks; prefill chunks and decodes mix.
 
@@ -93,6 +104,7 @@ def paged_attention(
         sliding_window: how many of the last positions a query sees, itself included.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) before mask and softmax.
         k_scale, v_scale: factors of the cache's K and V.
+        token_scales: factors of each token's and head's K and V in int8.
 
     Returns:
         [num_tokens, num_heads, head_size], the dtype of `query`.
@@ -111,6 +123,7 @@ def paged_attention(
             soft_cap=soft_cap,
             k_scale=k_scale,
             v_scale=v_scale,
+            token_scales=token_scales,
         ),
     )
 
@@ -186,6 +199,7 @@ def rotary_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> None:
@@ -195,7 +209,7 @@ def rotary_and_cache(
         query: [num_tokens, num_heads, head_size]; written.
         key_value: [num_tokens, 2, num_kv_heads, head_size]; keys not rotated, and left so.
         cos, signed_sin: as of rotary_embedding.
-        kv_cache, slot_mapping, k_scale, v_scale: as of reshape_and_cache.
+        kv_cache, slot_mapping, k_scale, v_scale, token_scales: as of reshape_and_cache.
         norms, eps: weights [head_size] of the rms_norm of each head of Q and of K before they are
             rotated, in their own dtype or float32; None norms neither.
     """
@@ -209,6 +223,7 @@ def rotary_and_cache(
         slot_mapping,
         k_scale=k_scale,
         v_scale=v_scale,
+        token_scales=token_scales,
         norms=norms,
         eps=eps,
     )

@@ -14,6 +14,9 @@ E4M3_MAX = 448.0
 """Largest finite value of float8_e4m3fn, which has no infinity."""
 FP8_GROUP = 128
 """Columns of a block with a scale of its own."""
+INT8_MAX = 127.0
+LEAST_CODED = 2.0**-120
+"""Largest magnitude of values that are all coded as 0, because its inverse could overflow."""
 LEAST_MAXIMUM = 1e-10
 """Keeps the scale of zeros from being zero."""
 
@@ -26,13 +29,31 @@ def reshape_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
 ) -> None:
     used = slot_mapping >= 0
     slots = slot_mapping[used]
     block_size = kv_cache.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    kv_cache[blocks, 0, offsets] = to_cache(key[used], kv_cache.dtype, k_scale)
-    kv_cache[blocks, 1, offsets] = to_cache(value[used], kv_cache.dtype, v_scale)
+    for side, (heads, scale) in enumerate(((key[used], k_scale), (value[used], v_scale))):
+        if token_scales is None:
+            kv_cache[blocks, side, offsets] = to_cache(heads, kv_cache.dtype, scale)
+        else:
+            codes, scales = to_int8(heads)
+            kv_cache[blocks, side, offsets] = codes
+            token_scales[blocks, side, offsets] = scales
+
+
+def to_int8(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns codes of heads, [..., head_size] int8, and their scales, [...] float32: 1/127 of the
+    largest magnitude, or NaN with codes of 0 if an element is not finite."""
+    wide = heads.float()
+    top = wide.abs().amax(dim=-1)
+    top = torch.where(top.isfinite(), top, torch.nan)
+    # A number by a tensor would be its reciprocal times the number, which rounds twice.
+    inverse = torch.where(top > LEAST_CODED, torch.full_like(top, INT8_MAX) / top, 0.0)
+    codes = (wide * inverse[..., None]).round_().nan_to_num_(0.0).to(torch.int8)
+    return codes, top * (1.0 / INT8_MAX)
 
 
 def to_cache(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
@@ -55,11 +76,15 @@ def paged_attention(
     soft_cap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty_like(query)
     lens = context_lens.tolist()
     for i, (start, end) in enumerate(pairwise(query_start.tolist())):
-        keys, values = _context(kv_cache, block_tables[i], lens[i])
+        keys, values = map(Tensor.float, _context(kv_cache, block_tables[i], lens[i]))
+        if token_scales is not None:
+            scales = _context(token_scales, block_tables[i], lens[i])
+            keys, values = keys * scales[0][..., None], values * scales[1][..., None]
         visible = causal_mask(
             num_queries=end - start,
             num_keys=lens[i],
@@ -68,8 +93,8 @@ def paged_attention(
         )
         out[start:end] = _attend(
             query[start:end],
-            keys.float() * k_scale,
-            values.float() * v_scale,
+            keys * k_scale,
+            values * v_scale,
             visible,
             scale=scale,
             soft_cap=soft_cap,
@@ -90,7 +115,7 @@ def causal_mask(
 
 
 def _context(kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Returns K and V of a sequence, each [length, num_kv_heads, head_size]."""
+    """Returns K and V of a sequence, each [length, num_kv_heads, head_size]; or their scales."""
     num_blocks = -(-length // kv_cache.shape[2])
     blocks = kv_cache[block_table[:num_blocks].long()]
     keys, values = blocks.transpose(0, 1).flatten(1, 2)[:, :length]
@@ -165,6 +190,7 @@ def rotary_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> None:
@@ -175,7 +201,15 @@ def rotary_and_cache(
             heads.copy_(rms_norm(heads.to(weight.dtype), weight, eps=eps))
     rotary_embedding(query, cos, signed_sin)
     rotary_embedding(key, cos, signed_sin)
-    reshape_and_cache(key, value, kv_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)
+    reshape_and_cache(
+        key,
+        value,
+        kv_cache,
+        slot_mapping,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        token_scales=token_scales,
+    )
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

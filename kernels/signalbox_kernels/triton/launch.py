@@ -90,18 +90,34 @@ def check_floats(op: str, *tensors: Tensor) -> None:
             raise ValueError(f"{op}: the last dimension of every tensor must be contiguous")
 
 
-def check_cache(op: str, kv_cache: Tensor, *heads: Tensor) -> None:
-    """Refuses a cache that is neither of the heads' type nor E4M3, and heads as `check_floats`
-    does."""
+def check_cache(op: str, kv_cache: Tensor, token_scales: Tensor | None, *heads: Tensor) -> None:
+    """Refuses a cache that is neither of the heads' type, E4M3 nor int8 with scales, and heads as
+    `check_floats` does."""
     check_floats(op, *heads)
+    has_scales = token_scales is not None
     check(
-        kv_cache.dtype in (heads[0].dtype, torch.float8_e4m3fn),
-        "{}: the cache is {}; it must be {} or float8_e4m3fn",
+        kv_cache.dtype in ((torch.int8,) if has_scales else (heads[0].dtype, torch.float8_e4m3fn)),
+        "{}: the cache is {}; it must be {} or float8_e4m3fn, or int8 with token_scales",
         op,
         kv_cache.dtype,
         heads[0].dtype,
     )
+    if token_scales is not None:
+        check_tensors(op, kv_cache, token_scales)
+        check(
+            token_scales.dtype is torch.float32 and token_scales.shape == kv_cache.shape[:4],
+            "{}: scales are {} of {}, not {} of float32",
+            op,
+            token_scales.shape,
+            token_scales.dtype,
+            kv_cache.shape[:4],
+        )
     check(kv_cache.stride(-1) == 1, "{}: the last dimension of the cache must be contiguous", op)
+
+
+def scale_strides(token_scales: Tensor | None) -> tuple[int, ...]:
+    """Returns the strides of scales as kernels take them, zeros without any."""
+    return (0, 0, 0, 0) if token_scales is None else token_scales.stride()
 
 
 def product_type(dtype: torch.dtype) -> tl.dtype:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from signalbox_kernels.triton.int8_codes import inverse_and_scales, magnitudes, to_codes
 from signalbox_kernels.triton.launch import (
     await_kernels_before,
     check,
@@ -17,6 +18,7 @@ from signalbox_kernels.triton.launch import (
     check_tensors,
     launch_options,
     next_power_of_2,
+    scale_strides,
 )
 from signalbox_kernels.triton.reshape_and_cache import to_cache
 
@@ -59,6 +61,23 @@ def _sum(straight, cos, crossed, signed_sin, at, mask):
 
 
 @triton.jit
+def _store(
+    target, half, mask, scale_of, is_head, first, second, inverse_scale, HAS_SCALES: tl.constexpr
+):
+    """Writes both halves of heads to a cache, and the scales of those in int8."""
+    if HAS_SCALES:
+        sizes = tl.where(mask, tl.maximum(magnitudes(first), magnitudes(second)), 0.0)
+        inverse, scales = inverse_and_scales(sizes)
+        tl.store(scale_of, scales, mask=is_head)
+        tl.store(target, to_codes(first, inverse), mask=mask)
+        tl.store(target + half, to_codes(second, inverse), mask=mask)
+    else:
+        TYPE: tl.constexpr = target.dtype.element_ty
+        tl.store(target, to_cache(first, inverse_scale, TYPE), mask=mask)
+        tl.store(target + half, to_cache(second, inverse_scale, TYPE), mask=mask)
+
+
+@triton.jit
 def _rotary_kernel(
     heads,
     cos,
@@ -91,6 +110,7 @@ def _rotary_and_cache_kernel(
     cos,
     signed_sin,
     kv_cache,
+    token_scales,
     slot_mapping,
     query_token_stride,
     query_head_stride,
@@ -103,6 +123,10 @@ def _rotary_and_cache_kernel(
     side_stride,
     offset_stride,
     head_stride,
+    scale_block_stride,
+    scale_side_stride,
+    scale_offset_stride,
+    scale_head_stride,
     num_heads,
     num_kv_heads,
     half,
@@ -113,6 +137,7 @@ def _rotary_and_cache_kernel(
     query_weight,
     key_weight,
     eps,
+    HAS_SCALES: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     NORMS: tl.constexpr,
@@ -134,22 +159,25 @@ def _rotary_and_cache_kernel(
         tl.store(query + offsets + half, second, mask=mask)
     else:
         slot = tl.load(slot_mapping + token).to(tl.int64)  # offsets in a cache exceed 2^31
-        head = (part - query_programs) * HEADS + tl.arange(0, HEADS)[:, None]
+        heads = (part - query_programs) * HEADS + tl.arange(0, HEADS)
+        head = heads[:, None]
         mask = (head < num_kv_heads) & (element < half) & (slot >= 0)
         offsets = token * kv_token_stride + head * kv_head_stride + element
-        target = (slot // block_size) * block_stride + (slot % block_size) * offset_stride
+        block, offset = slot // block_size, slot % block_size
+        target = block * block_stride + offset * offset_stride
         target = kv_cache + target + head * head_stride + element
         weight = key_weight + element
         first, second = _turned(key_value, offsets, mask, c, s, half, weight, eps, NORMS)
-        TYPE: tl.constexpr = kv_cache.dtype.element_ty
-        tl.store(target, to_cache(first, inverse_k_scale, TYPE), mask=mask)
-        tl.store(target + half, to_cache(second, inverse_k_scale, TYPE), mask=mask)
+        scale_of = token_scales + block * scale_block_stride + offset * scale_offset_stride
+        scale_of += heads * scale_head_stride
+        is_head = (heads < num_kv_heads) & (slot >= 0)
+        _store(target, half, mask, scale_of, is_head, first, second, inverse_k_scale, HAS_SCALES)
         values = key_value + kv_side_stride + offsets
-        first = tl.load(values, mask=mask)
-        second = tl.load(values + half, mask=mask)
+        first = tl.load(values, mask=mask, other=0.0)
+        second = tl.load(values + half, mask=mask, other=0.0)
         target += side_stride
-        tl.store(target, to_cache(first, inverse_v_scale, TYPE), mask=mask)
-        tl.store(target + half, to_cache(second, inverse_v_scale, TYPE), mask=mask)
+        scale_of += scale_side_stride
+        _store(target, half, mask, scale_of, is_head, first, second, inverse_v_scale, HAS_SCALES)
 
 
 def rotary_embedding(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
@@ -181,6 +209,7 @@ def rotary_and_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     dependent: bool = False,
@@ -193,7 +222,7 @@ def rotary_and_cache(
     op = "rotary_and_cache"
     num_tokens, num_heads, half = _check(op, query, cos, signed_sin)
     check_tensors(op, query, key_value, kv_cache, slot_mapping)
-    check_cache(op, kv_cache, query, key_value)
+    check_cache(op, kv_cache, token_scales, query, key_value)
     check(
         key_value.shape[:2] == (num_tokens, 2) and key_value.shape[2:] == kv_cache.shape[3:],
         "{}: K and V are {}, the cache {}",
@@ -224,12 +253,14 @@ def rotary_and_cache(
         cos,
         signed_sin,
         kv_cache,
+        kv_cache if token_scales is None else token_scales,
         slot_mapping,
         *query.stride()[:2],
         *key_value.stride()[:3],
         cos.stride(0),
         signed_sin.stride(0),
         *kv_cache.stride()[:4],
+        *scale_strides(token_scales),
         num_heads,
         num_kv_heads,
         half,
@@ -240,6 +271,7 @@ def rotary_and_cache(
         query_weight,
         key_weight,
         eps,
+        HAS_SCALES=token_scales is not None,
         HEADS=_HEADS_PER_PROGRAM,
         PADDED_HALF=next_power_of_2(half),
         NORMS=norms is not None,

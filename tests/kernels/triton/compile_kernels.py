@@ -166,10 +166,18 @@ def compile_heads(
 ) -> None:
     """Rotation, the cache and attention: prefill and decode, with both joins of shares."""
     cache = _empty(9, 2, _KV_HEADS, _BLOCK_SIZE, head_size, dtype=kv_dtype).transpose(2, 3)
+    scales = None
+    if kv_dtype is torch.int8:
+        codes = _BLOCK_SIZE * head_size
+        heads = _empty(9, 2, _KV_HEADS, codes + 4 * _BLOCK_SIZE, dtype=torch.int8)
+        cache = heads[..., :codes].unflatten(-1, (_BLOCK_SIZE, head_size)).transpose(2, 3)
+        scales = heads[..., codes:].view(torch.float32).transpose(2, 3)
     query = _empty(64, _HEADS, head_size, dtype=dtype)
     key_value = _empty(64, 2, _KV_HEADS, head_size, dtype=dtype)
     angles = _empty(64, 1, head_size, dtype=dtype)
-    caching.reshape_and_cache(*key_value.unbind(dim=1), cache, _empty(64), dependent=dependent)
+    caching.reshape_and_cache(
+        *key_value.unbind(dim=1), cache, _empty(64), token_scales=scales, dependent=dependent
+    )
     rotary.rotary_embedding(query, angles, angles)
     for norms in (None, (_empty(head_size, dtype=dtype), _empty(head_size, dtype=dtype))):
         rotary.rotary_and_cache(
@@ -179,6 +187,7 @@ def compile_heads(
             angles,
             cache,
             _empty(64),
+            token_scales=scales,
             norms=norms,
             dependent=dependent,
         )
@@ -196,6 +205,7 @@ def compile_heads(
             context_lens=_empty(num_seqs),
             block_tables=_empty(num_seqs, 8, dtype=torch.int32),
             scale=0.1,
+            token_scales=scales,
             sharing=Sharing(spare=16),
             joins_inside=joins_inside,
             dependent=dependent,
@@ -283,6 +293,10 @@ def compile_all(printer: _Printer, capability: int) -> None:
         if capability >= LEAST_DEPENDENT and dtype is torch.bfloat16:
             printer.case = f"{name}, launched early, heads of 128"
             compile_heads(dtype, 128, dtype, dependent=True)
+        if dtype is torch.bfloat16:
+            for head_size in always:
+                printer.case = f"{name}, K and V in int8, heads of {head_size}"
+                compile_heads(dtype, head_size, torch.int8)
         if capability >= LEAST_FP8 and dtype is torch.bfloat16:
             for head_size in always:
                 printer.case = f"{name}, K and V in E4M3, heads of {head_size}"

@@ -24,6 +24,7 @@ def paged_attention(
     soft_cap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
     tile: Tile | None = None,
     sharing: Sharing | None = None,
     joins_inside: bool = True,
@@ -55,6 +56,7 @@ def paged_attention(
         soft_cap=soft_cap,
         k_scale=k_scale,
         v_scale=v_scale,
+        token_scales=token_scales,
         joins_inside=joins_inside,
         dependent=dependent,
     )

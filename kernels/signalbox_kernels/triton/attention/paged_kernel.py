@@ -30,6 +30,7 @@ from signalbox_kernels.triton.launch import (
     launch_options,
     next_power_of_2,
     product_type,
+    scale_strides,
 )
 
 OP = "paged_attention"
@@ -54,7 +55,9 @@ def _key_rows(cache, table, key, is_key, block_stride, offset_stride, BLOCK_SIZE
 
 
 @triton.jit
-def _add_tile(top, total, acc, scores, v, PRODUCT: tl.constexpr):
+def _add_tile(
+    top, total, acc, scores, v, v_scales, PRODUCT: tl.constexpr, HAS_SCALES: tl.constexpr
+):
     """Adds a tile's scores and values to the online softmax."""
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # inf - inf is NaN
@@ -62,6 +65,8 @@ def _add_tile(top, total, acc, scores, v, PRODUCT: tl.constexpr):
     correction = tl.exp2(top - shift)
     total = total * correction + tl.sum(weights, axis=1)
     acc = acc * correction[:, None]
+    if HAS_SCALES:
+        weights *= v_scales[None, :]
     acc += tl.dot(weights.to(PRODUCT), v.to(PRODUCT), input_precision="ieee")
     return new_top, total, acc
 
@@ -70,6 +75,7 @@ def _add_tile(top, total, acc, scores, v, PRODUCT: tl.constexpr):
 def _paged_attention_kernel(
     query,
     kv_cache,
+    token_scales,
     block_tables,
     out,
     items,
@@ -82,6 +88,10 @@ def _paged_attention_kernel(
     side_stride,
     offset_stride,
     head_stride,
+    scale_block_stride,
+    scale_side_stride,
+    scale_offset_stride,
+    scale_head_stride,
     table_stride,
     num_kv_heads,
     head_size,
@@ -96,6 +106,7 @@ def _paged_attention_kernel(
     PADDED_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     JOINS: tl.constexpr,
     PRODUCT: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -140,9 +151,17 @@ def _paged_attention_kernel(
         visible = is_key[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
             visible &= key[None, :] > position[:, None] - window
-        scores = _scores(q, k.to(PRODUCT), scale, soft_cap, HAS_CAP)
+        factors, v_scales = scale, v_scale
+        if HAS_SCALES:
+            scales = token_scales + kv_head * scale_head_stride
+            scales = _key_rows(
+                scales, table, key, is_key, scale_block_stride, scale_offset_stride, BLOCK_SIZE
+            )
+            factors = scale * tl.load(scales, mask=is_key, other=0.0)[None, :]
+            v_scales = tl.load(scales + scale_side_stride, mask=is_key, other=0.0)
+        scores = _scores(q, k.to(PRODUCT), factors, soft_cap, HAS_CAP)
         scores = tl.where(visible, scores, float("-inf"))
-        top, total, acc = _add_tile(top, total, acc, scores, v, PRODUCT)
+        top, total, acc = _add_tile(top, total, acc, scores, v, v_scales, PRODUCT, HAS_SCALES)
 
     acc *= v_scale
     shares = tl.load(work + 7)
@@ -190,6 +209,7 @@ def attend(
     soft_cap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    token_scales: Tensor | None = None,
     joins_inside: bool = True,
     dependent: bool = False,
 ) -> Tensor:
@@ -200,7 +220,7 @@ def attend(
             launch of its own does.
         dependent: see `launch_options`.
     """
-    _check(query, kv_cache, block_tables)
+    _check(query, kv_cache, token_scales, block_tables)
     num_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = kv_cache.shape[2:4]
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -210,6 +230,7 @@ def attend(
     _paged_attention_kernel[(len(work.items) * num_kv_heads,)](
         query,
         kv_cache,
+        kv_cache if token_scales is None else token_scales,
         block_tables,
         out,
         work.items,
@@ -217,6 +238,7 @@ def attend(
         *work.shares,
         *query.stride()[:2],
         *kv_cache.stride()[:4],
+        *scale_strides(token_scales),
         block_tables.stride(0),
         num_kv_heads,
         head_size,
@@ -231,6 +253,7 @@ def attend(
         PADDED_SIZE=max(LEAST_DOT, next_power_of_2(head_size)),
         HAS_WINDOW=work.window is not None,
         HAS_CAP=soft_cap is not None,
+        HAS_SCALES=token_scales is not None,
         JOINS=joins_inside,
         PRODUCT=product_type(query.dtype),
         num_warps=tile.num_warps,
@@ -242,9 +265,11 @@ def attend(
     return out
 
 
-def _check(query: Tensor, kv_cache: Tensor, block_tables: Tensor) -> None:
+def _check(
+    query: Tensor, kv_cache: Tensor, token_scales: Tensor | None, block_tables: Tensor
+) -> None:
     check_tensors(OP, query, kv_cache, block_tables)
-    check_cache(OP, kv_cache, query)
+    check_cache(OP, kv_cache, token_scales, query)
     check(
         kv_cache.dim() == 5 and kv_cache.shape[1] == 2 and kv_cache.shape[4] == query.shape[2],
         "{}: the cache is {}, queries are {}",
