@@ -29,7 +29,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "torch": _IN_PYTORCH,
-    "fp8_kv": _IN_PYTORCH | {"kv_cache_dtype": "fp8"},
+    "float32_kv": {"kv_cache_dtype": "float32"},
+    "int8_kv": {"kv_cache_dtype": "int8"},
+    "fp8_kv": {"kv_cache_dtype": "fp8"},
+    "torch_int8_kv": _IN_PYTORCH | {"kv_cache_dtype": "int8"},
+    "torch_fp8_kv": _IN_PYTORCH | {"kv_cache_dtype": "fp8"},
     "fp8": {"dtype": "bfloat16", "quantization": "fp8", "cpu_backend": "torch"},
 }
 """Options of LLM for each form."""

@@ -221,14 +221,15 @@ class CacheConfig(LimitSettings):
         description="tokens in a KV-cache block (default: 16, or what the attention backend takes)",
     )
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "fp8"],
-        BeforeValidator(renamed({"fp8_e4m3": "fp8"})),
+        Literal["auto", "float32", "bfloat16", "int8", "fp8"],
+        BeforeValidator(renamed({"fp8_e4m3": "fp8", "int8_per_token_head": "int8"})),
     ] = Field(
         "auto",
         description="type of K and V in the cache; auto is that of --dtype, or float32 on a CPU"
         " without instructions for bfloat16. bfloat16 takes half the memory of 32-bit K and V and"
-        " rounds them; fp8 (E4M3) takes half of that, with the checkpoint's scales, in PyTorch"
-        " alone, which takes the type of --dtype or fp8",
+        " rounds them; int8, with a scale for each token and head, and fp8 (E4M3), with the"
+        " checkpoint's scales, take about half of that. PyTorch takes the type of --dtype and those"
+        " of 8 bits",
     )
     swap_space: float | None = Field(
         None,

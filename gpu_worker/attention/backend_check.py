@@ -71,12 +71,16 @@ class PlainAttention:
             torch.zeros(sizes, dtype=shape.kv_dtype, device=shape.device)
             for _ in range(shape.num_layers)
         ]
+        self._scales = [
+            torch.zeros(sizes[:-1], device=shape.device) if shape.has_int8_cache else None
+            for _ in range(shape.num_layers)
+        ]
 
     def store(self, batch: Batch, key_value: Tensor, *, layer: int) -> None:
         """Writes the K and V of a step."""
         key, value = key_value.unbind(dim=1)
         slot_mapping = self._tensor(batch.slot_mapping)
-        scales = self._shape.kv_scales(layer)
+        scales = self._shape.kv_scales(layer, self._scales[layer])
         reference.reshape_and_cache(key, value, self._caches[layer], slot_mapping, **scales)
 
     def attend(self, batch: Batch, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
@@ -91,7 +95,7 @@ class PlainAttention:
             scale=self._shape.scale,
             sliding_window=self._shape.sliding_windows[layer],
             soft_cap=self._shape.soft_cap,
-            **self._shape.kv_scales(layer),
+            **self._shape.kv_scales(layer, self._scales[layer]),
         )
         return out.flatten(1).float()
 

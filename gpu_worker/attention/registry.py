@@ -36,6 +36,9 @@ class Registered:
     takes_fp8: bool = False
     """True if the backend holds K and V in AttentionShape.kv_dtype; otherwise no shape has
     fp8_scales."""
+    takes_int8: bool = False
+    """True if the backend holds them in AttentionShape.caches; otherwise no shape has
+    has_int8_cache."""
     block_sizes: tuple[int, ...] = ()
     """Supported numbers of tokens in a block, the preferred first; empty if any is supported."""
 
@@ -46,6 +49,7 @@ class Registered:
             factory=factory,
             caps_scores=getattr(factory, "caps_scores", False),
             takes_fp8=getattr(factory, "takes_fp8", False),
+            takes_int8=getattr(factory, "takes_int8", False),
             block_sizes=tuple(getattr(factory, "block_sizes", ())),
         )
 
@@ -103,11 +107,16 @@ _TRITON = {
 }
 _backends: dict[str, Registered] = (
     {
-        "torch": Registered(factory=TorchAttention, caps_scores=True, takes_fp8=True),
+        "torch": Registered(
+            factory=TorchAttention, caps_scores=True, takes_fp8=True, takes_int8=True
+        ),
     }
     | {
         name: Registered(
-            factory=_triton_attention(name, **switches), caps_scores=True, takes_fp8=True
+            factory=_triton_attention(name, **switches),
+            caps_scores=True,
+            takes_fp8=True,
+            takes_int8=True,
         )
         for name, switches in _TRITON.items()
     }
@@ -173,11 +182,9 @@ def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
             f"attention_backend {name!r} caps no scores, as this model needs; use {', '.join(able)}"
         )
     if shape.fp8_scales is not None and not entry.takes_fp8:
-        able = sorted(each for each, other in _backends.items() if other.takes_fp8)
-        raise ValueError(
-            f"attention_backend {name!r} holds no K and V in FP8; use {', '.join(able)}, or "
-            "kv_cache_dtype 'auto'"
-        )
+        raise _refused_type(name, "FP8", {k for k, each in _backends.items() if each.takes_fp8})
+    if shape.has_int8_cache and not entry.takes_int8:
+        raise _refused_type(name, "int8", {k for k, each in _backends.items() if each.takes_int8})
     size = shape.block_size
     if size == AUTO_BLOCK_SIZE:
         size = (*entry.block_sizes, USUAL_BLOCK_SIZE)[0]
@@ -187,6 +194,13 @@ def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
             f"tokens, not {size}; leave block_size out"
         )
     return ChosenBackend(name, entry.factory(replace(shape, block_size=size)), size)
+
+
+def _refused_type(name: str, kv_dtype: str, able: set[str]) -> ValueError:
+    return ValueError(
+        f"attention_backend {name!r} holds no K and V in {kv_dtype}; use "
+        f"{', '.join(sorted(able))}, or kv_cache_dtype 'auto'"
+    )
 
 
 def _registered(name: str) -> Registered:

@@ -1,12 +1,13 @@
 """The attention backend in plain Torch, for any device.
 
-Inside a block: [num_layers, 2, num_kv_heads, block_size, head_size]. A layer's K or V of one head
-is one run of bytes, so that a gather of rows by (block, K or V, head) gives each head's context in
-one piece, ready for a batched product.
+Inside a block: [num_layers, 2, num_kv_heads, block_size, head_size]; scales of tokens are behind
+each head's K and V. A layer's K or V of one head is one run of bytes, so that a gather of rows by
+(block, K or V, head) gives each head's context in one piece, ready for a batched product.
 
 Decodes are batched: their contexts are gathered, padded to the longest of a group. Prefill chunks
-attend one by one, through SDPA. `decode_grouping.py` decides the groups. K and V in E4M3 are
-decoded where they were gathered; the scores and the result are multiplied by their scales.
+attend one by one, through SDPA. `decode_grouping.py` decides the groups. K and V in 8 bits are
+decoded where they were gathered; with E4M3, scores and results are multiplied by the layer's
+scales.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.attention.backend import AttentionShape, LayerCache
 from gpu_worker.attention.decode_grouping import Chunk, DecodeGroup, plan_work
 from gpu_worker.batch.batch import Batch
-from signalbox_kernels.torch.reference import causal_mask, to_cache
+from signalbox_kernels.torch.reference import causal_mask, to_cache, to_int8
 
 
 class _Work(Protocol):
@@ -53,7 +54,7 @@ class _ChunkWork:
     def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
         shape, num_queries = self.shape, query.shape[0]
         scale = k_scale * shape.scale
-        gathered = cache.index_select(0, self.gather).to(shape.dtype)
+        gathered = _decoded(cache.index_select(0, self.gather), shape)
         keys, values = gathered.view(2, shape.num_kv_heads, 1, -1, shape.head_size)[
             :, :, :, self.keys
         ]
@@ -99,14 +100,14 @@ class _DecodeWork:
     mask: Tensor
     """[num_seqs * num_kv_heads, 1, num_keys], added to the scores."""
     gathered: Tensor
-    """[len(gather), block_size * head_size]: scratch, the same for every layer."""
+    """[len(gather), elements of a row]: scratch, the same for every layer."""
     shape: AttentionShape
 
     def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
         batch, num_keys = self.mask.shape[0], self.mask.shape[2]
         scale = k_scale * self.shape.scale
         torch.index_select(cache, 0, self.gather, out=self.gathered)
-        gathered = self.gathered.to(self.shape.dtype)
+        gathered = _decoded(self.gathered, self.shape)
         keys, values = gathered.view(2, batch, num_keys, self.shape.head_size)
         query = query.reshape(batch, -1, self.shape.head_size)
         keys = keys.transpose(1, 2)
@@ -117,6 +118,17 @@ class _DecodeWork:
             scores = torch.baddbmm(self.mask, query, keys, alpha=scale)
         out = torch.bmm(scores.softmax(dim=-1), values)
         return out.view(batch // self.shape.num_kv_heads, -1)
+
+
+def _decoded(rows: Tensor, shape: AttentionShape) -> Tensor:
+    """Returns K and V of rows of a cache, [num_rows, block_size * head_size], in the type of
+    activations; without the scales of E4M3."""
+    if not shape.has_int8_cache:
+        return rows.to(shape.dtype)
+    codes = rows[:, : shape.block_size * shape.head_size].view(torch.int8)
+    scales = rows[:, shape.codes_bytes :].view(torch.float32)
+    values = codes.view(-1, shape.block_size, shape.head_size) * scales[..., None]
+    return values.flatten(1).to(shape.dtype)
 
 
 def _soft_cap(scores: Tensor, *, cap: float, scale: float) -> Tensor:
@@ -133,16 +145,20 @@ class _Plan:
     blocks: Tensor
     offsets: Tensor
     rows: list[Tensor]
-    slots: list[Tensor]
+    caches: list[LayerCache]
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        cache, scales = self.caches[layer].kv, self.caches[layer].scales
+        if scales is not None:
+            key_value, of_tokens = to_int8(key_value)
+            scales[self.blocks, :, :, self.offsets] = of_tokens
         if self.shape.fp8_scales is None:
-            self.slots[layer][self.blocks, :, :, self.offsets] = key_value
+            cache[self.blocks, :, :, self.offsets] = key_value
             return self._attend(query, layer, k_scale=1.0)
         k_scale, v_scale = self.shape.fp8_scales[layer]
         for side, scale in enumerate((k_scale, v_scale)):
             codes = to_cache(key_value[:, side], self.shape.kv_dtype, scale)
-            self.slots[layer][self.blocks, side, :, self.offsets] = codes
+            cache[self.blocks, side, :, self.offsets] = codes
         return self._attend(query, layer, k_scale=k_scale).mul_(v_scale)
 
     def _attend(self, query: Tensor, layer: int, *, k_scale: float) -> Tensor:
@@ -162,29 +178,28 @@ class TorchAttention:
         self._shape = shape
         self._rows_per_layer = 2 * shape.num_kv_heads
         self._rows_per_block = shape.num_layers * self._rows_per_layer
-        self._row_elements = shape.block_size * shape.head_size
+        # A row of codes with scales is in bytes.
+        self._row_dtype = torch.uint8 if shape.has_int8_cache else shape.kv_dtype
+        self._row_elements = shape.head_bytes // self._row_dtype.itemsize
         self._pool = torch.empty(0)
         self._rows: list[Tensor] = []
-        self._slots: list[Tensor] = []
+        self._caches: list[LayerCache] = []
 
     @property
     def block_bytes(self) -> int:
         return self._shape.block_bytes
 
     def bind(self, pool: Tensor) -> None:
-        shape, num_blocks = self._shape, pool.shape[0]
         self._pool = pool
-        rows = pool.view(shape.kv_dtype).view(-1, self._row_elements)
+        rows = pool.view(self._row_dtype).view(-1, self._row_elements)
         # The same row numbers serve every layer: a layer's view begins at its own first row.
-        self._rows = [rows[layer * self._rows_per_layer :] for layer in range(shape.num_layers)]
-        blocks = rows.view(
-            num_blocks, shape.num_layers, 2, shape.num_kv_heads, shape.block_size, shape.head_size
-        )
-        self._slots = list(blocks.unbind(dim=1))
+        num_layers = self._shape.num_layers
+        self._rows = [rows[layer * self._rows_per_layer :] for layer in range(num_layers)]
+        self._caches = self._shape.caches(pool)
 
     def layer_view(self, layer: int) -> Tensor:
         """Returns a layer's [num_blocks, 2, block_size, num_kv_heads, head_size], a view."""
-        return self._slots[layer].transpose(2, 3)
+        return self._caches[layer].kv.transpose(2, 3)
 
     def plan(self, batch: Batch) -> _Plan:
         self._clear_opened_blocks(batch)
@@ -199,7 +214,7 @@ class TorchAttention:
             blocks=self._tensor(batch.slot_mapping // size),
             offsets=self._tensor(batch.slot_mapping % size),
             rows=self._rows,
-            slots=self._slots,
+            caches=self._caches,
         )
 
     def _clear_opened_blocks(self, batch: Batch) -> None:
@@ -245,9 +260,7 @@ class TorchAttention:
         return _DecodeWork(
             rows=item.rows if isinstance(item.rows, slice) else self._tensor(item.rows),
             gather=gather,
-            gathered=self._pool.new_empty(
-                (len(gather), self._row_elements), dtype=self._shape.kv_dtype
-            ),
+            gathered=self._pool.new_empty((len(gather), self._row_elements), dtype=self._row_dtype),
             mask=mask.repeat_interleave(self._shape.num_kv_heads, dim=0)[:, None],
             shape=self._shape,
         )

@@ -1,8 +1,9 @@
 """The attention backend of CUDA, in Triton: one launch a layer for any mix of sequences.
 
-Inside a block: [num_layers, 2, num_kv_heads, block_size, head_size], as in `torch_backend.py`, so
-that a head's K of one block is one run of bytes. A step's indexes go to the device once. Nothing is
-cleared: the kernel reads no slot past a context, so what a failed sequence left there is unseen.
+Inside a block: [num_layers, 2, num_kv_heads, block_size, head_size], and scales of tokens behind
+each head's K and V, as in `torch_backend.py`, so that a head's K of one block is one run of bytes.
+A step's indexes go to the device once. Nothing is cleared: the kernel reads no slot past a context,
+so what a failed sequence left there is unseen.
 
 Runs on a CPU under Triton's interpreter, for tests; it has never run on a GPU.
 """
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.attention.backend import AttentionShape
+from gpu_worker.attention.backend import AttentionShape, KVScales
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_choice import compute_capability
 from gpu_worker.device.input_transfer import StepInputs
@@ -39,6 +40,8 @@ class _Plan:
     shape: AttentionShape
     caches: list[Tensor]
     """[num_layers]: each layer's view of the pool."""
+    token_scales: list[Tensor | None]
+    """[num_layers]: those of K and V in int8."""
     slot_mapping: Tensor
     block_tables: Tensor
     work: dict[int | None, Work]
@@ -48,7 +51,7 @@ class _Plan:
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
         key, value = key_value.unbind(dim=1)
-        scales = self.shape.kv_scales(layer)
+        scales = self._scales(layer)
         reshape_and_cache(
             key,
             value,
@@ -67,11 +70,14 @@ class _Plan:
             block_tables=self.block_tables,
             scale=self.shape.scale,
             soft_cap=self.shape.soft_cap,
-            **self.shape.kv_scales(layer),
+            **self._scales(layer),
             joins_inside=self.joins_inside,
             dependent=self.dependent,
         )
         return out.flatten(1)
+
+    def _scales(self, layer: int) -> KVScales:
+        return self.shape.kv_scales(layer, self.token_scales[layer])
 
 
 class _FusedPlan(_Plan):
@@ -94,7 +100,7 @@ class _FusedPlan(_Plan):
             self.slot_mapping,
             norms=None if norms is None else norms.weights,
             eps=0.0 if norms is None else norms.query.eps,
-            **self.shape.kv_scales(layer),
+            **self._scales(layer),
             dependent=self.dependent,
         )
         return self._attend(query, layer)
@@ -136,17 +142,18 @@ class TritonAttention:
             )
         self._is_plain, self._dependent = is_plain, dependent
         self._caches: list[Tensor] = []
+        self._token_scales: list[Tensor | None] = []
 
     @property
     def block_bytes(self) -> int:
         return self._shape.block_bytes
 
     def bind(self, pool: Tensor) -> None:
-        shape = self._shape
-        blocks = pool.view(shape.kv_dtype).view(
-            len(pool), shape.num_layers, 2, shape.num_kv_heads, shape.block_size, shape.head_size
-        )
-        self._caches = list(blocks.transpose(3, 4).unbind(dim=1))
+        caches = self._shape.caches(pool)
+        self._caches = [each.kv.transpose(2, 3) for each in caches]
+        self._token_scales = [
+            None if each.scales is None else each.scales.transpose(2, 3) for each in caches
+        ]
 
     def plan_on_device(self, inputs: StepInputs) -> _Plan:
         """Satisfies `DevicePlanning`: kernels find out the rest from the tensors themselves."""
@@ -195,6 +202,7 @@ class TritonAttention:
         return make(
             shape=shape,
             caches=self._caches,
+            token_scales=self._token_scales,
             slot_mapping=slot_mapping,
             block_tables=block_tables,
             work=work,

@@ -16,6 +16,9 @@ from signalbox_kernels.floats import to_float32
 
 logger = logging.getLogger(__name__)
 
+KVScales = tuple[tuple[float, float], ...]
+"""[num_layers]: the scales of K and of V."""
+
 _NAME = re.compile(
     r"\blayers\.(?P<layer>\d+)\.self_attn\."
     r"(?:(?:attn\.|qkv_proj\.|[qkv]_proj\.)?(?P<sides>q|k|v|kv|prob)_scale"
@@ -29,9 +32,7 @@ def is_attention_scale(name: str) -> bool:
     return _NAME.search(name) is not None
 
 
-def read_kv_scales(
-    stored: Mapping[str, StoredTensor], num_layers: int
-) -> tuple[tuple[float, float], ...]:
+def read_kv_scales(stored: Mapping[str, StoredTensor], num_layers: int) -> KVScales:
     """Returns the scales of K and of V in each layer, 1.0 for what has none, which is logged.
 
     Raises ModelError for scales of single heads, and for one that is no positive number.

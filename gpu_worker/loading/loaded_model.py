@@ -49,7 +49,7 @@ from signalbox_kernels.triton.kernel_cache import use_kernel_cache
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FP8 = "fp8"
+_INT8, _FP8 = "int8", "fp8"
 _FP8_CAPABILITY = (8, 9)
 """First compute capability whose instructions convert to and from E4M3."""
 
@@ -114,6 +114,7 @@ def load_model(
     if kv_dtype == _FP8:
         scales = _fp8_scales(source, config.num_layers)
         shape = replace(shape, fp8_scales=tuple(scales[i] for i in stage.indices))
+    shape = replace(shape, has_int8_cache=kv_dtype == _INT8)
     attention = choose_attention_backend(device_config.attention_backend, shape)
     quantization = choose_quantization(
         model_config,
@@ -201,13 +202,13 @@ def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
 
 
 def _check_kv_dtype(kv_dtype: str, dtype: str, why_not_natively: str, device: torch.device) -> None:
-    """Raises ModelError for K and V of a type that is neither activations' nor FP8, and for FP8 on
-    a GPU without it."""
-    if kv_dtype not in ("auto", dtype, _FP8):
+    """Raises ModelError for K and V of a type that is neither activations' nor of 8 bits, and for
+    FP8 on a GPU without it."""
+    if kv_dtype not in ("auto", dtype, _INT8, _FP8):
         raise ModelError(
             f"kv_cache_dtype is {kv_dtype!r}, but PyTorch's attention takes K and V in the type of "
             f"activations, which is {dtype}, and the native implementation is not used: "
-            f"{why_not_natively}; use 'auto' or 'fp8'"
+            f"{why_not_natively}; use 'auto', 'int8' or 'fp8'"
         )
     capability = compute_capability(device)
     if kv_dtype == _FP8 and capability is not None and capability < _FP8_CAPABILITY:
@@ -231,7 +232,7 @@ def _arithmetic(
         name = f"sm_{major}{minor}"
     else:
         name = torch.backends.cpu.get_cpu_capability().lower()
-    stored = "fp8_e4m3" if kv_dtype == _FP8 else dtype
+    stored = {_FP8: "fp8_e4m3", _INT8: _INT8}.get(kv_dtype, dtype)
     is_fp8 = quantization is not None and quantization.name == "fp8"
     factors = "fp8_e4m3" if is_fp8 else dtype
     return Arithmetic(factors=factors, kernels=f"torch {name}", kv_cache_dtype=stored)

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from gpu_worker.batch.stage_layers import StageLayers, all_layers
+from gpu_worker.checkpoints.kv_scales import KVScales
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.matrices import joined
 from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, layer_prefix
@@ -21,6 +22,13 @@ from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
 from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.storage import Matrix, stored
 from signalbox_kernels.structs import Element, Epilogue, Row
+
+_KV_ELEMENTS = {
+    "float32": Element.FLOAT32,
+    "bfloat16": Element.BFLOAT16,
+    "int8": Element.INT8,
+    "fp8": Element.FP8_E4M3,
+}
 
 RESIDUAL = 0
 """Buffer of floats that layers add to: the hidden states at both ends of a pipeline stage."""
@@ -36,6 +44,7 @@ def compile_decoder(
     stage: StageLayers | None = None,
     in_float32: bool = False,
     kv_dtype: str = "auto",
+    kv_scales: KVScales | None = None,
     max_lora_rank: int = 0,
     isa: Isa | None = None,
     group: Group | None = None,
@@ -49,7 +58,8 @@ def compile_decoder(
     Args:
         stage: layers of a pipeline stage; None has all.
         in_float32: multiplies blocks in float32, not in 8 bits.
-        kv_dtype: "float32", "bfloat16", or "auto" for the type of activations.
+        kv_dtype: "float32", "bfloat16", "int8", "fp8", or "auto" for the type of activations.
+        kv_scales: of K and V in "fp8", for all layers of the model; None for 1.0.
         max_lora_rank: largest rank of an adapter that will be set; 0 takes none.
         group: tensor-parallel ranks, of one of which `config` and `weights` are; None is one rank.
         first_token: that of the first rows of embedding and head.
@@ -60,7 +70,7 @@ def compile_decoder(
     element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
     shape = ProgramShape(
         element=element,
-        kv_element=element if kv_dtype == "auto" else Element[kv_dtype.upper()],
+        kv_element=element if kv_dtype == "auto" else _KV_ELEMENTS[kv_dtype],
         num_layers=len(stage),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -77,6 +87,7 @@ def compile_decoder(
         weights,
         stage,
         in_float32=in_float32,
+        kv_scales=kv_scales or ((1.0, 1.0),) * config.num_layers,
         max_lora_rank=max_lora_rank,
         is_divided=group is not None,
         first_token=first_token,
@@ -116,6 +127,7 @@ class _Compiler:
         stage: StageLayers,
         *,
         in_float32: bool,
+        kv_scales: KVScales,
         max_lora_rank: int,
         is_divided: bool,
         first_token: int,
@@ -125,6 +137,7 @@ class _Compiler:
         self._builder, self._config, self._weights = builder, config, weights
         self._stage = stage
         self._in_float32 = in_float32
+        self._kv_scales = kv_scales
         self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
         assert self._residual == RESIDUAL
         self._first_token = first_token
@@ -201,10 +214,12 @@ class _Compiler:
                 weights.vector(f"{prefix}k_norm.weight"),
             )
         cached = index - self._stage.start
-        build.rotate(self._qkv, self._query, layer=cached, norms=norms, eps=eps)
+        scales = self._kv_scales[index]
+        build.rotate(self._qkv, self._query, layer=cached, norms=norms, eps=eps, kv_scales=scales)
         windows = self._config.sliding_windows
         window = windows[index] if windows else None
-        build.attend(self._query, self._attended.elements, layer=cached, window=window)
+        attended = self._attended.elements
+        build.attend(self._query, attended, layer=cached, window=window, kv_scales=scales)
         self._add_down(self._attended, f"{prefix}o_proj")
 
     def _add_feed_forward(self, index: int) -> None:

@@ -9,6 +9,7 @@ from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.batch.stage_layers import StageLayers
+from gpu_worker.checkpoints.kv_scales import read_kv_scales
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import (
@@ -16,7 +17,6 @@ from gpu_worker.config import (
     CacheConfig,
     DeviceConfig,
     ModelConfig,
-    ModelError,
     ParallelConfig,
 )
 from gpu_worker.loading.dummy_source import DummySource
@@ -66,11 +66,6 @@ def load_natively(
         layers: those of the rank's stage.
         group: tensor-parallel ranks of the stage; None if there is one.
     """
-    if cache_config.kv_cache_dtype == "fp8":
-        raise ModelError(
-            "kv_cache_dtype is 'fp8', but the native implementation holds K and V in float32 or "
-            "bfloat16; use 'bfloat16', or cpu_backend 'torch', which is slower"
-        )
     dtype = _dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
     num_threads = device_config.num_threads or default_num_threads()
@@ -78,7 +73,8 @@ def load_natively(
     logger.info("%s", describe_form(opened.source.sizes, dtype, quantization, None))
     config = opened.config
     assert isinstance(config, DecoderConfig), "of a family that is Llama's"
-    stored = _stored(opened.source, config, progress)
+    stored, kv_dtype = _stored(opened.source, config, progress), cache_config.kv_cache_dtype
+    kv_scales = read_kv_scales(stored, config.num_layers) if kv_dtype == "fp8" else None
     share = tensor_share(config, parallel, stored)
     weights = Weights(
         config,
@@ -100,7 +96,8 @@ def load_natively(
         num_threads=num_threads,
         stage=layers,
         in_float32=model_config.dtype == "float32" or quantization is None,
-        kv_dtype=cache_config.kv_cache_dtype,
+        kv_dtype=kv_dtype,
+        kv_scales=kv_scales,
         max_lora_rank=opener.max_rank(given),
         group=group,
         first_token=share.tokens.start,

@@ -24,12 +24,18 @@ skip_without_native_kernels()
 
 PROMPTS = make_prompts(1, 5, 16, 17, 33, 70, 200)
 PAIRS = [("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+PAIRS += [(dtype, kv_dtype) for dtype in ("float32", "bfloat16") for kv_dtype in ("int8", "fp8")]
 
 # Rounding moves an entry of K or V by 2^-9 of it at most. A score, below 4 here, moves by as much
 # of itself, so that the weights of two keys move apart by 8 * 2^-9 of themselves, and a mean of V
 # by that and its own 2^-9. The three layers pass these on side by side to logits that are scalar
 # products of 48 entries of magnitude 1 with weights of 0.16, whose errors have either sign.
-ROUNDED_LOGITS = 3 * 9 * 2.0**-9 * 48**0.5 * 0.16
+# E4M3 moves it by 2^-4 of it, and a whole number by 1/254 of the head's largest, which is at most
+# four times their usual size.
+ROUNDED_LOGITS = {
+    kv_dtype: 3 * 9 * unit * 48**0.5 * 0.16
+    for kv_dtype, unit in {"bfloat16": 2.0**-9, "int8": 2.0**-6, "fp8": 2.0**-4}.items()
+}
 
 
 def make_native_runner(path: Path, **options: Any) -> NativeRunner:
@@ -68,15 +74,16 @@ def test_tokens_do_not_depend_on_batch_chunks_or_threads(
 
 
 @pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("kv_dtype", ROUNDED_LOGITS)
 def test_logits_over_rounded_k_and_v_are_near_those_of_float32(
-    native_tiny: Path, isa: Isa, monkeypatch: pytest.MonkeyPatch
+    native_tiny: Path, isa: Isa, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa.name)
     exact, rounded = (
-        logits_of(make_native_runner(native_tiny, dtype="float32", kv_cache_dtype=kv_dtype))
-        for kv_dtype in ("float32", "bfloat16")
+        logits_of(make_native_runner(native_tiny, dtype="float32", kv_cache_dtype=each))
+        for each in ("float32", kv_dtype)
     )
-    assert 0 < np.abs(exact - rounded).max() < ROUNDED_LOGITS
+    assert 0 < np.abs(exact - rounded).max() < ROUNDED_LOGITS[kv_dtype]
 
 
 def test_bfloat16_takes_half_of_a_block_and_twice_the_blocks_fit(native_tiny: Path) -> None:
@@ -140,7 +147,7 @@ def test_the_line_at_start_says_that_bfloat16_rounds(
     assert "K and V in bfloat16, which rounds them; " in rounded
 
 
-@pytest.mark.parametrize("name", ["fp8_e5m2", "int8", "float16"])
+@pytest.mark.parametrize("name", ["fp8_e5m2", "int4", "float16"])
 def test_another_type_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="'auto', 'float32', 'bfloat16' or 'fp8'"):
+    with pytest.raises(ValidationError, match="'auto', 'float32', 'bfloat16', 'int8' or 'fp8'"):
         CacheConfig(kv_cache_dtype=name)

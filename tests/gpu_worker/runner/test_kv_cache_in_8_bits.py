@@ -1,4 +1,4 @@
-"""A tiny model with K and V in E4M3: tokens, logits, moves of blocks, scales, what is announced."""
+"""A tiny model with K and V in 8 bits: tokens, logits, moves of blocks, scales, announcements."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
-from signalbox_kernels.torch.reference import to_cache
+from signalbox_kernels.torch.reference import to_cache, to_int8
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_sequence
 from tests.gpu_worker.model_runners import last_logits, make_prompts, make_runner
@@ -32,15 +32,24 @@ from tests.signalbox.llm.make import assert_at_rest
 
 NUM_LAYERS, BLOCK_SIZE = 3, 16
 
-# Of a value E4M3 keeps 4 bits: it moves by 2^-4 of itself at most. The bound is that of 16-bit K
-# and V in tests/gpu_worker/native/test_kv_cache_dtype.py, whose derivation holds for any unit.
-ROUNDED_LOGITS = 3 * 9 * 2.0**-4 * 48**0.5 * 0.16
+# Of a value E4M3 keeps 4 bits: it moves by 2^-4 of itself at most. A whole number is off by 1/254
+# of the head's largest, which is at most four times their usual size. The bound is that of 16-bit
+# K and V in tests/gpu_worker/native/test_kv_cache_dtype.py, whose derivation holds for any unit.
+ROUNDED_LOGITS = {
+    kv_dtype: 3 * 9 * unit * 48**0.5 * 0.16
+    for kv_dtype, unit in {"fp8": 2.0**-4, "int8": 2.0**-6}.items()
+}
+of_8_bits = pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+on_both_backends = pytest.mark.parametrize("cpu_backend", ["torch", "native"])
 
 
-def make_fp8_runner(path: Path, **options: Any) -> ModelRunner:
+def make_torch_runner(path: Path, kv_dtype: str, **options: Any) -> ModelRunner:
     fixed: dict[str, Any] = {"cpu_backend": "torch", "block_size": BLOCK_SIZE}
-    runner: ModelRunner = make_runner(path, **fixed | {"kv_cache_dtype": "fp8"} | options)
+    runner: ModelRunner = make_runner(path, **fixed | {"kv_cache_dtype": kv_dtype} | options)
     return runner
+
+
+make_fp8_runner = partial(make_torch_runner, kv_dtype="fp8")
 
 
 def read_file(file: Path) -> tuple[dict[str, Any], bytearray]:
@@ -68,49 +77,67 @@ def with_scales(path: Path, folder: Path, scales: Mapping[str, Any]) -> Path:
     return folder
 
 
+def decoded_fp8(key_value: Tensor) -> Tensor:
+    return to_cache(key_value, torch.float8_e4m3fn, 1.0).float()
+
+
+def decoded_int8(key_value: Tensor) -> Tensor:
+    codes, scales = to_int8(key_value)
+    return codes * scales[..., None]
+
+
 class RoundingAttention(TorchAttention):
-    """Attention in float32 over K and V that E4M3 has rounded."""
+    """Attention in float32 over K and V that codes have rounded."""
+
+    decoded = staticmethod(decoded_fp8)
 
     def plan(self, batch: Batch) -> AttentionPlan:  # type: ignore[override]
         plan = super().plan(batch)
 
         def rounding(query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
-            codes = to_cache(key_value, torch.float8_e4m3fn, 1.0)
-            return plan(query, codes.float(), layer=layer)
+            return plan(query, self.decoded(key_value), layer=layer)
 
         return rounding
 
 
+@pytest.mark.parametrize(("kv_dtype", "decoded"), [("fp8", decoded_fp8), ("int8", decoded_int8)])
 def test_tokens_are_those_of_rounded_keys_and_values(
-    native_tiny: Path, monkeypatch: pytest.MonkeyPatch
+    kv_dtype: str, decoded: Any, native_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(RoundingAttention, "decoded", staticmethod(decoded))
     monkeypatch.setattr(registry, "_backends", registry._backends.copy())
     register_attention_backend("rounding", RoundingAttention)
     prompts = make_prompts(1, 5, 33, 70)
-    options = {"kv_cache_dtype": "auto", "attention_backend": "rounding"}
-    expected = Driver(runner=make_fp8_runner(native_tiny, **options), chunk=20)
-    actual = Driver(runner=make_fp8_runner(native_tiny), chunk=20)
+    rounding = make_torch_runner(native_tiny, "auto", attention_backend="rounding")
+    expected = Driver(runner=rounding, chunk=20)
+    actual = Driver(runner=make_torch_runner(native_tiny, kv_dtype), chunk=20)
     assert actual.generate(prompts, num_tokens=8) == expected.generate(prompts, num_tokens=8)
 
 
-def test_logits_are_near_those_of_exact_keys_and_values(native_tiny: Path) -> None:
+@of_8_bits
+def test_logits_are_near_those_of_exact_keys_and_values(kv_dtype: str, native_tiny: Path) -> None:
     (prompt,) = make_prompts(40)
     exact, rounded = (
-        last_logits(make_fp8_runner(native_tiny, kv_cache_dtype=dtype), prompt, chunks=(24, 16))
-        for dtype in ("float32", "fp8")
+        last_logits(make_torch_runner(native_tiny, dtype), prompt, chunks=(24, 16))
+        for dtype in ("float32", kv_dtype)
     )
-    assert 0 < (exact - rounded).abs().max() < ROUNDED_LOGITS
+    assert 0 < (exact - rounded).abs().max() < ROUNDED_LOGITS[kv_dtype]
 
 
-def test_blocks_take_a_quarter_and_four_times_as_many_fit(native_tiny: Path) -> None:
+@on_both_backends
+@pytest.mark.parametrize(("kv_dtype", "ratio"), [("fp8", 4.0), ("int8", 64 / 20)])
+def test_blocks_take_a_byte_an_element_and_as_many_more_fit(
+    cpu_backend: str, kv_dtype: str, ratio: float, native_tiny: Path
+) -> None:
+    """Whole numbers have a scale of 4 bytes beside the 16 of a head."""
     options = {"kv_cache_memory": 2e-4, "swap_space": 1e-4}
     wide, narrow = (
-        make_fp8_runner(native_tiny, kv_cache_dtype=dtype, **options).profile()
-        for dtype in ("float32", "fp8")
+        make_torch_runner(native_tiny, dtype, cpu_backend=cpu_backend, **options).profile()
+        for dtype in ("float32", kv_dtype)
     )
-    assert wide.block_bytes == 4 * narrow.block_bytes
-    assert 0 <= narrow.num_gpu_blocks - 4 * wide.num_gpu_blocks < 4
-    assert 0 <= narrow.num_cpu_blocks - 4 * wide.num_cpu_blocks < 4
+    assert wide.block_bytes == ratio * narrow.block_bytes
+    assert -1 < narrow.num_gpu_blocks - ratio * wide.num_gpu_blocks < ratio
+    assert -1 < narrow.num_cpu_blocks - ratio * wide.num_cpu_blocks < ratio
 
 
 def decode(driver: Driver, sequence: Generated, num_tokens: int) -> list[int]:
@@ -119,22 +146,30 @@ def decode(driver: Driver, sequence: Generated, num_tokens: int) -> list[int]:
     return sequence.token_ids[sequence.num_prompt :]
 
 
-def test_swapped_blocks_come_back_with_their_bits(native_tiny: Path) -> None:
-    runner = make_fp8_runner(native_tiny)
+@on_both_backends
+@of_8_bits
+def test_swapped_blocks_come_back_with_their_bits(
+    cpu_backend: str, kv_dtype: str, native_tiny: Path
+) -> None:
+    runner = make_torch_runner(native_tiny, kv_dtype, cpu_backend=cpu_backend)
     (prompt,) = make_prompts(40)
     expected = decode(Driver(runner=runner), make_sequence(prompt, [3, 4, 5]), 8)
     sequence, driver = make_sequence(prompt, [3, 4, 5]), Driver(runner=runner)
     driver.step([sequence])
     runner.apply(make_step(swap_out=make_mapping({3: 0, 4: 1, 5: 2})))
-    runner.cache.gpu_pool[3:6] = 255  # NaN in E4M3
+    runner.cache.gpu_pool[3:6] = 255  # NaN in E4M3, and of scales
     runner.apply(make_step(swap_in=make_mapping({0: 9, 1: 7, 2: 8})))
     sequence.blocks = [9, 7, 8]
     assert decode(driver, sequence, 7) == expected
 
 
-def test_a_cached_prefix_gives_the_tokens_of_its_prompt(native_tiny: Path) -> None:
+@on_both_backends
+@of_8_bits
+def test_a_cached_prefix_gives_the_tokens_of_its_prompt(
+    cpu_backend: str, kv_dtype: str, native_tiny: Path
+) -> None:
     """Both compute the prefix in one chunk, and the rest in another."""
-    runner = make_fp8_runner(native_tiny)
+    runner = make_torch_runner(native_tiny, kv_dtype, cpu_backend=cpu_backend)
     prefix, rest = make_prompts(32, 8)
     driver = Driver(runner=runner, chunk=32)
     whole = make_sequence(prefix + rest, [3, 4, 5])
@@ -143,8 +178,12 @@ def test_a_cached_prefix_gives_the_tokens_of_its_prompt(native_tiny: Path) -> No
     assert decode(driver, again, 8) == expected
 
 
-def test_a_fork_goes_on_in_a_copy_of_the_last_block(native_tiny: Path) -> None:
-    runner = make_fp8_runner(native_tiny)
+@on_both_backends
+@of_8_bits
+def test_a_fork_goes_on_in_a_copy_of_the_last_block(
+    cpu_backend: str, kv_dtype: str, native_tiny: Path
+) -> None:
+    runner = make_torch_runner(native_tiny, kv_dtype, cpu_backend=cpu_backend)
     (prompt,) = make_prompts(40)
     sequence, driver = make_sequence(prompt, [3, 4, 5]), Driver(runner=runner)
     driver.step([sequence])
@@ -156,11 +195,20 @@ def test_a_fork_goes_on_in_a_copy_of_the_last_block(native_tiny: Path) -> None:
     assert decode(driver, fork, 7) == expected
 
 
-def test_the_type_is_announced(native_tiny: Path) -> None:
-    arithmetic = make_fp8_runner(native_tiny).model.arithmetic
+@on_both_backends
+@pytest.mark.parametrize(("kv_dtype", "announced"), [("fp8", "fp8_e4m3"), ("int8", "int8")])
+def test_the_type_is_announced(
+    cpu_backend: str, kv_dtype: str, announced: str, native_tiny: Path
+) -> None:
+    runner = make_torch_runner(native_tiny, kv_dtype, cpu_backend=cpu_backend)
+    arithmetic = runner.model.arithmetic
     assert arithmetic is not None
-    assert (arithmetic.factors, arithmetic.kv_cache_dtype) == ("float32", "fp8_e4m3")
+    assert (arithmetic.factors, arithmetic.kv_cache_dtype) == ("float32", announced)
+
+
+def test_the_types_have_the_names_of_vllm_too() -> None:
     assert CacheConfig(kv_cache_dtype="fp8_e4m3").kv_cache_dtype == "fp8"
+    assert CacheConfig(kv_cache_dtype="int8_per_token_head").kv_cache_dtype == "int8"
 
 
 NAMES = {
@@ -199,16 +247,36 @@ def test_one_scale_may_be_for_both_and_without_any_it_is_1(
     assert "the checkpoint has 2 of the 6 scales of K and V: the others are 1.0" in warned[0]
 
 
-@pytest.mark.parametrize("cpu_backend", ["torch", "native"])
-def test_scales_in_a_checkpoint_do_not_disturb_other_types(
+@on_both_backends
+def test_scales_of_a_checkpoint_give_the_tokens_of_codes_that_they_scale(
     cpu_backend: str, native_tiny: Path, tmp_path: Path
+) -> None:
+    """Codes of 1/8 of the values are the same but for the smallest, and the largest are not cut."""
+    sides = ("k_scale", "v_scale")
+    scales = {
+        f"model.layers.{i}.self_attn.{side}": 8.0 for i in range(NUM_LAYERS) for side in sides
+    }
+    prompts = make_prompts(5, 40)
+    tokens = [
+        Driver(runner=make_torch_runner(path, "fp8", cpu_backend=cpu_backend)).generate(
+            prompts, num_tokens=4
+        )
+        for path in (native_tiny, with_scales(native_tiny, tmp_path, scales))
+    ]
+    assert tokens[0] == tokens[1]
+
+
+@on_both_backends
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_scales_in_a_checkpoint_do_not_disturb_other_types(
+    cpu_backend: str, kv_dtype: str, native_tiny: Path, tmp_path: Path
 ) -> None:
     path = with_scales(native_tiny, tmp_path, {"model.layers.0.self_attn.k_proj.k_scale": 0.25})
     prompts = make_prompts(5, 20)
     tokens = [
-        Driver(
-            runner=make_fp8_runner(each, kv_cache_dtype="auto", cpu_backend=cpu_backend)
-        ).generate(prompts, num_tokens=4)
+        Driver(runner=make_torch_runner(each, kv_dtype, cpu_backend=cpu_backend)).generate(
+            prompts, num_tokens=4
+        )
         for each in (path, native_tiny)
     ]
     assert tokens[0] == tokens[1]
@@ -222,12 +290,13 @@ def test_scales_in_a_checkpoint_do_not_disturb_other_types(
         (float("nan"), "k_scale is nan, not a positive number"),
     ],
 )
+@on_both_backends
 def test_scales_that_cannot_be_used_are_refused(
-    scale: Any, problem: str, native_tiny: Path, tmp_path: Path
+    cpu_backend: str, scale: Any, problem: str, native_tiny: Path, tmp_path: Path
 ) -> None:
     path = with_scales(native_tiny, tmp_path, {"model.layers.2.self_attn.k_scale": scale})
     with pytest.raises(ModelError, match=problem + "; use kv_cache_dtype 'auto'"):
-        make_fp8_runner(path)
+        make_fp8_runner(path, cpu_backend=cpu_backend)
 
 
 def test_a_scale_keeps_large_keys_from_saturating(tmp_path: Path) -> None:
@@ -242,21 +311,11 @@ def test_a_scale_keeps_large_keys_from_saturating(tmp_path: Path) -> None:
     scaled_path = with_scales(tmp_path, tmp_path / "scaled", scales)
     (prompt,) = make_prompts(30)
     exact, cut, scaled = (
-        last_logits(make_fp8_runner(path, kv_cache_dtype=dtype), prompt, chunks=(30,))
+        last_logits(make_torch_runner(path, dtype), prompt, chunks=(30,))
         for path, dtype in ((tmp_path, "auto"), (tmp_path, "fp8"), (scaled_path, "fp8"))
     )
-    assert (exact - scaled).abs().max() < ROUNDED_LOGITS
+    assert (exact - scaled).abs().max() < ROUNDED_LOGITS["fp8"]
     assert (exact - scaled).abs().mean() < (exact - cut).abs().mean()
-
-
-def test_the_native_implementation_refuses_it_before_it_reads_weights(
-    native_tiny: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(native_tiny, tmp_path, dirs_exist_ok=True)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[: 1 << 14])  # cut off within the tensors
-    with pytest.raises(ModelError, match=r"kv_cache_dtype is 'fp8', but the native implementation"):
-        make_runner(tmp_path, kv_cache_dtype="fp8", block_size=BLOCK_SIZE)
 
 
 def test_a_gpu_without_instructions_for_it_is_refused_before_weights_are_read(
@@ -273,7 +332,7 @@ def test_a_gpu_without_instructions_for_it_is_refused_before_weights_are_read(
         make_fp8_runner(native_tiny)
 
 
-def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], EngineCore]:
+def generate(path: Path, *, num_blocks: int, **options: Any) -> tuple[list[list[int]], EngineCore]:
     """Generates from prompts with a common beginning, one after the other and then together."""
     scheduling = SchedulingSettings(
         preemption_mode=PreemptionMode.SWAP, num_gpu_blocks_override=num_blocks
@@ -281,7 +340,7 @@ def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], EngineCor
     prefix, *ends = make_prompts(40, 7, 12, 9, 3)
     prompts = [{"prompt_token_ids": prefix + end} for end in ends]
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=40)
-    runner = partial(make_fp8_runner, path, swap_space=2e-3, kv_cache_memory=2e-3)
+    runner = partial(make_torch_runner, path, swap_space=2e-3, kv_cache_memory=2e-3, **options)
     with LLM._from_runner(runner, CoreConfig(scheduling=scheduling)) as llm:
         outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
         outputs += llm.generate(prompts, params, use_tqdm=False)
@@ -290,10 +349,15 @@ def generate(path: Path, *, num_blocks: int) -> tuple[list[list[int]], EngineCor
     return [output.outputs[0].token_ids for output in outputs], core
 
 
-def test_preempted_requests_and_prefix_hits_give_the_same_tokens(native_tiny: Path) -> None:
-    undisturbed, ample = generate(native_tiny, num_blocks=200)
+@on_both_backends
+@of_8_bits
+def test_preempted_requests_and_prefix_hits_give_the_same_tokens(
+    cpu_backend: str, kv_dtype: str, native_tiny: Path
+) -> None:
+    options = {"cpu_backend": cpu_backend, "kv_dtype": kv_dtype}
+    undisturbed, ample = generate(native_tiny, num_blocks=200, **options)
     assert ample.scheduler.preemption.num_preemptions == 0
-    tokens, scarce = generate(native_tiny, num_blocks=14)
+    tokens, scarce = generate(native_tiny, num_blocks=14, **options)
     assert scarce.scheduler.preemption.num_preemptions > 0
     assert tokens == undisturbed
     assert tokens[:4] == tokens[4:]  # the second time, with hits
