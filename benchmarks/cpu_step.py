@@ -2,12 +2,13 @@
 
     python -m benchmarks.cpu_step MODEL... [--forms torch native auto gguf int8 int4]
         [--rounds 30] [--threads 2] [--dtype bfloat16] [--cases "prefill 2048" "prefill 8064"]
+        [--kv-cache-dtypes auto bfloat16 int8 fp8]
 
-All forms, of all models, compute the same batches in turn, so that what else the machine does hurts
-all alike; the figures are milliseconds, medians, with the median of each round's ratio of the first
-form to this one. "torch" and "native" hold floats, the others run quantised weights; "auto" is what
-a checkpoint or a file consists of. Greedy rows, random tokens. Below a case stand the milliseconds
-of all threads by kind of op, in one more step.
+All forms, of all models and with all types of K and V, compute the same batches in turn, so that
+what else the machine does hurts all alike; the figures are milliseconds, medians, with the median
+of each round's ratio of the first form to this one. "torch" and "native" hold floats, the others
+run quantised weights; "auto" is what a checkpoint or a file consists of. Greedy rows, random
+tokens. Below a case stand the milliseconds of all threads by kind of op, in one more step.
 """
 
 import argparse
@@ -43,18 +44,20 @@ CASES = (
     Case("decode 1", 1, 1, 192),
     Case("decode 8", 8, 1, 192),
     Case("decode 32", 32, 1, 192),
+    Case("decode 4 at 2048", 4, 1, 2048),
+    Case("decode 1 at 8192", 1, 1, 8192),
     Case("prefill 8 x 128", 8, 128, 128),
     Case("prefill 2048", 1, 2048, 2048),
     Case("prefill 8064", 1, 8064, 8064),
 )
 
 
-def make_runner(args: argparse.Namespace, model: str, form: str) -> Any:
+def make_runner(args: argparse.Namespace, model: str, form: str, kv_dtype: str) -> Any:
     is_quantised = form not in ("torch", "native")
     backend = "native" if is_quantised else form
     runner: Any = make_loaded(
         ModelConfig(model=model, dtype=args.dtype, quantization=form if is_quantised else "none"),
-        CacheConfig(block_size=BLOCK_SIZE),
+        CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_dtype),
         device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
     )
     runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=0)
@@ -111,13 +114,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["torch", "native"])
+    parser.add_argument("--kv-cache-dtypes", nargs="+", default=["auto"], metavar="TYPE")
     names = [case.name for case in CASES]
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     args = parser.parse_args()
     runners = {
-        name_of(args, model, form): make_runner(args, model, form)
+        name_of(args, model, form, kv_dtype): make_runner(args, model, form, kv_dtype)
         for model in args.models
         for form in args.forms
+        for kv_dtype in args.kv_cache_dtypes
     }
     print(f"{'':16}" + "".join(f"{name:>24}" for name in runners))
     vocab_size = min(runner.model.vocab_size for runner in runners.values())
@@ -130,8 +135,9 @@ def main() -> None:
             print(f"    {form}: {ops_in_words(runners[form], batch)}", flush=True)
 
 
-def name_of(args: argparse.Namespace, model: str, form: str) -> str:
-    return form if len(args.models) == 1 else f"{Path(model).name[-16:]} {form}"
+def name_of(args: argparse.Namespace, model: str, form: str, kv_dtype: str) -> str:
+    name = form if len(args.kv_cache_dtypes) == 1 else f"{form} {kv_dtype}"
+    return name if len(args.models) == 1 else f"{Path(model).name[-16:]} {name}"
 
 
 def in_words(seconds: dict[str, list[float]], form: str) -> str:
