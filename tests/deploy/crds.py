@@ -21,7 +21,7 @@ import yaml
 from tests.deploy.kustomize import Resource, render
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
-FOLDERS = ("base", "cpu", "leaderworkerset", "monitoring")
+FOLDERS = ("base", "cpu", "kuberay", "leaderworkerset", "monitoring", "rayjob")
 RELEASES = ("1.30", "1.37")
 """Of Kubernetes."""
 RECORD = Path(__file__).with_name("crds.yaml")

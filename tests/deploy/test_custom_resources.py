@@ -68,6 +68,12 @@ def test_each_custom_resource_is_valid(schemas: dict[str, Schema]) -> None:
             "spec/leaderWorkerTemplate/workerTemplate/spec/terminationGracePeriod",
             140,
         ),
+        ("RayCluster worker", "spec/authOptions/mode", "secret"),
+        ("RayCluster worker", "spec/headGroupSpec/rayStartParams/num-cpus", 0),
+        ("RayCluster worker", "spec/workerGroupSpecs/0/replica", 2),
+        ("RayCluster worker", "spec/workerGroupSpecs/0/template/spec/containers/0/port", []),
+        ("RayJob second-worker", "spec/clusterSelector", "worker"),
+        ("RayJob second-worker", "spec/entryPoint", "signalbox worker"),
     ],
 )
 def test_a_wrong_field_is_found(
