@@ -83,8 +83,8 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
     )
     pipeline_layer_partition: Annotated[str | None, BeforeValidator(_numbers)] = Field(
         None,
-        description="layers of each stage, such as 10,12,8 (default: divided by bytes, embedding"
-        " and head included); with --simulate shares of the stages in a step's time",
+        description="layers of each stage, such as 10,12,8 (default: divided by bytes, the"
+        " head included); with --simulate shares of the stages in a step's time",
     )
     grammar_memory: int = Field(
         1024,

@@ -1,7 +1,8 @@
-"""Divides a model's layers into pipeline stages, so that the largest stage is as small as can be.
+"""Divides a model's layers into pipeline stages, so that the slowest stage is as fast as can be.
 
-A layer counts by the bytes of its tensors in the checkpoint, the first stage by those of the
-embedding, too, and the last one by those of the head, which are read in each step.
+A layer counts by the bytes of its tensors in the checkpoint, and so does the head. The head
+computes one row of a prompt, but each row of a decode: a stage counts by its share in that of the
+two of which it has more. The embedding, of which a step reads a row for each token, does not count.
 """
 
 import math
@@ -48,21 +49,23 @@ def stage_layers(opened: OpenedModel, parallel: ParallelConfig) -> StageLayers:
     return StageLayers(start, start + counts[parallel.stage], total)
 
 
-def divided(layers: Sequence[int], first: int, last: int, *, num_stages: int) -> tuple[int, ...]:
+def divided(layers: Sequence[int], head: int, *, num_stages: int) -> tuple[int, ...]:
     """Returns the number of layers of each stage.
 
     Args:
         layers: sizes of the layers.
-        first, last: sizes of what lies on the first and on the last stage beside layers.
+        head: size of what the last stage computes after its layers.
     """
+    total = sum(layers)
     sums = np.concatenate([[0], np.cumsum(layers)])
     sizes = (sums - sums[:, None]).astype(np.float64)  # of layers [i, j)
     sizes[np.tril_indices(len(sums))] = math.inf
-    largest = sizes[0] + first  # of the stages so far, which end before layer j
+    largest = sizes[0]  # of the stages so far, which end before layer j
     choices: list[NDArray[np.intp]] = []
     for stage in range(1, num_stages):
-        beside = last if stage == num_stages - 1 else 0
-        larger = np.maximum(largest[:, None], sizes + beside)
+        if stage == num_stages - 1 and head:  # its share in a decode, in the unit of `sizes`
+            sizes = np.maximum(sizes, (sizes + head) * (total / (total + head)))
+        larger = np.maximum(largest[:, None], sizes)
         choices.append(larger.argmin(axis=0))
         largest = larger.min(axis=0)
     ends = [len(layers)]
@@ -71,23 +74,22 @@ def divided(layers: Sequence[int], first: int, last: int, *, num_stages: int) ->
     return tuple(end - start for start, end in pairwise([0, *ends]))
 
 
-def _bytes(opened: OpenedModel) -> tuple[list[int], int, int]:
-    """Returns the bytes of the layers, of the embedding and of the head; made-up layers are
-    alike."""
+def _bytes(opened: OpenedModel) -> tuple[list[int], int]:
+    """Returns the bytes of the layers and of the head; made-up layers are alike."""
     layers = [0] * opened.config.num_layers
     if isinstance(opened.source, DummySource):
-        return [1] * len(layers), 0, 0
-    first = last = 0
+        return [1] * len(layers), 0
+    embedding = head = 0
     tensors = opened.source.stored()
     for name, tensor in tensors.items():
         found = _LAYER.search(name)
         if found is not None and int(found[1]) < len(layers):
             layers[int(found[1])] += _size(tensor)
         elif _TABLES.search(name):
-            first += _size(tensor)
+            embedding += _size(tensor)
         else:
-            last += _size(tensor)
-    return layers, first, last + (0 if _has_head(tensors) else first)
+            head += _size(tensor)
+    return layers, head + (0 if _has_head(tensors) else embedding)
 
 
 def _has_head(tensors: Mapping[str, StoredTensor]) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -27,27 +28,27 @@ from tests.gpu_worker.tiny_models import make_llama, make_model
 SIZES = st.integers(0, 50)
 
 
-def largest(counts: tuple[int, ...], layers: list[int], first: int, last: int) -> int:
+def largest(counts: tuple[int, ...], layers: list[int], head: int) -> Fraction:
+    """Returns the largest share of a stage in the time of a prompt or of a decode."""
     ends = [0]
     for count in counts:
         ends.append(ends[-1] + count)
     sizes = [sum(layers[start:end]) for start, end in pairwise(ends)]
-    sizes[0] += first
-    sizes[-1] += last
-    return max(sizes)
+    decode = [*sizes[:-1], sizes[-1] + head]
+    return max(Fraction(max(sizes), sum(sizes) or 1), Fraction(max(decode), sum(decode) or 1))
 
 
-@given(st.lists(SIZES, min_size=2, max_size=8), SIZES, SIZES, st.integers(2, 4))
+@given(st.lists(SIZES, min_size=2, max_size=8), SIZES, st.integers(2, 4))
 def test_the_largest_stage_is_as_small_as_can_be(
-    layers: list[int], first: int, last: int, num_stages: int
+    layers: list[int], head: int, num_stages: int
 ) -> None:
     num_stages = min(num_stages, len(layers))
-    found = divided(layers, first, last, num_stages=num_stages)
+    found = divided(layers, head, num_stages=num_stages)
     assert len(found) == num_stages and min(found) >= 1 and sum(found) == len(layers)
     cuts = combinations(range(1, len(layers)), num_stages - 1)
     others = [tuple(b - a for a, b in pairwise((0, *cut, len(layers)))) for cut in cuts]
-    best = min(largest(one, layers, first, last) for one in others)
-    assert largest(found, layers, first, last) == best
+    best = min(largest(one, layers, head) for one in others)
+    assert float(largest(found, layers, head)) == pytest.approx(float(best))  # the code has floats
 
 
 def opened(path: Path, **options: Any) -> OpenedModel:
@@ -60,10 +61,10 @@ def counts_of(model: OpenedModel, parallel: ParallelConfig) -> list[int]:
     return [len(stage_layers(model, rank)) for rank in reversed(ranks)]
 
 
-def test_embedding_and_head_count(tmp_path: Path) -> None:
+def test_the_head_counts_and_the_embedding_does_not(tmp_path: Path) -> None:
     make_model(tmp_path, "llama2", num_hidden_layers=6, vocab_size=900)
     two = ParallelConfig(pipeline_parallel_size=3)
-    assert counts_of(opened(tmp_path), two) == [1, 4, 1]
+    assert counts_of(opened(tmp_path), two) == [2, 3, 1]
     told = replace(two, layer_partition=(3, 1, 2))
     assert counts_of(opened(tmp_path), told) == [3, 1, 2]
 
