@@ -37,13 +37,17 @@ def check_start(settings: ServeSettings) -> None:
         check_model(settings, num_workers=settings.worker_range.most)
 
 
-def check_number(settings: ServeSettings, num_workers: int) -> None:
-    """Raises the exceptions of `check_model`, or ValueError, if so many workers cannot be kept."""
+def check_number(settings: ServeSettings, num_workers: int, *, num_loaded: int) -> None:
+    """Raises the exceptions of `check_model`, or ValueError, if so many workers cannot be kept.
+
+    Args:
+        num_loaded: those of them whose weights are in memory.
+    """
     type(settings).model_validate(
         settings.model_dump(exclude_unset=True) | {"workers": str(num_workers)}
     )
     if not settings.is_on_ray:
-        check_model(settings, num_workers=num_workers)
+        check_model(settings, num_workers=num_workers, num_loaded=num_loaded)
 
 
 def _check_ports(settings: ServeSettings) -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from protos.scheduler.v1 import scheduler_pb2, stats_pb2
 from signalbox.client.scheduler_client import SchedulerClient
@@ -27,6 +28,12 @@ LOOK_S = 1.0
 Say = Callable[[scheduler_pb2.LaunchWorkersRequest], Awaitable[None]]
 
 
+class Check(Protocol):
+    """Takes the number of workers, and how many of them have taken their memory."""
+
+    def __call__(self, num_workers: int, /, *, num_loaded: int) -> None: ...
+
+
 class WorkerScaler:
     """The number of workers of one `signalbox serve`."""
 
@@ -37,13 +44,13 @@ class WorkerScaler:
         *,
         placement: str,
         drain_s: float,
-        check: Callable[[int], None] = lambda _: None,
+        check: Check = lambda *_, **__: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             drain_s: seconds that a worker which is taken away has to end.
-            check: raises an error that says why so many more workers cannot be started.
+            check: raises an error that says why so many workers cannot be kept.
         """
         self._workers = workers
         self.bounds = bounds
@@ -115,7 +122,9 @@ class WorkerScaler:
         refusal = ""
         try:
             if bounds.most > self.bounds.most:
-                await asyncio.to_thread(self._check, bounds.most)
+                await asyncio.to_thread(
+                    self._check, bounds.most, num_loaded=self._num_loaded(stats)
+                )
         except (MemoryError, OSError, ValueError) as error:
             refusal = f"cannot keep {bounds} workers: {error}"
         else:
@@ -147,6 +156,10 @@ class WorkerScaler:
                 *(wanted, self._workers.wanted, stats.num_requests_waiting, needed),
             )
             self._resize(wanted, stats)
+
+    def _num_loaded(self, stats: stats_pb2.GetStatsResponse) -> int:
+        serving = {one.launched_as for one in stats.workers}
+        return len(serving.intersection(self._workers.names))
 
     def _resize(self, wanted: int, stats: stats_pb2.GetStatsResponse) -> None:
         if wanted != self._workers.wanted:

@@ -37,13 +37,13 @@ def make_scaler(launcher: FakeLauncher, least: int, most: int) -> WorkerScaler:
         WorkerRange(least, most),
         placement="local",
         drain_s=7,
-        check=refuse_above_eight,
+        check=refuse_six_more,
         clock=lambda: launcher.now,
     )
 
 
-def refuse_above_eight(number: int) -> None:
-    if number > 8:
+def refuse_six_more(number: int, *, num_loaded: int) -> None:
+    if number - num_loaded > 5:
         raise MemoryError("start fewer --workers")
 
 
@@ -95,10 +95,19 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     launcher = FakeLauncher()
     await launcher.grown(2)
     scaler = make_scaler(launcher, 2, 2)
-    answer = await scaler.obey(order(9, 9), stats({}))
-    assert answer.refusal == "cannot keep 9 workers: start fewer --workers"
+    answer = await scaler.obey(order(8, 8), stats({"worker 0": 1, "of another": 0}))
+    assert answer.refusal == "cannot keep 8 workers: start fewer --workers"
     assert answer.state.num_wanted == 2
     assert scaler.bounds == (2, 2)
+    await launcher.stop()
+
+
+async def test_workers_that_serve_have_taken_their_memory() -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(3)
+    scaler = make_scaler(launcher, 3, 3)
+    answer = await scaler.obey(order(8, 8), stats(dict.fromkeys(launcher.running, 1)))
+    assert (answer.refusal, answer.state.num_wanted) == ("", 8)
     await launcher.stop()
 
 
