@@ -77,6 +77,8 @@ def test_requests_go_on_elsewhere_when_a_rank_dies_and_none_is_left_at_the_end(
         (address,) = re.findall(r"ranks: 2\) on (\S+), ", log.read_text())[:1]
         done = signalbox("health", "--address", address)
         assert f"{address} is serving {tmp_path.name} on 2 tensor-parallel ranks" in done.stdout
+        # A rank that loads its weights is busier than one that computes.
+        wait_until(lambda: log.read_text().count("worker joined") == 2, told=log.read_text)
         tokens: list[int] = []
         with grpc.insecure_channel(stack.address) as channel:
             for message in pb_grpc.InferenceServiceStub(channel).Generate(request):
