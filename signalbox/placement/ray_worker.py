@@ -153,28 +153,39 @@ def _nodes(settings: WorkerSettings, group: PlacementGroup) -> list[RankNode]:
 
 
 def _check(nodes: list[RankNode], settings: WorkerSettings) -> None:
-    """Raises ValueError that names nodes with other versions, or rank 0 without a way to the
-    scheduler."""
+    """Raises ValueError that names nodes with other versions, or rank 0 if it and the scheduler do
+    not reach each other."""
     if fault := node_probe.fault_of(nodes, versions()):
         raise ValueError(fault)
-    host = settings.scheduler.rpartition(":")[0].strip("[]")
-    if is_loopback(host) and nodes[0].host != ray.util.get_node_ip_address():
+    is_here = nodes[0].host == ray.util.get_node_ip_address()
+    if _is_on_loopback(settings.scheduler) and not is_here:
         raise ValueError(
             f"rank 0 is on {nodes[0].host}, from where {settings.scheduler} is no scheduler's"
             " address; let the scheduler listen on one that nodes reach (--scheduler-host of serve,"
             " --host and --scheduler of services that are started one by one)"
         )
+    listens_here = "host" in settings.model_fields_set and is_loopback(settings.host)
+    if listens_here and not settings.advertise and not _is_on_loopback(settings.scheduler):
+        raise ValueError(
+            f"the scheduler at {settings.scheduler} cannot call rank 0 on {settings.host} of"
+            f" {nodes[0].host}; leave out --host, and ranks listen on the addresses of their nodes"
+        )
+
+
+def _host_of(settings: WorkerSettings, node: RankNode) -> str:
+    """Returns what a rank listens on for the scheduler: by default the address of its node, unless
+    the scheduler itself is on loopback."""
+    if "host" in settings.model_fields_set or _is_on_loopback(settings.scheduler):
+        return settings.host
+    return node.host
+
+
+def _is_on_loopback(address: str) -> bool:
+    return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -> dict[Any, int]:
     """Starts the ranks; returns their numbers by what each ends with."""
-    flags = to_flags(
-        settings,
-        WorkerSettings,
-        placement="environment",
-        placement_strategy=WorkerSettings.model_fields["placement_strategy"].default,
-        placement_timeout=WorkerSettings.model_fields["placement_timeout"].default,
-    )
     hosts = [node.host for node in nodes]
     first_name = _certified_name(settings, actors[0], nodes[0])
     started = {}
@@ -188,8 +199,21 @@ def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -
             "LOCAL_WORLD_SIZE": str(hosts.count(hosts[rank])),
             **({PROCESS_NAME: name} if (name := process_name("")) else {}),
         }
+        flags = _flags(settings, nodes[rank])
         started[actor.run.remote(["worker", *flags], variables)] = rank
     return started
+
+
+def _flags(settings: WorkerSettings, node: RankNode) -> list[str]:
+    """Returns what a rank on this node is started with."""
+    return to_flags(
+        settings,
+        WorkerSettings,
+        host=_host_of(settings, node),
+        placement="environment",
+        placement_strategy=WorkerSettings.model_fields["placement_strategy"].default,
+        placement_timeout=WorkerSettings.model_fields["placement_timeout"].default,
+    )
 
 
 def _certified_name(settings: WorkerSettings, actor: Any, node: RankNode) -> str:

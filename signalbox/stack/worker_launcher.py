@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 
 from gpu_worker.native.threads import num_cores
 from gpu_worker.worker_settings import WorkerSettings
-from rpc.transport.tls import is_loopback
 from signalbox.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.gpu_assignment import gpu_share, visible_gpus
@@ -75,11 +74,10 @@ class RayLauncher:
 
     def command(self, place: int) -> WorkerCommand:
         settings, addresses = self._settings, self._addresses
-        is_here = is_loopback(settings.scheduler_host)
         arguments = to_flags(
             settings,
             WorkerSettings,
-            host=LOOPBACK if is_here else "0.0.0.0",
+            host=WorkerSettings.model_fields["host"].default,  # the driver knows the nodes
             port=0,
             scheduler=addresses.scheduler,
             rank_port=settings.rank_port + place * settings.parallel.num_ranks,
