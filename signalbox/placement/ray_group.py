@@ -4,12 +4,18 @@ Tensor parallelism never leaves a node, since a bundle is on one.
 """
 
 import logging
+import time
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 import ray
+from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from signalbox.placement.placement_checks import fault_of, has_types, reported_types
 from signalbox.stack.child_processes import WAITING, announce
 
 logger = logging.getLogger(__name__)
@@ -17,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE_S = 1.0
 """Seconds in which Ray reserves resources that are free."""
+_LOOK_S = 0.5
+_REPORT_S = 10.0
+"""Twice the time between two reports of an autoscaler."""
 
 
 class NoRoom(RuntimeError):
@@ -24,58 +33,70 @@ class NoRoom(RuntimeError):
 
 
 def make_group(
-    bundles: list[dict[str, float]], *, strategy: str, timeout_s: float
-) -> PlacementGroup:
-    """Returns a placement group that Ray has reserved. Raises NoRoom that names what is missing.
+    bundles: list[dict[str, float]], stopping: Event, *, strategy: str, timeout_s: float
+) -> PlacementGroup | None:
+    """Returns a placement group that Ray has reserved, or None if it is to stop before. Raises
+    NoRoom that names what is missing.
 
-    A group that no node could ever hold is refused at once: Ray itself would wait silently.
+    A group that no node could ever hold is refused at once, since Ray itself would wait silently;
+    with an autoscaler the group that waits is what makes nodes come.
     """
     fault = fault_of(bundles, [one["Resources"] for one in ray.nodes() if one["Alive"]], strategy)
-    if fault:
-        raise NoRoom(fault)
+    if fault and not has_autoscaler():
+        raise NoRoom(f"{fault}; no autoscaler adds nodes to this cluster")
     group = placement_group(bundles, strategy=strategy)
     ready = group.ready()
     if ray.wait([ready], timeout=_AT_ONCE_S)[0]:
         return group
-    awaited = f"waits up to {timeout_s:g} s for Ray to have {_shown(bundles)} ({strategy})"
-    logger.info("the worker %s; free are %s", awaited, _free(ray.available_resources(), bundles))
-    announce(WAITING, awaited)  # for `top`
-    is_there = bool(ray.wait([ready], timeout=max(0.0, timeout_s - _AT_ONCE_S))[0])
+    needed = f"{_shown(bundles)} ({strategy})"
+    what = f"an autoscaler to add nodes for {needed}" if fault else f"Ray to have {needed}"
+    logger.info("the worker waits up to %g s for %s; %s", timeout_s, what, fault or _free(bundles))
+    announce(WAITING, f"waits up to {timeout_s:g} s for {what}")  # for `top`
+    until = time.monotonic() + timeout_s - _AT_ONCE_S
+    while not (is_there := bool(ray.wait([ready], timeout=_LOOK_S)[0])):
+        if stopping.is_set() or time.monotonic() > until:
+            break
     announce(WAITING, "")
-    if not is_there:
-        remove_placement_group(group)
-        raise NoRoom(
-            f"Ray had no room for {_shown(bundles)} ({strategy}) within {timeout_s:g} s; free are"
-            f" {_free(ray.available_resources(), bundles)}: raise --placement-timeout, or end other"
-            " work"
+    if is_there:
+        return group
+    remove_placement_group(group)
+    if stopping.is_set():
+        return None
+    raise NoRoom(_refusal(bundles, needed, fault, timeout_s))
+
+
+def _refusal(bundles: Sequence[dict[str, float]], needed: str, fault: str, timeout_s: float) -> str:
+    if fault:
+        return (
+            f"no autoscaler has added nodes for {needed} within {timeout_s:g} s; {fault}: raise"
+            " --placement-timeout, or the autoscaler's bounds and types of nodes"
         )
-    return group
+    return (
+        f"Ray had no room for {needed} within {timeout_s:g} s; {_free(bundles)}: raise"
+        " --placement-timeout, or end other work"
+    )
 
 
-def fault_of(
-    bundles: Sequence[dict[str, float]], nodes: Sequence[dict[str, Any]], strategy: str
-) -> str:
-    """Returns why the nodes could not hold the bundles if they were empty; an empty text if they
-    may.
+def has_autoscaler() -> bool:
+    """Returns whether an autoscaler, of version 1 or 2, adds nodes to the cluster.
 
-    Args:
-        nodes: resources of each node.
+    Ray runs one beside every cluster; in one that was set up by hand it only reports. Waits for the
+    first report of a cluster that has just started.
     """
-    needed = [_sum(bundles)] if strategy == "STRICT_PACK" else list(bundles)
-    for name in bundles[0]:
-        most = max((float(node.get(name, 0)) for node in nodes), default=0.0)
-        largest = max(bundle[name] for bundle in needed)
-        if largest > most:
-            what = "the worker" if strategy == "STRICT_PACK" else "each stage"
-            return f"{what} takes {largest:g} {name} of one node, and the largest node has {most:g}"
-        have, total = sum(float(node.get(name, 0)) for node in nodes), _sum(bundles)[name]
-        if total > have:
-            return f"the worker takes {total:g} {name}, and all nodes together have {have:g}"
-    return ""
+    until = time.monotonic() + _REPORT_S
+    while (node_types := _node_types()) is None and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    return has_types(node_types or ())
 
 
-def _sum(bundles: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(bundle[name] for bundle in bundles) for name in bundles[0]}
+def _node_types() -> list[str] | None:
+    """Returns the types of nodes in the autoscaler's report; None before the first."""
+    if (status := _internal_kv_get(DEBUG_AUTOSCALING_STATUS)) is not None:
+        return reported_types(status)
+    found = get_cluster_status(ray.get_runtime_context().gcs_address)
+    if not int(found.stats.autoscaler_version or 0):
+        return None
+    return [node.ray_node_type_name for node in (*found.active_nodes, *found.idle_nodes)]
 
 
 def _shown(bundles: Sequence[dict[str, float]]) -> str:
@@ -85,5 +106,6 @@ def _shown(bundles: Sequence[dict[str, float]]) -> str:
     )
 
 
-def _free(free: dict[str, Any], bundles: Sequence[dict[str, float]]) -> str:
-    return ", ".join(f"{float(free.get(name, 0)):g} {name}" for name in bundles[0])
+def _free(bundles: Sequence[dict[str, float]]) -> str:
+    free: dict[str, Any] = ray.available_resources()
+    return "free are " + ", ".join(f"{float(free.get(name, 0)):g} {name}" for name in bundles[0])

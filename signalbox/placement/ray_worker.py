@@ -73,9 +73,12 @@ def _check_address(address: str) -> None:
 def _run(settings: WorkerSettings, stopping: threading.Event) -> None:
     group = make_group(
         _bundles(settings),
+        stopping,
         strategy=settings.placement_strategy,
         timeout_s=settings.placement_timeout,
     )
+    if group is None:
+        return
     actors: list[Any] = []
     try:
         nodes = _nodes(settings, group)
