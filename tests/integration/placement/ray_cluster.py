@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 STORE_BYTES = 80 << 20
+NUM_NODES = 3
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def three_nodes() -> Iterator[Any]:
         },
     )
     try:
-        for _ in range(2):
+        for _ in range(NUM_NODES - 1):
             add_node(made)
         yield made
     finally:
@@ -30,3 +31,8 @@ def three_nodes() -> Iterator[Any]:
 
 def add_node(cluster: Any, **options: Any) -> Any:
     return cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES, **options)
+
+
+def a_worker_node(cluster: Any) -> Any:
+    """Returns a node that is not the head."""
+    return next(iter(cluster.worker_nodes))

@@ -15,13 +15,14 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from tests.gpu_worker.tiny_models import make_model
 from tests.integration.failures.test_lost_ranks import has_ended
-from tests.integration.placement.ray_cluster import add_node, three_nodes
+from tests.integration.placement.ray_cluster import a_worker_node, add_node
+from tests.rpc.certificates import Authority
 from tests.signalbox.stack.test_local_stack import eventually_in
 from tests.signalbox.stacks import Stack, free_port, serve, signalbox
 from tests.waiting import wait_until
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("ray")]
 
 FLAGS = (
     *("--device=cpu", "--dtype=float32", "--num-threads=2", "--kv-cache-memory=0.002"),
@@ -31,12 +32,6 @@ FLAGS = (
 NUM_STREAMS, NUM_TOKENS = 6, 240
 
 
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    with three_nodes() as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
@@ -44,18 +39,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ranks() -> list[psutil.Process]:
+def ranks(model: Path) -> list[psutil.Process]:
     """Processes of all workers, below the actors that started them."""
-    return [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if "--placement=environment" in (one.info["cmdline"] or [])
-    ]
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        words = one.info["cmdline"] or []
+        if "--placement=environment" in words and str(model) in words:
+            found.append(one)
+    return found
 
 
 def until_joined(stack: Stack, number: int) -> None:
     log = stack.log
     wait_until(lambda: log.read_text().count("worker joined") == number, told=log.read_text)
+
+
+def until_running(number: int, model: Path) -> None:
+    wait_until(lambda: len(ranks(model)) == number)
 
 
 def generate(channel: grpc.Channel, number: int) -> list[int]:
@@ -100,21 +100,48 @@ def test_a_node_goes_in_the_middle_of_streams_and_another_one_comes(
         assert all(len(tokens) == NUM_TOKENS for tokens in expected)
         with streaming(stack) as answers:
             wait_until(lambda: all(answers))
-            cluster.remove_node(sorted_nodes(cluster)[-1])
+            cluster.remove_node(a_worker_node(cluster))
             eventually_in(stack.log, "workers left: 2; it is started again after 1 s")
         for tokens, repeated in zip(expected, answers, strict=True):
             assert all(answer == tokens for answer in repeated)
         add_node(cluster)
         until_joined(stack, 4)
-        wait_until(lambda: len(ranks()) == 3)
-        running = ranks()
+        until_running(3, model)
+        running = ranks(model)
         assert stack.stop() == 0
         wait_until(lambda: all(map(has_ended, running)))
 
 
-def sorted_nodes(cluster: Any) -> list[Any]:
-    """The head is the first."""
-    return [cluster.head_node, *cluster.worker_nodes]
+def test_workers_on_nodes_show_certificates_and_are_scaled(
+    cluster: Any, model: Path, tmp_path: Path
+) -> None:
+    host, authority = cluster.head_node.node_ip_address, Authority(tmp_path)
+    roles = ("router", "scheduler", "operator")
+    serving, worker = authority.member(host, "127.0.0.1", *roles), authority.member("worker")
+    shown = (f"--tls-cert={serving.cert}", f"--tls-key={serving.key}", f"--tls-ca={serving.ca}")
+    flags = (
+        *(f"--placement=ray={cluster.address}", f"--rank-port={free_port()}", *shown),
+        *(f"--scheduler-host={host}", f"--worker-tls-cert={worker.cert}"),
+        *(f"--worker-tls-key={worker.key}", f"--worker-tls-ca={worker.ca}"),
+    )
+    with serve(tmp_path / "log", str(model), *flags, *FLAGS) as stack:
+        scheduler = f"{host}:{int(stack.address.rpartition(':')[2]) + 1}"
+        of_operator = ("--scheduler", scheduler, *shown)
+        trusted = grpc.ssl_channel_credentials(Path(authority.file).read_bytes())
+        with grpc.secure_channel(stack.address, trusted) as channel:
+            first = generate(channel, 0)
+            assert len(first) == NUM_TOKENS
+            scaled = signalbox("scale", "--workers=2", *of_operator)
+            assert scaled.stdout == "ray workers: 2; 2 are to run now\n", scaled.stderr
+            until_joined(stack, 2)
+            assert generate(channel, 0) == first
+            refused = signalbox("scale", "--workers=1", "--scheduler", scheduler)
+            assert refused.returncode != 0
+            assert signalbox("scale", "--workers=1", *of_operator).returncode == 0
+            until_running(1, model)
+            assert generate(channel, 0) == first
+        assert stack.stop() == 0
+        until_running(0, model)
 
 
 def test_a_node_with_other_versions_is_named_before_weights_are_read(
@@ -125,11 +152,14 @@ def test_a_node_with_other_versions_is_named_before_weights_are_read(
         "real = metadata.version\n"
         "metadata.version = lambda name: '0.1' if name == 'torch' else real(name)\n"
     )
-    add_node(cluster, env_vars={"PYTHONPATH": str(tmp_path)}, resources={"odd": 1})
-    done = signalbox(
-        *("serve", str(model), f"--placement=ray={cluster.address}", "--grpc-port=0", *FLAGS),
-        *("--pipeline-parallel-size=4", "--num-threads=8", "--placement-strategy=SPREAD"),
-    )
+    odd = add_node(cluster, env_vars={"PYTHONPATH": str(tmp_path)}, resources={"odd": 1})
+    try:
+        done = signalbox(
+            *("serve", str(model), f"--placement=ray={cluster.address}", "--grpc-port=0", *FLAGS),
+            *("--pipeline-parallel-size=4", "--num-threads=8", "--placement-strategy=SPREAD"),
+        )
+    finally:
+        cluster.remove_node(odd)
     assert done.returncode == 1
     (line,) = [one for one in done.stderr.splitlines() if one.startswith("signalbox worker 0: ")]
     assert "has Signalbox " in line
