@@ -75,9 +75,9 @@ test-triton: $(INSTALLED) ## compiles the GPU kernels with another Triton and it
 	@PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -c 'import sys, triton; sys.exit(triton.__version__ != "$(TRITON)")'
 	@PYTHONPATH=build/triton-$(TRITON) $(TEST) $(COMPILE_TESTS)
 
-test-ray: $(INSTALLED) ## workers on a Ray cluster of three nodes, which this machine runs
+test-ray: $(INSTALLED) ## workers on Ray clusters, which this machine runs
 	@$(BIN)/python -m pip install --quiet "ray>=2.60"
-	@$(BIN)/python -m pytest tests/integration/placement/test_ray.py tests/integration/placement/test_serve_on_ray.py
+	@$(BIN)/python -m pytest tests/integration/placement/test_*ray*.py
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos
