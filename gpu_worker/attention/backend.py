@@ -50,10 +50,17 @@ class AttentionShape:
     device: torch.device
     soft_cap: float | None = None
     """Scores become cap * tanh(score / cap) before mask and softmax."""
+    has_sinks: bool = False
+    """True if layers call SinkAttentionPlan.attend_with_sinks."""
     fp8_scales: tuple[tuple[float, float], ...] | None = None
     """[num_layers]: the scales of K and V, which the cache holds in E4M3; or None."""
     has_int8_cache: bool = False
     """True if the cache holds K and V in int8, with a scale for each token and head."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """True if something is done to scores that PyTorch's own attention cannot do."""
+        return self.soft_cap is not None or self.has_sinks
 
     @property
     def kv_dtype(self) -> torch.dtype:

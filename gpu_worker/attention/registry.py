@@ -39,6 +39,8 @@ class Registered:
     takes_int8: bool = False
     """True if the backend holds them in AttentionShape.caches; otherwise no shape has
     has_int8_cache."""
+    takes_sinks: bool = False
+    """True if the backend's plans are SinkAttentionPlans; otherwise no shape has_sinks."""
     block_sizes: tuple[int, ...] = ()
     """Supported numbers of tokens in a block, the preferred first; empty if any is supported."""
 
@@ -50,6 +52,7 @@ class Registered:
             caps_scores=getattr(factory, "caps_scores", False),
             takes_fp8=getattr(factory, "takes_fp8", False),
             takes_int8=getattr(factory, "takes_int8", False),
+            takes_sinks=getattr(factory, "takes_sinks", False),
             block_sizes=tuple(getattr(factory, "block_sizes", ())),
         )
 
@@ -108,7 +111,11 @@ _TRITON = {
 _backends: dict[str, Registered] = (
     {
         "torch": Registered(
-            factory=TorchAttention, caps_scores=True, takes_fp8=True, takes_int8=True
+            factory=TorchAttention,
+            caps_scores=True,
+            takes_fp8=True,
+            takes_int8=True,
+            takes_sinks=True,
         ),
     }
     | {
@@ -185,6 +192,12 @@ def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
         raise _refused_type(name, "FP8", {k for k, each in _backends.items() if each.takes_fp8})
     if shape.has_int8_cache and not entry.takes_int8:
         raise _refused_type(name, "int8", {k for k, each in _backends.items() if each.takes_int8})
+    if shape.has_sinks and not entry.takes_sinks:
+        able = sorted(each for each, other in _backends.items() if other.takes_sinks)
+        raise ValueError(
+            f"attention_backend {name!r} has no sinks, which this model needs; use "
+            f"{', '.join(able)}"
+        )
     size = shape.block_size
     if size == AUTO_BLOCK_SIZE:
         size = (*entry.block_sizes, USUAL_BLOCK_SIZE)[0]

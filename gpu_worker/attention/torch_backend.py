@@ -32,8 +32,12 @@ class _Work(Protocol):
     @property
     def rows(self) -> slice | Tensor: ...
 
-    def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
-        """[num_rows, num_heads, head_size] and a layer's rows to [num_rows, all heads]."""
+    def attend(self, query: Tensor, cache: Tensor, k_scale: float, sinks: Tensor | None) -> Tensor:
+        """[num_rows, num_heads, head_size] and a layer's rows to [num_rows, all heads].
+
+        Args:
+            sinks: [num_kv_heads, heads that share one].
+        """
         ...
 
 
@@ -51,7 +55,7 @@ class _ChunkWork:
     is_causal: bool
     shape: AttentionShape
 
-    def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
+    def attend(self, query: Tensor, cache: Tensor, k_scale: float, sinks: Tensor | None) -> Tensor:
         shape, num_queries = self.shape, query.shape[0]
         scale = k_scale * shape.scale
         gathered = _decoded(cache.index_select(0, self.gather), shape)
@@ -62,11 +66,13 @@ class _ChunkWork:
         query = query.permute(1, 2, 0, 3)
         if num_queries == 1:  # the heads of a group are its queries: K and V are read once
             query = query.transpose(1, 2)
+            sinks = None if sinks is None else sinks[:, None]
         else:
             keys = keys.expand(-1, query.shape[1], -1, -1)
             values = values.expand(-1, query.shape[1], -1, -1)
-        if shape.soft_cap is not None:
-            out = self._attend_capped(query, keys, values, cap=shape.soft_cap, scale=scale)
+            sinks = None if sinks is None else sinks[:, :, None]
+        if shape.needs_scores:
+            out = self._attend_by_scores(query, keys, values, scale=scale, sinks=sinks)
         else:
             out = F.scaled_dot_product_attention(
                 query, keys, values, self.mask, is_causal=self.is_causal, scale=scale
@@ -75,18 +81,26 @@ class _ChunkWork:
             return out.reshape(1, -1)
         return out.permute(2, 0, 1, 3).reshape(num_queries, -1)
 
-    def _attend_capped(
-        self, query: Tensor, keys: Tensor, values: Tensor, *, cap: float, scale: float
+    def _attend_by_scores(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, scale: float, sinks: Tensor | None
     ) -> Tensor:
-        """Attends with capped scores, which SDPA lacks; one K and V head at a time, to bound
-        memory."""
+        """Attends with capped scores or with sinks, which SDPA lacks; one K and V head at a time,
+        to bound memory.
+
+        Args:
+            sinks: [num_kv_heads, as the scores of a head but for the keys].
+        """
         out = torch.empty_like(query)
         for head in range(self.shape.num_kv_heads):
-            scores = query[head] @ keys[head].transpose(-1, -2)
-            capped = _soft_cap(scores.float(), cap=cap, scale=scale)
+            scores = (query[head] @ keys[head].transpose(-1, -2)).float()
+            if self.shape.soft_cap is not None:
+                _soft_cap(scores, cap=self.shape.soft_cap, scale=scale)
+            else:
+                scores *= scale
             if self.mask is not None:
-                capped += self.mask
-            out[head] = capped.softmax(dim=-1).to(query.dtype) @ values[head]
+                scores += self.mask
+            shares = _softmax(scores, None if sinks is None else sinks[head])
+            out[head] = shares.to(query.dtype) @ values[head]
         return out
 
 
@@ -103,7 +117,7 @@ class _DecodeWork:
     """[len(gather), elements of a row]: scratch, the same for every layer."""
     shape: AttentionShape
 
-    def attend(self, query: Tensor, cache: Tensor, k_scale: float) -> Tensor:
+    def attend(self, query: Tensor, cache: Tensor, k_scale: float, sinks: Tensor | None) -> Tensor:
         batch, num_keys = self.mask.shape[0], self.mask.shape[2]
         scale = k_scale * self.shape.scale
         torch.index_select(cache, 0, self.gather, out=self.gathered)
@@ -116,7 +130,9 @@ class _DecodeWork:
             _soft_cap(scores, cap=self.shape.soft_cap, scale=scale).add_(self.mask)
         else:
             scores = torch.baddbmm(self.mask, query, keys, alpha=scale)
-        out = torch.bmm(scores.softmax(dim=-1), values)
+        if sinks is not None:
+            sinks = sinks.repeat(batch // self.shape.num_kv_heads, 1)
+        out = torch.bmm(_softmax(scores, sinks), values)
         return out.view(batch // self.shape.num_kv_heads, -1)
 
 
@@ -136,6 +152,18 @@ def _soft_cap(scores: Tensor, *, cap: float, scale: float) -> Tensor:
     return scores.mul_(scale / cap).tanh_().mul_(cap)
 
 
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Returns the shares of the keys, the last dimension of `scores`.
+
+    Args:
+        sinks: a score beside those of the keys, with all dimensions but that one.
+    """
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    beside = sinks[..., None].to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), dim=-1).softmax(dim=-1)[..., :-1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """One step."""
@@ -148,26 +176,33 @@ class _Plan:
     caches: list[LayerCache]
 
     def __call__(self, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
+        return self.attend_with_sinks(query, key_value, None, layer=layer)
+
+    def attend_with_sinks(
+        self, query: Tensor, key_value: Tensor, sinks: Tensor | None, *, layer: int
+    ) -> Tensor:
+        if sinks is not None:
+            sinks = sinks.view(self.shape.num_kv_heads, -1)
         cache, scales = self.caches[layer].kv, self.caches[layer].scales
         if scales is not None:
             key_value, of_tokens = to_int8(key_value)
             scales[self.blocks, :, :, self.offsets] = of_tokens
         if self.shape.fp8_scales is None:
             cache[self.blocks, :, :, self.offsets] = key_value
-            return self._attend(query, layer, k_scale=1.0)
+            return self._attend(query, layer, sinks, k_scale=1.0)
         k_scale, v_scale = self.shape.fp8_scales[layer]
         for side, scale in enumerate((k_scale, v_scale)):
             codes = to_cache(key_value[:, side], self.shape.kv_dtype, scale)
             cache[self.blocks, side, :, self.offsets] = codes
-        return self._attend(query, layer, k_scale=k_scale).mul_(v_scale)
+        return self._attend(query, layer, sinks, k_scale=k_scale).mul_(v_scale)
 
-    def _attend(self, query: Tensor, layer: int, *, k_scale: float) -> Tensor:
+    def _attend(self, query: Tensor, layer: int, sinks: Tensor | None, *, k_scale: float) -> Tensor:
         cache, works = self.rows[layer], self.work_of_layer[layer]
         if len(works) == 1 and isinstance(works[0].rows, slice):
-            return works[0].attend(query, cache, k_scale)
+            return works[0].attend(query, cache, k_scale, sinks)
         out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for work in works:
-            out[work.rows] = work.attend(query[work.rows], cache, k_scale)
+            out[work.rows] = work.attend(query[work.rows], cache, k_scale, sinks)
         return out
 
 
@@ -235,7 +270,7 @@ class TorchAttention:
     def _chunk_work(self, item: Chunk) -> _ChunkWork:
         num_keys = item.keys.stop - item.keys.start
         is_causal = item.num_queries == num_keys and item.window is None and num_keys > 1
-        is_causal &= self._shape.soft_cap is None
+        is_causal &= not self._shape.needs_scores
         mask = None
         if item.num_queries > 1 and not is_causal:
             visible = causal_mask(

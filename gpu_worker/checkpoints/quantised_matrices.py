@@ -31,9 +31,8 @@ def with_matrices(
                 f"{module} has {marker}, but quantization_config leaves it out; config.json does "
                 "not belong to these weights"
             )
-        parts = {
-            end: found.pop(f"{module}.{end}") for end in form.ends if f"{module}.{end}" in stored
-        }
+        names = {end: f"{module}{checkpoint.separator}{end}" for end in form.ends}
+        parts = {end: found.pop(name) for end, name in names.items() if name in stored}
         if f"{module}.{WEIGHT}" in found:
             raise ModelError(f"{module} has both a weight and one in {form.name}; fetch it again")
         found[f"{module}.{WEIGHT}"] = _joined(module, parts, form)
@@ -47,8 +46,8 @@ def _refuse_lone_codes(found: Mapping[str, StoredTensor], checkpoint: QuantisedC
     for name, tensor in found.items():
         is_part = tensor.form is None and tensor.dtype in _CODES
         for end in ends if is_part else ():
-            if name.endswith(f".{end}"):
-                module = name.removesuffix(f".{end}")
+            if name.endswith(f"{checkpoint.separator}{end}"):
+                module = name.removesuffix(f"{checkpoint.separator}{end}")
                 raise ModelError(
                     f"{module} lacks tensors beside its {end}, which are in "
                     f"{checkpoint.name}; fetch it again"
@@ -59,9 +58,10 @@ def _modules(
     stored: Mapping[str, StoredTensor], checkpoint: QuantisedCheckpoint
 ) -> list[tuple[str, str]]:
     """Returns each quantised module with a marker that it has."""
-    markers = {f".{form.marker}" for form in checkpoint.forms}
+    separator = checkpoint.separator
+    markers = {f"{separator}{form.marker}" for form in checkpoint.forms}
     found = {
-        name.removesuffix(marker): marker[1:]
+        name.removesuffix(marker): marker.removeprefix(separator)
         for name in stored
         for marker in markers
         if name.endswith(marker)

@@ -14,6 +14,7 @@ from gpu_worker.layers.forward_context import (
     ForwardContext,
     HeadNorms,
     RotaryAttentionPlan,
+    SinkAttentionPlan,
 )
 from gpu_worker.layers.linear import (
     Linear,
@@ -48,6 +49,7 @@ __all__ = [
     "RotaryAttentionPlan",
     "RotaryEmbedding",
     "RowParallelLinear",
+    "SinkAttentionPlan",
     "VocabParallelEmbedding",
     "VocabularyEnds",
     "WeightTarget",

@@ -32,6 +32,21 @@ class AttentionPlan(Protocol):
         ...
 
 
+class SinkAttentionPlan(AttentionPlan, Protocol):
+    """Attention whose softmax has sinks."""
+
+    def attend_with_sinks(
+        self, query: Tensor, key_value: Tensor, sinks: Tensor | None, *, layer: int
+    ) -> Tensor:
+        """Does as `__call__` does, with another score for each query head in the softmax.
+
+        Args:
+            sinks: [num_heads]; a sink has no value, so that the shares of the keys sum to less than
+                1. None for a layer without.
+        """
+        ...
+
+
 class HeadNorms(NamedTuple):
     """Norms of each head of Q and K, before they are rotated."""
 

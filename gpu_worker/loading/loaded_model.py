@@ -39,7 +39,7 @@ from gpu_worker.loading.dummy_weights import dummy_placement
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_config
 from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.models import Model, ServedConfig, SoftCapped, Staged
+from gpu_worker.models import HasSinks, Model, ServedConfig, SoftCapped, Staged
 from gpu_worker.models.few_rows import choose_products
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.sampling.sampler_factory import describe_sampler, make_sampler
@@ -252,6 +252,7 @@ def _attention_shape(
         scale=config.scale,
         sliding_windows=tuple(windows[i] for i in stage.indices),
         soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
+        has_sinks=isinstance(config, HasSinks) and config.has_sinks,
         dtype=placement.dtype,
         device=placement.device,
     )

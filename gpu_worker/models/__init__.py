@@ -3,6 +3,7 @@
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig, decoder_shapes
 from gpu_worker.models.registry import (
+    HasSinks,
     Model,
     ModelSpec,
     ServedConfig,
@@ -19,6 +20,7 @@ from gpu_worker.models.registry import (
 
 __all__ = [
     "DecoderConfig",
+    "HasSinks",
     "Model",
     "ModelError",
     "ModelSpec",

@@ -78,6 +78,16 @@ class SoftCapped(Protocol):
 
 
 @runtime_checkable
+class HasSinks(Protocol):
+    """Optional property of a configuration with attention sinks."""
+
+    @property
+    def has_sinks(self) -> bool:
+        """True if layers call `SinkAttentionPlan.attend_with_sinks`."""
+        ...
+
+
+@runtime_checkable
 class Staged(Protocol):
     """Property of the configuration of a model with `ModelSpec.has_stages`."""
 

@@ -24,3 +24,5 @@ class QuantisedCheckpoint:
     """
     rounds_activations: bool = False
     """True if products are meant with activations in few bits, too."""
+    separator: str = "."
+    """Characters between the name of a module and the end that tells its tensors apart."""

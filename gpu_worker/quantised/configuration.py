@@ -9,6 +9,7 @@ from gpu_worker.quantised.bitsandbytes import bitsandbytes_checkpoint
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.compressed_tensors import compressed_tensors_checkpoint
 from gpu_worker.quantised.fields import Described, expect, refuse_others
+from gpu_worker.quantised.mxfp4 import gpt_oss_checkpoint
 from gpu_worker.quantised.scaled import BLOCK, BLOCK_SCALE, ROW, scaled_form
 
 FP8 = scaled_form("fp8", ROW)
@@ -61,4 +62,5 @@ _READERS: dict[str, Callable[[Described], QuantisedCheckpoint]] = {
     "compressed-tensors": compressed_tensors_checkpoint,
     "fp8": _fp8,
     "gptq": gptq_checkpoint,
+    "mxfp4": gpt_oss_checkpoint,
 }

@@ -5,6 +5,8 @@ Two codes are a byte, the first one in its low bits; a scale is the exponent plu
 
 import numpy as np
 
+from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
+from gpu_worker.quantised.fields import Described, refuse_others
 from gpu_worker.quantised.form import BYTES, QuantisedForm, Read, Shapes
 from signalbox_kernels.floats import AnyArray
 
@@ -13,6 +15,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = np.array([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=np.float32)
 """Value of each code."""
 _PACKED, _SCALE = "weight_packed", "weight_scale"
+_BLOCKS, _SCALES = "blocks", "scales"
 
 
 def packed_form(name: str) -> QuantisedForm:
@@ -33,6 +36,42 @@ def _shape(shapes: Shapes, read: Read) -> tuple[int, ...]:
     if shapes[_SCALE] != (rows, 2 * num_bytes // GROUP) or 2 * num_bytes % GROUP:
         raise ValueError
     return rows, 2 * num_bytes
+
+
+def gpt_oss_checkpoint(described: Described) -> QuantisedCheckpoint:
+    """Returns the form of GPT-OSS: the matrices of all experts in one tensor each of blocks and
+    scales, such as "experts.down_proj_blocks"."""
+    refuse_others(described, "mxfp4", ("modules_to_not_convert", "dequantize"))
+    form = QuantisedForm(
+        name="mxfp4",
+        marker=_BLOCKS,
+        ends={_BLOCKS: BYTES, _SCALES: BYTES},
+        shape=_shape_of_experts,
+        decode=lambda tensors: decode_experts(tensors[_BLOCKS], tensors[_SCALES]),
+        bits=4,
+        group_size=GROUP,
+    )
+    return QuantisedCheckpoint("mxfp4", (form,), lambda module: form, separator="_")
+
+
+def _shape_of_experts(shapes: Shapes, read: Read) -> tuple[int, ...]:
+    *places, num_bytes = shapes[_BLOCKS]
+    if shapes[_SCALES] != tuple(places) or 2 * num_bytes != GROUP or len(places) != 3:
+        raise ValueError
+    num_experts, rows, groups = places
+    return num_experts, rows, groups * GROUP
+
+
+def decode_experts(blocks: AnyArray, scales: AnyArray) -> AnyArray:
+    """Returns [experts, rows, columns] float32.
+
+    Args:
+        blocks: [experts, rows, groups, 16], two codes in each byte.
+        scales: [experts, rows, groups].
+    """
+    num_experts, rows, _ = scales.shape
+    packed = blocks.reshape(num_experts * rows, -1)
+    return decode(packed, scales.reshape(len(packed), -1)).reshape(num_experts, rows, -1)
 
 
 def decode(packed: AnyArray, scales: AnyArray) -> AnyArray:

@@ -154,7 +154,37 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "cohere2": (
+        "Cohere2",
+        {
+            "logit_scale": 0.5,
+            "sliding_window": 17,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "deepseek-v2": ("DeepseekV2", _MLA),
+    "deepseek-v2-lite": ("DeepseekV2", _MLA | {"q_lora_rank": None}),
     "deepseek-v3": ("DeepseekV3", _MLA),
+    "deepseek-v3-yarn": (
+        "DeepseekV3",
+        _MLA
+        | {
+            "n_group": 2,
+            "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 19,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "swiglu_limit": 1.0,
+            "rope_parameters": YARN_ROPE | {"truncate": False},
+        },
+    ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
 }
 """Families without a file of ours."""
@@ -216,7 +246,7 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
     model = getattr(transformers, _CLASSES.get(kind, f"{kind}ForCausalLM"))(config).eval()
     with torch.no_grad():  # weights that are all ones or zeros hide mistakes
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or name.endswith("_bias"):  # or biases of experts
                 parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(0, 0.3)
     model.save_pretrained(path, max_shard_size="60KB")
     make_tokenizer(path)

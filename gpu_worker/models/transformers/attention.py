@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpu_worker.config import ModelError
-from gpu_worker.layers import AttentionPlan
+from gpu_worker.layers import AttentionPlan, SinkAttentionPlan
 
 IMPLEMENTATION = "signalbox"
 """Name of our function among transformers' attention implementations. It is given no masks."""
@@ -49,6 +49,7 @@ class AttentionCall:
     value_size: int
     scale: float
     sliding_window: int | None
+    has_sinks: bool = False
 
 
 class _Step(Protocol):
@@ -58,7 +59,14 @@ class _Step(Protocol):
         """Returns how many positions a layer sees, None for all, from what it passes."""
         ...
 
-    def attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self,
+        call: AttentionCall,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+    ) -> Tensor:
         """[1, heads, num_tokens, size] each, to [1, num_tokens, num_heads, value_size]."""
         ...
 
@@ -93,6 +101,7 @@ def _attention(
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **features: Any,
 ) -> tuple[Tensor, None]:
     """The registered function; [1, heads, num_tokens, size] to [1, num_tokens, heads, size]."""
@@ -105,8 +114,9 @@ def _attention(
         value_size=value.shape[3],
         scale=float(key.shape[3] ** -0.5 if scaling is None else scaling),
         sliding_window=step.window(attention_mask, sliding_window),
+        has_sinks=s_aux is not None,
     )
-    return step.attend(call, query, key, value), None
+    return step.attend(call, query, key, value, s_aux), None
 
 
 def _refuse_features(module: nn.Module, features: Mapping[str, Any]) -> None:
@@ -135,7 +145,16 @@ class Recorder:
                 return window
         raise ModelError("its attention has a mask of its own")
 
-    def attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self,
+        call: AttentionCall,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        if sinks is not None and sinks.shape != (call.num_heads,):
+            raise ModelError("its attention sinks are not one for each head")
         if call.num_heads % call.num_kv_heads:
             raise ModelError("its query heads cannot be divided by its key heads")
         self.calls.append(call)
@@ -184,6 +203,8 @@ class PagedLayers:
     head_size: int
     scale: float
     sliding_windows: tuple[int | None, ...]
+    has_sinks: bool
+    """True if a layer has attention sinks."""
 
     @classmethod
     def of(cls, calls: list[AttentionCall]) -> "PagedLayers":
@@ -202,6 +223,7 @@ class PagedLayers:
             head_size=max(first.key_size, first.value_size),
             scale=first.scale,
             sliding_windows=tuple(call.sliding_window for call in calls),
+            has_sinks=any(call.has_sinks for call in calls),
         )
 
 
@@ -218,14 +240,26 @@ class PagedStep:
         assert mask is None, "no masks are made for our implementation"
         return sliding_window
 
-    def attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self,
+        call: AttentionCall,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+    ) -> Tensor:
         layer, size = self._next_layer, self._layers.head_size
         self._next_layer += 1
         dtype = query.dtype
         if call.scale != self._layers.scale:
             query = query * (call.scale / self._layers.scale)
         key_value = torch.stack((self._packed(key, size), self._packed(value, size)), dim=1)
-        out = self._attention(self._packed(query, size).contiguous(), key_value, layer=layer)
+        query, attend = self._packed(query, size).contiguous(), self._attention
+        if sinks is None:
+            out = attend(query, key_value, layer=layer)
+        else:
+            with_sinks = cast(SinkAttentionPlan, attend)  # the backend was chosen for it
+            out = with_sinks.attend_with_sinks(query, key_value, sinks, layer=layer)
         heads = out.view(1, -1, call.num_heads, size)[..., : call.value_size]
         return heads.to(dtype).contiguous()
 

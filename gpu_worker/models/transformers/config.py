@@ -31,7 +31,7 @@ _PROBE_TOKENS = 3
 class TransformersConfig:
     """A model of transformers with what a worker must know of it.
 
-    Satisfies `ServedConfig` and `Stretched`.
+    Satisfies `ServedConfig`, `Stretched` and `HasSinks`.
     """
 
     architecture: str
@@ -67,6 +67,10 @@ class TransformersConfig:
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
         return self.layers.sliding_windows
+
+    @property
+    def has_sinks(self) -> bool:
+        return self.layers.has_sinks
 
 
 def read_config(

@@ -70,6 +70,7 @@ class TransformersModel:
                 dtype=self._placement.dtype,
                 attn_implementation=IMPLEMENTATION,
                 output_loading_info=True,
+                **_decoding(self._config.hf_config),
             )
         except Exception as error:  # safetensors and each conversion raise their own
             line = (str(error).splitlines() or [type(error).__name__])[0]
@@ -224,6 +225,17 @@ def _unsupported(config: TransformersConfig, reason: str) -> ModelError:
         f"architecture not supported: {config.architecture}: {reason}, so it cannot run through "
         "transformers either; use another model"
     )
+
+
+def _decoding(hf_config: Any) -> dict[str, Any]:
+    """Returns the arguments that make transformers decode the experts of GPT-OSS, whatever kernels
+    for MXFP4 it finds."""
+    from transformers import Mxfp4Config
+
+    described = getattr(hf_config, "quantization_config", None) or {}
+    if described.get("quant_method") != "mxfp4":
+        return {}
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def _refuse_incomplete(info: Mapping[str, Any]) -> None:

@@ -131,6 +131,15 @@ def test_attention_backend_that_caps_no_scores_is_refused() -> None:
     assert attention_backend("uncapped", shape).block_bytes == 2 * 4 * 4 * 4
 
 
+def test_attention_backend_without_sinks_is_refused() -> None:
+    shape = make_shape(head_size=4, block_size=4, has_sinks=True)
+    register_attention_backend("without", TorchAttention)
+    with pytest.raises(ValueError, match=r"'without' has no sinks, .* use torch$"):
+        attention_backend("without", shape)
+    with pytest.raises(ValueError, match="'triton' has no sinks"):
+        attention_backend("triton", shape)
+
+
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_tokens_are_computed_by_their_experts(renormalise: bool) -> None:
     torch.manual_seed(0)

@@ -4,18 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.config import ModelConfig, ModelError, ParallelConfig
+from gpu_worker.loading.model_source import open_model
 from gpu_worker.models import find_model
 from gpu_worker.models.transformers.model import TransformersModel
 from tests.gpu_worker.model_runners import (
+    WEIGHTS,
     WHOLE,
     assert_greedy,
     last_logits,
     make_prompts,
     make_runner,
+    remove_files,
 )
 from tests.gpu_worker.tiny_models import SHAPE, THROUGH_TRANSFORMERS, VOCAB, YARN_ROPE, make_model
 from tests.rounding import LOGITS
@@ -73,14 +77,104 @@ def test_window_that_only_the_mask_knows_is_honoured(tmp_path: Path) -> None:
     assert_greedy(runner, reference, make_prompts(50))
 
 
+def make_mxfp4(path: Path) -> None:
+    """Saves a GPT-OSS with random codes and scales in the layout that it is published in."""
+    from safetensors.torch import load_file, save_file
+
+    make_model(path, "gpt-oss", hidden_size=64, intermediate_size=96)
+    generator, tensors = torch.Generator().manual_seed(1), dict[str, torch.Tensor]()
+    for shard in path.glob("*.safetensors"):
+        tensors |= load_file(shard)
+    remove_files(path, *WEIGHTS)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        scales = (experts, rows, columns // 32)
+        for end, size, low, high in (
+            ("blocks", (*scales, 16), 0, 256),
+            ("scales", scales, 121, 126),
+        ):
+            values = torch.randint(low, high, size, dtype=torch.uint8, generator=generator)
+            tensors[f"{name}_{end}"] = values
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": left_out,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def test_experts_in_mxfp4_are_decoded(tmp_path: Path) -> None:
+    from transformers import GptOssForCausalLM, Mxfp4Config
+
+    make_mxfp4(tmp_path)
+    decoding = Mxfp4Config(dequantize=True)
+    reference = GptOssForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, quantization_config=decoding
+    ).eval()
+    runner = make_runner(tmp_path)
+    assert_greedy(runner, reference, make_prompts(1, 5, 33, 60), 10, chunks=(WHOLE, 7))
+
+    stored = open_model(ModelConfig(model=str(tmp_path)), lambda _: None).stored()
+    for index, layer in enumerate(reference.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            ours = stored[f"model.layers.{index}.mlp.experts.{name}.weight"].read()
+            theirs = getattr(layer.mlp.experts, name).detach().numpy().swapaxes(1, 2)
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_sinks_take_their_share_of_attention(tmp_path: Path) -> None:
+    """Without them the tokens would be others, so that a backend that has none must not serve."""
+    reference = make_model(tmp_path, "gpt-oss")
+    prompt = make_prompts(40)
+    assert_greedy(make_runner(tmp_path), reference, prompt)
+    with torch.no_grad():
+        for layer in reference.model.layers:
+            layer.self_attn.sinks.fill_(float("-inf"))
+    with pytest.raises(AssertionError):
+        assert_greedy(make_runner(tmp_path), reference, prompt)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_sinks_in_half_precision_are_close(kv_cache_dtype: str, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, "gpt-oss")
+    runner = make_runner(tmp_path, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
+    (prompt,) = make_prompts(30)
+    with torch.no_grad():
+        expected = reference(torch.tensor([prompt])).logits[0, -1]
+    actual = last_logits(runner, prompt, chunks=(29, 1))
+    assert torch.nn.functional.cosine_similarity(actual, expected, dim=0) > 0.98
+
+
 # ---- refusals ----
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "deepseek-v3", "cohere2"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parallel_config": ParallelConfig(tensor_parallel_size=2)}, "not divided over ranks"),
+        ({"quantization": "int8"}, "takes a native program, but it has no program for"),
+        ({"quantization": "fp8"}, "it takes a CUDA device"),
+        ({"load_format": "dummy"}, "'dummy' is not served for models that run through transf"),
+    ],
+)
+def test_combinations_that_transformers_lacks_are_refused(
+    family: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, family)
+    with pytest.raises(ModelError, match=message):
+        make_runner(tmp_path, **options)
+
 
 _CONV = {"conv_bias": False, "layer_types": ["conv", "full_attention", "conv"]}
 _GEMMA4_TYPES = ["sliding_attention", "sliding_attention", "full_attention"]
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "bloom": ("BloomForCausalLM", {}, "does not use transformers' attention interface"),
     "gpt-j": ("GPTJForCausalLM", {}, "does not use transformers' attention interface"),
-    "sinks": ("GptOssForCausalLM", {"num_local_experts": 4}, "its attention needs 's_aux'"),
+    "falcon": ("FalconForCausalLM", {}, "does not use transformers' attention interface"),
+    "falcon-h1": ("FalconH1ForCausalLM", {}, "it has layers of type 'hybrid'"),
     "softcap": ("VaultGemmaForCausalLM", {}, "its attention needs 'softcap'"),
     "convolution": ("Lfm2ForCausalLM", _CONV, "it has layers of type 'conv'"),
     "recurrent": ("MambaForCausalLM", {}, "it has layers of type 'linear_attention'"),

@@ -133,7 +133,7 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
     ("described", "reason"),
     [
         ({"quant_method": name}, f"quantised by '{name}', which is not supported; use")
-        for name in ("hqq", "torchao", "quark", "modelopt", "nvfp4", "mxfp4", "aqlm")
+        for name in ("hqq", "torchao", "quark", "modelopt", "nvfp4", "aqlm")
     ]
     + [
         (GPTQ | {"rotation": "hadamard"}, "gptq with rotation 'hadamard', .* no rotation"),
@@ -146,6 +146,7 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
         (BNB | {"bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type 'int4'"),
         (BNB | {"load_in_8bit": True}, "neither 4 nor 8 bits"),
         (BNB | {"llm_int8_outliers": [1]}, "with llm_int8_outliers"),
+        ({"quant_method": "mxfp4", "rounding": "up"}, "mxfp4 with rounding 'up'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 with fmt 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"by blocks of \[64, 64\]"),
         ({"quant_method": "fp8", "rounding": "up"}, "fp8 with rounding 'up'"),
