@@ -51,10 +51,15 @@ class DecoderConfig:
     """True if Q and K pass an RMSNorm before rotation (Qwen3)."""
     sliding_windows: tuple[int | None, ...] = ()
     """Number of positions that a token sees in each layer; None sees all."""
+    attention_scale: float | None = None
+    """Factor of attention scores; None is that of the head size."""
+    embedding_scale: float = 1.0
+    """Factor of the table's rows where they are looked up."""
+    logit_divisor: float = 1.0
 
     @property
     def scale(self) -> float:
-        return float(self.head_size**-0.5)
+        return self.attention_scale or float(self.head_size**-0.5)
 
 
 def llama_config(config: HfConfig) -> DecoderConfig:
@@ -79,6 +84,33 @@ def qwen3_config(config: HfConfig) -> DecoderConfig:
     return _decoder_config(
         config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=_qwen_windows(config)
     )
+
+
+def granite_config(config: HfConfig) -> DecoderConfig:
+    """Reads Granite, whose layers add `residual_multiplier` times what they compute.
+
+    Here hidden states are divided by that: layers add what they compute, as Llama's do. The norms
+    that read hidden states undo any factor but in their epsilon, which is divided by its square.
+    """
+    residual = positive(config, "residual_multiplier")
+    bias = bool(config.get("attention_bias", False))
+    return _decoder_config(
+        {**config, "rms_norm_eps": required(config, "rms_norm_eps") / residual**2},
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        attention_scale=positive(config, "attention_multiplier"),
+        embedding_scale=positive(config, "embedding_multiplier") / residual,
+        logit_divisor=positive(config, "logits_scaling"),
+    )
+
+
+def positive(config: HfConfig, key: str) -> float:
+    """Returns a factor, 1 if it is missing. Raises ModelError unless it is positive."""
+    value = config.get(key, 1.0)
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UnsoundConfig(f"config.json says {key} = {str(value)[:40]}, which is no factor")
+    return float(value)
 
 
 def _decoder_config(config: HfConfig, **flags: Any) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""The decoder of the Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3.
+"""The decoder of the Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3, Granite.
 
 One implementation; `DecoderConfig` holds what differs. Attention itself, and the cache, are the
 caller's: a layer gives its rotated queries and its K and V to `context.attention`.
@@ -267,7 +267,7 @@ class Decoder(DecoderStack[DecoderLayer]):
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
-        residual = self.ends.embedded(token_ids) if self.stage.is_first else context.hidden_before
+        residual = self._embedded(token_ids) if self.stage.is_first else context.hidden_before
         if len(residual) <= self.fused_rows and not context.adapters:
             for layer in self.layers:
                 layer.add_to(residual, angles, context)
@@ -280,3 +280,11 @@ class Decoder(DecoderStack[DecoderLayer]):
             x = layer.post_norm.add(x, residual)
             x = layer.feed_forward(x, context.adapters)
         return residual.add_(x)
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        embedded, scale = self.ends.embedded(token_ids), self.config.embedding_scale
+        return embedded if scale == 1 else embedded * scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits, divisor = super().logits(hidden), self.config.logit_divisor
+        return logits if divisor == 1 else logits / divisor

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import (
     UnsoundConfig,
+    granite_config,
     llama_config,
     mistral_config,
     qwen2_config,
@@ -250,6 +251,7 @@ def _from(module: str, name: str) -> Callable[..., Any]:
 
 
 for _name, _reader in (
+    ("GraniteForCausalLM", granite_config),
     ("LlamaForCausalLM", llama_config),
     ("MistralForCausalLM", mistral_config),
     ("Qwen2ForCausalLM", qwen2_config),

@@ -158,7 +158,8 @@ class _Compiler:
             self._add_feed_forward(index)
         if head is not None:
             matrix, source = head
-            eps, norm = self._config.rms_norm_eps, self._weights.vector(NORM)
+            eps = self._config.rms_norm_eps
+            norm = self._weights.vector(NORM) / np.float32(self._config.logit_divisor)
             self._builder.norm(self._residual, source, norm, eps=eps, of_rows=True)
             self._builder.head(source, matrix, first_token=self._first_token)
 
@@ -173,7 +174,8 @@ class _Compiler:
             table = self._weights.matrix(EMBEDDING)
             packed = build.arena.pack(table)
             out = self._residual if self._shared is None else self._shared
-            build.embed(out, packed, first_token=self._first_token)
+            scale = self._config.embedding_scale
+            build.embed(out, packed, first_token=self._first_token, scale=scale)
             if self._shared is not None:
                 build.sum(self._shared, self._residual, adds=False)
         if not self._stage.is_last:

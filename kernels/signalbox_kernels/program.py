@@ -100,12 +100,13 @@ class ProgramBuilder:
         self.buffers.append(SbBuffer(width, row))
         return len(self.buffers) - 1
 
-    def embed(self, dst: int, table: Packed, *, first_token: int = 0) -> None:
+    def embed(self, dst: int, table: Packed, *, first_token: int = 0, scale: float = 1.0) -> None:
         """Adds an op that turns token ids to rows of a packed matrix, which may also be the
         head; a token that the matrix lacks becomes zeros.
 
         Args:
             first_token: that of the matrix's first row.
+            scale: factor of the rows.
         """
         self._add(
             OpKind.EMBED,
@@ -114,6 +115,7 @@ class ProgramBuilder:
             weight=table.address,
             storage=table.type,
             first_token=first_token,
+            scale=scale,
         )
 
     def norm(

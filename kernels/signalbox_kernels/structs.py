@@ -77,6 +77,7 @@ class SbOp(ctypes.Structure):
         ("first_token", c_int32),
         ("k_scale", c_float),
         ("v_scale", c_float),
+        ("scale", c_float),
     )
 
 

@@ -60,6 +60,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.6,
+            "logits_scaling": 3.0,
+            "rms_norm_eps": 1e-2,
+            "tie_word_embeddings": True,
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 80, "init_std": 0.2}),
     "opt-350m": (
         "OPT",
@@ -144,7 +155,6 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"sliding_window": 19}),
     "stablelm": ("StableLm", {}),
     "olmo2": ("Olmo2", {}),
-    "granite": ("Granite", {"logits_scaling": 3.0}),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
     "starcoder2": ("Starcoder2", {"sliding_window": 21}),
     "exaone4": (

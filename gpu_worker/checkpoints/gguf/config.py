@@ -137,6 +137,8 @@ class GGUFConfig:
                 return self._gemma2()
             case "gemma3":
                 return self._gemma3()
+            case "granite" if self._window() is None:
+                return self._granite()
             case "llama":
                 return {"sliding_window": self._window()}
             case "phi3":
@@ -147,6 +149,16 @@ class GGUFConfig:
                 "use the model's safetensors"
             )
         return {"hidden_act": "gelu_pytorch_tanh"} if self.fields.kind == "gemma" else {}
+
+    def _granite(self) -> dict[str, Any]:
+        """A scale of attention that is missing or 0 is that of the head size."""
+        of_heads = self._shapes()["head_dim"] ** -0.5
+        return {
+            "attention_multiplier": self._real("attention.scale", 0.0) or of_heads,
+            "embedding_multiplier": self._real("embedding_scale", 0.0) or 1.0,
+            "residual_multiplier": self._real("residual_scale", 0.0) or 1.0,
+            "logits_scaling": self._real("logit_scale", 0.0) or 1.0,
+        }
 
     def _phi3(self) -> dict[str, Any]:
         """The original length stands beside the rotation's parameters too, and counts there."""

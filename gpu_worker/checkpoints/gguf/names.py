@@ -97,6 +97,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(architecture="LlamaForCausalLM", is_interleaved=True),
+    "granite": Family(architecture="GraniteForCausalLM", is_interleaved=True),
     "qwen2": Family(architecture="Qwen2ForCausalLM"),
     "qwen3": Family(architecture="Qwen3ForCausalLM"),
     "qwen3moe": Family(

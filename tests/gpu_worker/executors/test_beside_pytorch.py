@@ -36,6 +36,7 @@ FAMILIES = {
     "qwen2": {"head_dim": 128},
     "qwen2-sliding": {"head_dim": 32},
     "qwen3": {"head_dim": 16},
+    "granite": {"head_dim": 16},
 }
 
 

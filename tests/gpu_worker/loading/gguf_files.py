@@ -22,7 +22,7 @@ from tests.transformers_demo import DEMO, read
 ARCHITECTURES = {
     **dict.fromkeys(["llama2", "llama3", "llama-yarn", "llama-biased"], "llama"),
     **dict.fromkeys(["mistral", "mixtral"], "llama"),
-    **{name: name for name in ("qwen2", "qwen3", "gemma", "gemma2", "gemma3")},
+    **{name: name for name in ("qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3")},
     "qwen3-moe": "qwen3moe",
 }
 """llama.cpp's names of the families of `tests.gpu_worker.tiny_models`."""
@@ -34,6 +34,10 @@ _FIELDS = {
     "num_attention_heads": "add_head_count",
     "num_key_value_heads": "add_head_count_kv",
     "rms_norm_eps": "add_layer_norm_rms_eps",
+    "attention_multiplier": "add_attention_scale",
+    "embedding_multiplier": "add_embedding_scale",
+    "residual_multiplier": "add_residual_scale",
+    "logits_scaling": "add_logit_scale",
     "head_dim": "add_key_length",
     "attn_logit_softcapping": "add_attn_logit_softcapping",
     "final_logit_softcapping": "add_final_logit_softcapping",
@@ -165,7 +169,7 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
         if "gemma" in architecture and "norm" in name:
             values = values + 1
         part = name.split(".")[-2]
-        if architecture == "llama" and part in heads:  # rotated halves become pairs
+        if architecture in ("llama", "granite") and part in heads:  # rotated halves become pairs
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
         if ".experts." not in name:

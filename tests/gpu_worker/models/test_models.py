@@ -59,7 +59,9 @@ def test_tokens_and_logits_equal_those_of_transformers(family: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["qwen3", "opt", "gpt2", "gemma2", "gemma3", "mixtral"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "granite", "opt", "gpt2", "gemma2", "gemma3", "mixtral"]
+)
 def test_half_precision_is_close(family: str, dtype: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)
     runner = make_torch_runner(tmp_path, dtype=dtype)
@@ -142,7 +144,7 @@ def rank_shape(config: ServedConfig, group: ParallelGroup) -> AttentionShape:
     "family",
     [
         *("llama3", "llama-biased", "qwen3", "opt", "opt-350m", "gpt2", "gemma2", "gemma3"),
-        *("mixtral", "qwen3-moe", "qwen3-moe-partly"),
+        *("granite", "mixtral", "qwen3-moe", "qwen3-moe-partly"),
     ],
 )
 def test_ranks_together_compute_what_one_does(family: str, size: int, tmp_path: Path) -> None:

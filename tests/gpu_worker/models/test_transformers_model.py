@@ -60,7 +60,7 @@ def test_variant_that_ours_lacks_runs_through_transformers(tmp_path: Path) -> No
 
 
 def test_half_precision_is_close(tmp_path: Path) -> None:
-    reference = make_model(tmp_path, "granite")
+    reference = make_model(tmp_path, "stablelm")
     runner = make_runner(tmp_path, dtype="bfloat16")
     (prompt,) = make_prompts(30)
     with torch.no_grad():

@@ -33,6 +33,9 @@ inline void embed_tile(const sb::Phase& phase, const sb::Claim& claim) {
     sb::with_storage(phase.op->storage, [&](auto s) SB_LAMBDA {
       read_row<decltype(s)>(packed, token, phase.dst.stride, out);
     });
+    const float scale = phase.op->scale;
+    if (scale != 1.0f)
+      for (int64_t i = 0; i < phase.dst.stride; i += W) store(out + i, load(out + i) * scale);
   }
 }
 

@@ -48,7 +48,7 @@ enum SbIntegers : int32_t {
 enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2, SB_SHARED = 3 };
 
 enum SbOpKind : int32_t {
-  SB_EMBED = 0,   // token ids -> dst (float32): rows of a packed matrix, zeros of those it lacks
+  SB_EMBED = 0,   // token ids -> dst (float32): scaled rows of a packed matrix, zeros of those it lacks
   SB_NORM = 1,    // RMSNorm of src (float32) -> dst (elements, codes); mode 1: of logit rows only
   SB_LINEAR = 2,  // src (elements, codes) times a packed weight; mode is an SbEpilogue
   SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache
@@ -92,6 +92,7 @@ struct SbOp {
   // Of SB_ROTATE and SB_ATTEND with K and V in SB_E4M3: a value is a code times the layer's scale.
   float k_scale;
   float v_scale;
+  float scale;           // of SB_EMBED: the factor of its rows
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.
