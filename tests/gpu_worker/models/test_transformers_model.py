@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.config import ModelConfig, ModelError, ParallelConfig
+from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.loading.model_source import open_model
 from gpu_worker.models import find_model
 from gpu_worker.models.transformers.model import TransformersModel
@@ -154,7 +155,6 @@ def test_sinks_in_half_precision_are_close(kv_cache_dtype: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parallel_config": ParallelConfig(tensor_parallel_size=2)}, "not divided over ranks"),
         ({"quantization": "int8"}, "takes a native program, but it has no program for"),
         ({"quantization": "fp8"}, "it takes a CUDA device"),
         ({"load_format": "dummy"}, "'dummy' is not served for models that run through transf"),
@@ -166,6 +166,12 @@ def test_combinations_that_transformers_lacks_are_refused(
     make_model(tmp_path, family)
     with pytest.raises(ModelError, match=message):
         make_runner(tmp_path, **options)
+    config = json.loads((tmp_path / "config.json").read_text())
+    spec = find_model(config, impl="auto", directory=tmp_path, trust_remote_code=False)
+    assert not spec.has_stages
+    placement = Placement(torch.device("cpu"), torch.float32)
+    with pytest.raises(ModelError, match="not divided over ranks; use tensor_parallel_size 1"):
+        spec.build(spec.read_config(config), 256, placement, ParallelGroup(0, 2))
 
 
 _CONV = {"conv_bias": False, "layer_types": ["conv", "full_attention", "conv"]}
