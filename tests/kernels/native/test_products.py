@@ -88,18 +88,19 @@ def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: Dtype, size: int) ->
     assert_near(actual, expected, dtype)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.7])
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
-def test_embedding_then_norm(isa: Isa, dtype: Dtype) -> None:
+def test_embedding_then_norm(isa: Isa, dtype: Dtype, scale: float) -> None:
     builder = make_builder(dtype)
     residual, normed = builder.buffer(50, row=Row.FLOATS), builder.buffer(50)
     table, weight = make_floats(97, 50, dtype=dtype), make_floats(50, dtype=dtype, seed=2)
-    builder.embed(residual, builder.arena.pack(table))
+    builder.embed(residual, builder.arena.pack(table), scale=scale)
     builder.norm(residual, normed, weight, eps=1e-5)
     program = make_program(builder, isa)
     arrays = make_arrays(40)
     arrays.token_ids = np.arange(96, 56, -1, dtype=np.int64)
     program.run(arrays)
-    rows = to_float32(table[arrays.token_ids])
+    rows = to_float32(table[arrays.token_ids]) * np.float32(scale)
     embedded = program.view(residual, width=50, num_tokens=40, dtype=FLOAT32)[:, :50]
     assert_same_bits(embedded, rows)
     actual = program.view(normed, width=50, num_tokens=40, dtype=dtype)[:, :50]
