@@ -230,7 +230,7 @@ def _unsupported(config: TransformersConfig, reason: str) -> ModelError:
 def _decoding(hf_config: Any) -> dict[str, Any]:
     """Returns the arguments that make transformers decode the experts of GPT-OSS, whatever kernels
     for MXFP4 it finds."""
-    from transformers import Mxfp4Config
+    from transformers.utils.quantization_config import Mxfp4Config
 
     described = getattr(hf_config, "quantization_config", None) or {}
     if described.get("quant_method") != "mxfp4":

@@ -107,7 +107,8 @@ def make_mxfp4(path: Path) -> None:
 
 
 def test_experts_in_mxfp4_are_decoded(tmp_path: Path) -> None:
-    from transformers import GptOssForCausalLM, Mxfp4Config
+    from transformers import GptOssForCausalLM
+    from transformers.utils.quantization_config import Mxfp4Config
 
     make_mxfp4(tmp_path)
     decoding = Mxfp4Config(dequantize=True)
