@@ -9,6 +9,7 @@ from gpu_worker.config import ModelError
 from gpu_worker.models.rope import (
     FrequencyDivisors,
     Llama3Scaling,
+    LongRopeScaling,
     RopeConfig,
     RopeScaling,
     YarnScaling,
@@ -18,10 +19,19 @@ HfConfig = Mapping[str, Any]
 _MOST = (1 << 31) - 1
 _MAX_NUM_LAYERS = 1 << 12
 """More than any model has; the names of all tensors are in memory before one is looked for."""
+_PHI3_LENGTH = 4096
+"""Original window of Phi-3, where config.json does not say it."""
 _MAX_POSITION = 1 << 24
 """Likewise; the angles of each position are in memory, 512 bytes at a head size of 64."""
 _YARN_VARIANTS = {"mscale", "mscale_all_dim", "truncate"}
 """YaRN options that are supported only for models that run through transformers."""
+
+
+FUSED_PROJECTIONS = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Matrices of a layer that Phi-3's checkpoints have instead of several, in the order of rows."""
 
 
 class UnsoundConfig(ModelError):
@@ -56,6 +66,16 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     """Factor of the table's rows where they are looked up."""
     logit_divisor: float = 1.0
+    has_fused_projections: bool = False
+    """True if checkpoints have FUSED_PROJECTIONS."""
+
+    @property
+    def usual_length(self) -> int:
+        """Window in tokens, unless a longer one is configured; satisfies `Stretched`."""
+        scaling = self.rope.scaling
+        if isinstance(scaling, LongRopeScaling):
+            return min(self.max_position, scaling.original_max_position)
+        return self.max_position
 
     @property
     def scale(self) -> float:
@@ -103,6 +123,38 @@ def granite_config(config: HfConfig) -> DecoderConfig:
         embedding_scale=positive(config, "embedding_multiplier") / residual,
         logit_divisor=positive(config, "logits_scaling"),
     )
+
+
+def phi3_config(config: HfConfig) -> DecoderConfig:
+    """Reads Phi-3 and Phi-4; what is in blocks or codes of a checkpoint's own is refused."""
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            f"{config['architectures'][0]} with quantization_config is not supported; use a GGUF "
+            "file, or a checkpoint in floats"
+        )
+    return _decoder_config(
+        {**config, "rope_parameters": _phi3_rope(config)},
+        sliding_windows=sliding_windows(config, config.get("sliding_window")),
+        has_fused_projections=True,
+    )
+
+
+def _phi3_rope(config: HfConfig) -> HfConfig:
+    """Returns the rotation with the defaults of Phi-3, whose first checkpoints call LongRoPE su or
+    yarn."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise UnsoundConfig(f"config.json says rope_parameters = {str(parameters)[:40]}")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in ("su", "yarn", "longrope"):
+        return parameters
+    key = "original_max_position_embeddings"
+    original = counted(config, key, _PHI3_LENGTH)
+    factor = parameters.get("factor") or counted(config, "max_position_embeddings") / original
+    stretch = math.log(factor) / math.log(original) if factor > 1 else 0.0
+    attention_factor = parameters.get("attention_factor") or math.sqrt(1 + stretch)
+    known = {"rope_type": "longrope", key: original, "attention_factor": attention_factor}
+    return {**parameters, **known}
 
 
 def positive(config: HfConfig, key: str) -> float:
@@ -200,10 +252,29 @@ def _rope_scaling(parameters: HfConfig, head_size: int) -> RopeScaling | None:
                 high_freq_factor=float(required(parameters, "high_freq_factor")),
                 original_max_position=int(required(parameters, "original_max_position_embeddings")),
             )
+        case "longrope":
+            return _longrope_scaling(parameters, head_size)
         case "yarn" if not _YARN_VARIANTS & parameters.keys():
             return _yarn_scaling(parameters)
     raise ModelError(
-        f"rope scaling {kind!r} is not supported; use a model with default, linear, llama3 or yarn"
+        f"rope scaling {kind!r} is not supported; use a model with default, linear, llama3, "
+        "longrope or yarn"
+    )
+
+
+def _longrope_scaling(parameters: HfConfig, head_size: int) -> LongRopeScaling:
+    factors = [
+        tuple(map(float, required(parameters, f"{kind}_factor"))) for kind in ("short", "long")
+    ]
+    if {len(each) for each in factors} != {head_size // 2}:
+        raise UnsoundConfig(
+            f"config.json has LongRoPE without a factor for each of {head_size // 2} frequencies"
+        )
+    return LongRopeScaling(
+        short=factors[0],
+        long=factors[1],
+        original_max_position=int(required(parameters, "original_max_position_embeddings")),
+        attention_factor=float(required(parameters, "attention_factor")),
     )
 
 

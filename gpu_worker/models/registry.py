@@ -20,6 +20,7 @@ from gpu_worker.models.decoder_config import (
     granite_config,
     llama_config,
     mistral_config,
+    phi3_config,
     qwen2_config,
     qwen3_config,
 )
@@ -150,7 +151,7 @@ class ModelSpec:
     hidden states at its ends."""
     is_llama: bool = False
     """True if `read_config` returns a `DecoderConfig` that describes the whole model: a native
-    program can compute it, and takes the weights by Llama's names."""
+    program can compute it, and takes the weights by Llama's names, or in fused ones."""
 
 
 _specs: dict[str, ModelSpec] = {}
@@ -260,6 +261,15 @@ for _name, _reader in (
     register_model(
         ModelSpec(_name, _reader, _from("llama", "Decoder"), has_stages=True, is_llama=True)
     )
+register_model(
+    ModelSpec(
+        "Phi3ForCausalLM",
+        phi3_config,
+        _from("phi3", "Phi3Decoder"),
+        has_stages=True,
+        is_llama=True,
+    )
+)
 # These are imported when they are asked for: a native program is compiled without PyTorch.
 for _name, _module, _reader_name, _model_name in (
     ("GemmaForCausalLM", "gemma", "gemma_config", "GemmaDecoder"),

@@ -6,7 +6,7 @@ and sines are computed in float64, so that they are correctly rounded on every m
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,7 +76,27 @@ class YarnScaling:
         return size * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
 
 
-RopeScaling = Llama3Scaling | FrequencyDivisors | YarnScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al., 2024): divisors for windows up to the original one, and others for
+    longer windows.
+
+    The window that is served chooses, once for all sequences: a cached key is not rotated again
+    when its sequence grows.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+    """Multiplies rotated queries and keys."""
+
+    def of_window(self, max_position: int) -> FrequencyDivisors:
+        is_long = max_position > self.original_max_position
+        return FrequencyDivisors(self.long if is_long else self.short)
+
+
+RopeScaling = Llama3Scaling | FrequencyDivisors | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +107,27 @@ class RopeConfig:
     scaling: RopeScaling | None = None
 
     def inv_freq(self, head_size: int) -> FloatArray:
-        """[head_size / 2] float32: radians per position."""
+        """[head_size / 2] float32: radians per position; LongRoPE's are those of a window."""
         exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
         powers = np.power(self.theta, exponents.astype(np.float64)).astype(np.float32)
         inv_freq: FloatArray = np.reciprocal(powers)
-        return inv_freq if self.scaling is None else self.scaling.apply(inv_freq, self.theta)
+        scaling = self.scaling
+        assert not isinstance(scaling, LongRopeScaling)
+        return inv_freq if scaling is None else scaling.apply(inv_freq, self.theta)
+
+    def _of_window(self, max_position: int) -> "RopeConfig":
+        if not isinstance(self.scaling, LongRopeScaling):
+            return self
+        return replace(self, scaling=self.scaling.of_window(max_position))
 
     def cos_sin(self, head_size: int, max_position: int) -> tuple[FloatArray, FloatArray]:
         """Returns the factors of each position, [max_position, head_size / 2] float32 each."""
         positions = np.arange(max_position, dtype=np.float32)
-        radians = np.outer(positions, self.inv_freq(head_size)).astype(np.float64)
-        factor = self.scaling.attention_factor if isinstance(self.scaling, YarnScaling) else 1.0
+        radians = np.outer(positions, self._of_window(max_position).inv_freq(head_size)).astype(
+            np.float64
+        )
+        factor = 1.0
+        if isinstance(self.scaling, YarnScaling | LongRopeScaling):
+            factor = self.scaling.attention_factor
         cos, sin = np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)
         return cos * factor, sin * factor

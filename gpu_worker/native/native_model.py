@@ -24,6 +24,7 @@ from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.compiler import compile_decoder
+from gpu_worker.native.fused_weights import without_fused
 from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.random_weights import random_tensors
 from gpu_worker.native.tensor_share import tensor_share
@@ -134,7 +135,9 @@ def _stored(
     source: ModelSource, config: DecoderConfig, progress: ReportProgress
 ) -> Mapping[str, StoredTensor]:
     progress(StartupProgress(StartupPhase.LOAD))
-    return random_tensors(config) if isinstance(source, DummySource) else source.stored()
+    if isinstance(source, DummySource):
+        return random_tensors(config)
+    return without_fused(source.stored(), config)
 
 
 def _report(progress: ReportProgress, num_taken: int, num_total: int) -> None:

@@ -71,6 +71,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "phi3": ("Phi3", {"sliding_window": 19}),
     "opt": ("OPT", {"ffn_dim": 80, "init_std": 0.2}),
     "opt-350m": (
         "OPT",
@@ -152,7 +153,6 @@ _MLA = {
 THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("GPTNeoX", {"num_key_value_heads": 6}),
     "phi": ("Phi", {"num_key_value_heads": 6}),
-    "phi3": ("Phi3", {"sliding_window": 19}),
     "stablelm": ("StableLm", {}),
     "olmo2": ("Olmo2", {}),
     "cohere": ("Cohere", {"logit_scale": 0.5}),

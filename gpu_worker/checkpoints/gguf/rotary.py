@@ -42,7 +42,7 @@ def _parameters(
     parameters: dict[str, Any] = {"rope_theta": fields.real_of_model("rope.freq_base", 10000.0)}
     rotated = fields.whole_of_model("rope.dimension_count", head_size)
     if rotated != head_size:
-        if fields.kind != "phi3":  # the family that runs through transformers
+        if fields.kind != "phi3":  # which runs through transformers then
             raise ModelError(f"{path} rotates a part of each head, which is not supported")
         parameters["partial_rotary_factor"] = rotated / head_size
     if LONG_FACTORS in content.tensors or SHORT_FACTORS in content.tensors:

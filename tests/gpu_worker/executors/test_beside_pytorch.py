@@ -37,6 +37,7 @@ FAMILIES = {
     "qwen2-sliding": {"head_dim": 32},
     "qwen3": {"head_dim": 16},
     "granite": {"head_dim": 16},
+    "phi3": {"head_dim": 16},
 }
 
 

@@ -1,6 +1,7 @@
 """Models of GGUF files: what their fields mean, and whole models against transformers."""
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tests.gpu_worker.loading.gguf_files import (
     open_gguf,
     open_path,
 )
-from tests.gpu_worker.model_runners import assert_greedy, make_runner
+from tests.gpu_worker.model_runners import assert_greedy, make_prompts, make_runner
 from tests.gpu_worker.tiny_models import YARN_ROPE, make_model, reference_tokens
 from tests.transformers_demo import DEMO, demo, greedy_tokens
 
@@ -237,12 +238,27 @@ def make_phi3(folder: Path, **flags: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_gguf_of_a_family_without_a_file_of_ours_runs_through_transformers(
-    is_tied: bool, tmp_path: Path
+@pytest.mark.parametrize("impl", ["signalbox", "transformers"])
+def test_gguf_with_fused_projections_equals_transformers(
+    impl: str, is_tied: bool, tmp_path: Path
 ) -> None:
     reference = make_phi3(tmp_path / "hf", tie_word_embeddings=is_tied)
     path = make_gguf(tmp_path / "x.gguf", reference, "phi3")
-    assert_greedy(make_runner(path), reference, [[5, 9, 60, 3] * 8])
+    assert_greedy(make_runner(path, model_impl=impl), reference, [[5, 9, 60, 3] * 8])
+
+
+def test_blocks_of_fused_projections_are_multiplied_natively(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = {"hidden_size": 96, "intermediate_size": 96}
+    reference = make_phi3(tmp_path / "hf", **shape)
+    path = make_gguf(tmp_path / "x.gguf", reference, "phi3", kind_of=lambda _: "Q8_0")
+    with caplog.at_level(logging.INFO):
+        native, plain = (make_runner(path, cpu_backend=name) for name in ("native", "torch"))
+    assert "Q8_0 of the file as it is" in caplog.text
+    prompts = make_prompts(1, 17, 40)
+    expected = Driver(runner=plain).generate(prompts, num_tokens=8)
+    assert Driver(runner=native, chunk=7).generate(prompts, num_tokens=8) == expected
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -266,25 +282,36 @@ LONG_ROPE: dict[str, Any] = {
 }
 
 
+WHOLE_LONG_ROPE = LONG_ROPE | {
+    "partial_rotary_factor": 1.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.5 + 2.5 * i for i in range(8)],
+}
+
+
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])
+@pytest.mark.parametrize("backend", ["native", "torch", "transformers"])
 @pytest.mark.parametrize(
     ("window", "length", "is_long"), [(None, 40, False), (64, 40, False), (200, 90, True)]
 )
 def test_longrope_has_the_factors_of_its_window(
-    window: int | None, length: int, is_long: bool, form: str, tmp_path: Path
+    window: int | None, length: int, is_long: bool, backend: str, form: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "hf"
+    """Ours rotate whole heads; those that are rotated in part run through transformers."""
+    path, is_ours = tmp_path / "hf", backend != "transformers"
     reference = make_phi3(
         path,
         sliding_window=None,
-        rope_parameters=LONG_ROPE,
+        hidden_size=96 if is_ours else 48,
+        rope_parameters=WHOLE_LONG_ROPE if is_ours else LONG_ROPE,
         original_max_position_embeddings=64,
     )
     if form == "gguf":
-        extra = {"rope.dimension_count": 6, "rope.scaling.attn_factor": 1.2}
+        extra = {"rope.dimension_count": 16 if is_ours else 6, "rope.scaling.attn_factor": 1.2}
         reference.model.rotary_emb.attention_scaling = extra["rope.scaling.attn_factor"]
         path = make_gguf(tmp_path / "x.gguf", reference, "phi3", extra=extra)
-    runner = make_runner(path, max_model_len=window)
+    options = {"cpu_backend": backend, "model_impl": "signalbox"} if is_ours else {}
+    runner = make_runner(path, max_model_len=window, **options)
     assert runner.model.max_model_len == (window or 64)
     prompts = [np.random.default_rng(3).integers(3, 97, length).tolist(), [5, 9, 60]]
     outputs = Driver(runner=runner).generate(prompts, num_tokens=8)

@@ -144,7 +144,7 @@ def rank_shape(config: ServedConfig, group: ParallelGroup) -> AttentionShape:
     "family",
     [
         *("llama3", "llama-biased", "qwen3", "opt", "opt-350m", "gpt2", "gemma2", "gemma3"),
-        *("granite", "mixtral", "qwen3-moe", "qwen3-moe-partly"),
+        *("granite", "phi3", "mixtral", "qwen3-moe", "qwen3-moe-partly"),
     ],
 )
 def test_ranks_together_compute_what_one_does(family: str, size: int, tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""Takes fused matrices of a checkpoint apart, into those that a native program is built of."""
+
+from collections.abc import Mapping
+
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.config import ModelError
+from gpu_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
+from gpu_worker.native.weight_shapes import layer_prefix, weight_shapes
+
+
+def without_fused(
+    stored: Mapping[str, StoredTensor], config: DecoderConfig
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with each of FUSED_PROJECTIONS replaced by its parts, which are not read
+    yet. Raises ModelError for one that has other rows."""
+    found, shapes = dict(stored), weight_shapes(config)
+    for index in range(config.num_layers if config.has_fused_projections else 0):
+        for fused, parts in FUSED_PROJECTIONS.items():
+            name = f"{layer_prefix(index)}{fused}.weight"
+            tensor = found.pop(name, None)
+            if tensor is None:  # made-up weights have the parts
+                continue
+            names = [f"{layer_prefix(index)}{part}.weight" for part in parts]
+            found |= zip(names, _parts(name, tensor, [shapes[one] for one in names]), strict=True)
+    return found
+
+
+def _parts(name: str, tensor: StoredTensor, shapes: list[tuple[int, ...]]) -> list[StoredTensor]:
+    total = sum(shape[0] for shape in shapes)
+    if tensor.shape != (total, *shapes[0][1:]):
+        raise ModelError(
+            f"{name} has shape {tensor.shape} where {(total, *shapes[0][1:])} is expected; "
+            "config.json does not belong to these weights"
+        )
+    ends = [sum(shape[0] for shape in shapes[: i + 1]) for i in range(len(shapes))]
+    return [_rows(tensor, end - shape[0], shape) for end, shape in zip(ends, shapes, strict=True)]
+
+
+def _rows(tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> StoredTensor:
+    return StoredTensor(
+        shape,
+        lambda: tensor.read()[start : start + shape[0]],
+        blocks=None if tensor.blocks is None else tensor.blocks.rows(start, shape[0]),
+        dtype=tensor.dtype,
+    )
