@@ -18,9 +18,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from gpu_worker.ranks.environment import FIRST_NAME
 from gpu_worker.ranks.versions import versions
 from gpu_worker.worker_settings import WorkerSettings
-from rpc.transport.tls import is_loopback
 from signalbox.flags.service_flags import to_flags
-from signalbox.placement import node_probe
+from signalbox.placement import listening_hosts, node_probe
 from signalbox.placement.node_probe import RankNode
 from signalbox.placement.rank_actor import RankActor
 from signalbox.placement.ray_group import make_group
@@ -161,30 +160,8 @@ def _check(nodes: list[RankNode], settings: WorkerSettings) -> None:
     if fault := node_probe.fault_of(nodes, versions()):
         raise ValueError(fault)
     is_here = nodes[0].host == ray.util.get_node_ip_address()
-    if _is_on_loopback(settings.scheduler) and not is_here:
-        raise ValueError(
-            f"rank 0 is on {nodes[0].host}, from where {settings.scheduler} is no scheduler's"
-            " address; let the scheduler listen on one that nodes reach (--scheduler-host of serve,"
-            " --host and --scheduler of services that are started one by one)"
-        )
-    listens_here = "host" in settings.model_fields_set and is_loopback(settings.host)
-    if listens_here and not settings.advertise and not _is_on_loopback(settings.scheduler):
-        raise ValueError(
-            f"the scheduler at {settings.scheduler} cannot call rank 0 on {settings.host} of"
-            f" {nodes[0].host}; leave out --host, and ranks listen on the addresses of their nodes"
-        )
-
-
-def _host_of(settings: WorkerSettings, node: RankNode) -> str:
-    """Returns what a rank listens on for the scheduler: by default the address of its node, unless
-    the scheduler itself is on loopback."""
-    if "host" in settings.model_fields_set or _is_on_loopback(settings.scheduler):
-        return settings.host
-    return node.host
-
-
-def _is_on_loopback(address: str) -> bool:
-    return is_loopback(address.rpartition(":")[0].strip("[]"))
+    if fault := listening_hosts.fault_of(settings, nodes[0], is_here=is_here):
+        raise ValueError(fault)
 
 
 def _start(settings: WorkerSettings, actors: list[Any], nodes: list[RankNode]) -> dict[Any, int]:
@@ -212,7 +189,7 @@ def _flags(settings: WorkerSettings, node: RankNode) -> list[str]:
     return to_flags(
         settings,
         WorkerSettings,
-        host=_host_of(settings, node),
+        host=listening_hosts.host_of(settings, node),
         placement="environment",
         placement_strategy=WorkerSettings.model_fields["placement_strategy"].default,
         placement_timeout=WorkerSettings.model_fields["placement_timeout"].default,
