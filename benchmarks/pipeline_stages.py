@@ -20,9 +20,9 @@ import numpy as np
 
 from contract.step_result import Stages, sum_stages
 from gpu_worker.batch.batch import Batch
-from gpu_worker.ranks.rank_client import NextRank
-from gpu_worker.ranks.rank_messages import HiddenStates, RankAddress
-from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
+from gpu_worker.ranks.service.rank_client import NextRank
+from gpu_worker.ranks.service.rank_messages import HiddenStates, RankAddress
+from gpu_worker.ranks.service.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.stage import Stage
 from signalbox import LLM, SamplingParams
 

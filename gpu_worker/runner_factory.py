@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from contract.startup import ReportProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
-from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from signalbox.version import VERSION
 
 if TYPE_CHECKING:
     from gpu_worker.batch.runner_protocol import Runner
-    from gpu_worker.ranks.rank_messages import Start
     from gpu_worker.ranks.rank_network import RankNetwork
+    from gpu_worker.ranks.service.rank_messages import Start
     from gpu_worker.worker_settings import WorkerSettings
     from router.config import RouterSettings
     from rpc.settings.service_settings import Settings, TelemetrySettings
@@ -146,7 +146,7 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
 
 def _start(settings: "WorkerSettings") -> "Start":
     from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-    from gpu_worker.ranks.rank_messages import Start
+    from gpu_worker.ranks.service.rank_messages import Start
 
     return Start(
         model=settings.part(ModelConfig),

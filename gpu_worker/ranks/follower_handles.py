@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks.launchers import AwaitedRank, Launcher, LocalRank, StartedRank
-from gpu_worker.ranks.meeting import Meeting
 from gpu_worker.ranks.rank_adapters import AdapterOpening
-from gpu_worker.ranks.rank_messages import (
+from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, own_name
+from gpu_worker.ranks.service.meeting import Meeting
+from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     Ask,
     Command,
@@ -29,8 +30,7 @@ from gpu_worker.ranks.rank_messages import (
     RankAddress,
     Report,
 )
-from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, own_name
-from gpu_worker.ranks.rank_servicer import FirstRankServicer, JoinedRank, RankServer
+from gpu_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
 from gpu_worker.ranks.versions import versions
 from rpc.transport.tls import CLEAR
 

@@ -26,10 +26,12 @@ from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.ranks import links
-from gpu_worker.ranks.meeting import RankLost
 from gpu_worker.ranks.rank_adapters import RankAdapters
-from gpu_worker.ranks.rank_client import REACH_S, FirstRank, NextRank
-from gpu_worker.ranks.rank_messages import (
+from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork
+from gpu_worker.ranks.rank_status import RankStatus
+from gpu_worker.ranks.service.meeting import RankLost
+from gpu_worker.ranks.service.rank_client import REACH_S, FirstRank, NextRank
+from gpu_worker.ranks.service.rank_messages import (
     AddAdapter,
     Ask,
     CacheReady,
@@ -48,9 +50,7 @@ from gpu_worker.ranks.rank_messages import (
     Report,
     Start,
 )
-from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork
-from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
-from gpu_worker.ranks.rank_status import RankStatus
+from gpu_worker.ranks.service.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.share import Share, describe_rank, load_share
 from gpu_worker.ranks.stage import FailedBefore, Stage
 from gpu_worker.ranks.versions import versions

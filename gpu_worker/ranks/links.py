@@ -6,8 +6,8 @@ A worker's ranks meet before weights are read; `signalbox doctor` has them meet,
 from concurrent.futures import ThreadPoolExecutor
 
 from gpu_worker.ranks.follower_handles import Followers
-from gpu_worker.ranks.rank_client import greet, measure_link
-from gpu_worker.ranks.rank_messages import Link, Meet, Met
+from gpu_worker.ranks.service.rank_client import greet, measure_link
+from gpu_worker.ranks.service.rank_messages import Link, Meet, Met
 from rpc.transport.tls import CLEAR, TlsConfig
 
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.config import ModelError
 from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.ranks.rank_messages import (
+from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     Command,
     ForgetAdapter,

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from contract.step_result import StageTimings
-from gpu_worker.ranks.rank_servicer import SERVICE_NAME
+from gpu_worker.ranks.service.rank_servicer import SERVICE_NAME
 from gpu_worker.ranks.stage import Stage
 from rpc.metrics.registry import PER_NS, Families, MetricsConfig
 from rpc.metrics.serving_metrics import serving_metrics

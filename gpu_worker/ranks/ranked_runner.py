@@ -38,7 +38,8 @@ from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.launchers import Launcher, LocalRank
 from gpu_worker.ranks.links import meet
-from gpu_worker.ranks.rank_messages import (
+from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of
+from gpu_worker.ranks.service.rank_messages import (
     AddAdapter,
     Ask,
     CacheReady,
@@ -49,7 +50,6 @@ from gpu_worker.ranks.rank_messages import (
     RemoveAdapter,
     Start,
 )
-from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of
 from gpu_worker.ranks.share import Share, describe_rank, load_share
 from gpu_worker.ranks.stage import Stage
 from rpc.transport.tls import TlsConfig

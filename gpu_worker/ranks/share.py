@@ -21,7 +21,7 @@ from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
 from gpu_worker.native.rank_memory import meet, slot_bytes_of
 from gpu_worker.native.threads import default_num_threads
-from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.service.rank_messages import Start
 from signalbox_kernels.group import Group
 
 

@@ -10,10 +10,10 @@ import time
 from contract.step_result import Stages, StageTimings
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.ranks import rank_codec
-from gpu_worker.ranks.rank_client import NextRank
-from gpu_worker.ranks.rank_messages import Failure, HiddenStates
-from gpu_worker.ranks.rank_servicer import IncomingStates
+from gpu_worker.ranks.service import rank_codec
+from gpu_worker.ranks.service.rank_client import NextRank
+from gpu_worker.ranks.service.rank_messages import Failure, HiddenStates
+from gpu_worker.ranks.service.rank_servicer import IncomingStates
 from gpu_worker.ranks.share import Share
 
 

@@ -19,7 +19,7 @@ from gpu_worker.loading.gguf_model import GGUFSource
 from gpu_worker.loading.hf_directory import DirectorySource
 from gpu_worker.loading.layer_partition import divided, stage_layers
 from gpu_worker.loading.opened_model import OpenedModel, open_with_config
-from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.quantised_models import in_awq, save_quantised

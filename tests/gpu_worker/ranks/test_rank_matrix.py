@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.config import ParallelConfig
-from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.service.rank_messages import Start
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, RequestOutput, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig

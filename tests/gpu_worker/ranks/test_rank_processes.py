@@ -20,14 +20,15 @@ import pytest
 
 from gpu_worker.config import ModelError, ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.ranks import follower_handles, rank_client
+from gpu_worker.ranks import follower_handles
 from gpu_worker.ranks.launchers import LocalRank
-from gpu_worker.ranks.meeting import RankLost
-from gpu_worker.ranks.rank_client import NextRank
-from gpu_worker.ranks.rank_messages import Failure, Hello, HiddenStates, RankAddress
 from gpu_worker.ranks.rank_network import RankNetwork
-from gpu_worker.ranks.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.ranks.service import rank_client
+from gpu_worker.ranks.service.meeting import RankLost
+from gpu_worker.ranks.service.rank_client import NextRank
+from gpu_worker.ranks.service.rank_messages import Failure, Hello, HiddenStates, RankAddress
+from gpu_worker.ranks.service.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.versions import versions
 from tests.chaos.fault_proxy import FaultProxy
 from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes

@@ -32,10 +32,12 @@ from gpu_worker.config import (
 )
 from gpu_worker.device.device_choice import choose_device
 from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.ranks import follower_handles, rank_codec, ranked_runner
+from gpu_worker.ranks import follower_handles, ranked_runner
 from gpu_worker.ranks.follower_handles import Followers
-from gpu_worker.ranks.meeting import Meeting
-from gpu_worker.ranks.rank_messages import (
+from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.ranks.service import rank_codec
+from gpu_worker.ranks.service.meeting import Meeting
+from gpu_worker.ranks.service.rank_messages import (
     Ask,
     Failure,
     HiddenStates,
@@ -44,8 +46,7 @@ from gpu_worker.ranks.rank_messages import (
     RankAddress,
     Start,
 )
-from gpu_worker.ranks.rank_servicer import FirstRankServicer, JoinedRank, RankServer
-from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
 from gpu_worker.ranks.share import load_share
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.runner_factory import make_runner

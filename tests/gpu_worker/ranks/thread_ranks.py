@@ -7,9 +7,9 @@ from typing import Any
 
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.follower_process import Follower
-from gpu_worker.ranks.rank_messages import Start
 from gpu_worker.ranks.rank_network import RankNetwork
 from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.runner_factory import make_runner
 
 

@@ -24,7 +24,7 @@ from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.layers import ParallelGroup
 from gpu_worker.loading import loaded_model
-from gpu_worker.ranks.rank_messages import Start
+from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence

@@ -14,9 +14,9 @@ from typing import cast
 
 import grpc
 
-from gpu_worker.ranks import rank_codec
-from gpu_worker.ranks.meeting import Meeting, RankLost
-from gpu_worker.ranks.rank_messages import Command, Hello, RankAddress, Report
+from gpu_worker.ranks.service import rank_codec
+from gpu_worker.ranks.service.meeting import Meeting, RankLost
+from gpu_worker.ranks.service.rank_messages import Command, Hello, RankAddress, Report
 from protos.rank.v1 import rank_pb2 as pb
 from protos.rank.v1 import rank_pb2_grpc
 from rpc.interceptors.call_handlers import Context

@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 
-from gpu_worker.ranks import rank_codec
-from gpu_worker.ranks.meeting import RankLost
-from gpu_worker.ranks.rank_messages import Command, HiddenStates, Link, RankAddress, Report
-from gpu_worker.ranks.rank_servicer import options_of
+from gpu_worker.ranks.service import rank_codec
+from gpu_worker.ranks.service.meeting import RankLost
+from gpu_worker.ranks.service.rank_messages import Command, HiddenStates, Link, RankAddress, Report
+from gpu_worker.ranks.service.rank_servicer import options_of
 from protos.rank.v1 import rank_pb2 as pb
 from protos.rank.v1 import rank_pb2_grpc
 from rpc.transport.tls import CLEAR, TlsConfig, channel_credentials

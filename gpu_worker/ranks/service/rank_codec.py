@@ -16,7 +16,7 @@ from contract.step_result import decode_stages, encode_stages
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import TokenRuns, WantedLogits
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
-from gpu_worker.ranks.rank_messages import (
+from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     AddAdapter,
     Ask,
