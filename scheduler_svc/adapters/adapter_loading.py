@@ -9,13 +9,12 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from contract.errors import (
     AlreadyExists,
-    FailedPrecondition,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -23,6 +22,7 @@ from contract.errors import (
     Unavailable,
 )
 from contract.model import Adapter, ModelInfo, check_adapter_name
+from scheduler_svc.adapters.loading_calls import files_differ, load_there, of_each, send_missing
 from scheduler_svc.adapters.worker_adapters import GoneAdapters, find_differences
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.recorder import UNRECORDED, Recorder
@@ -121,10 +121,10 @@ class AdapterLoading:
             return adapter
 
     async def _load_everywhere(self, name: str, path: str) -> Adapter:
-        at = time.time_ns()
-        found = await _of_each(self._clients, lambda one: one.load(name, path, loaded_at_ns=at))
-        found = {loop: got for loop, got in found.items() if loop in self._clients}
-        found = await self._send_missing(found)
+        at, clients = time.time_ns(), dict(self._clients)  # workers may leave meanwhile
+        found = await of_each(clients, lambda one: one.load(name, path, loaded_at_ns=at))
+        found = await send_missing(self._of_present(found), clients)
+        found = self._of_present(found)
         loaded = {loop: got for loop, got in found.items() if isinstance(got, Adapter)}
         faults = [got for got in found.values() if not isinstance(got, Adapter)]
         fault = min(faults, key=lambda one: isinstance(one, NotFound), default=None)
@@ -135,26 +135,14 @@ class AdapterLoading:
         self._gone.add_load(at)
         for loop, adapter in loaded.items():
             if adapter not in self._adapters:
-                await self._unload(adapter, {loop: self._clients[loop]})
-        raise fault or _files_differ(name, loaded)
+                await self._unload(adapter, {loop: clients[loop]})
+        raise fault or files_differ(name, loaded)
 
-    async def _send_missing(
+    def _of_present(
         self, found: dict[StepLoop, Adapter | RpcError]
     ) -> dict[StepLoop, Adapter | RpcError]:
-        """Sends an adapter to the workers without the folder, if all others have loaded it."""
-        missing = [loop for loop, got in found.items() if isinstance(got, NotFound)]
-        others = {got for loop, got in found.items() if loop not in missing}
-        adapter = next(iter(others), None)
-        if len(others) != 1 or not isinstance(adapter, Adapter):
-            return found
-        sources = [self._clients[loop] for loop in found if loop not in missing]
-        for loop in missing:
-            try:
-                await _send(adapter, to=self._clients[loop], sources=sources)
-                found[loop] = adapter
-            except RpcError as error:
-                found[loop] = error
-        return found
+        """Returns the answers without those of workers that have left."""
+        return {loop: got for loop, got in found.items() if loop in self._clients}
 
     async def unload(self, name: str) -> int:
         """Takes an adapter away; returns how many live requests finish with it.
@@ -228,7 +216,7 @@ class AdapterLoading:
             model.adapters, served, gone=self._gone, is_first=not self._clients
         )
         for one in found.to_load:
-            await self._load_there(client, one)
+            await load_there(client, one, sources=self._clients.values())
         for one in found.to_adopt:
             if not await self._adopt(one):
                 found.to_unload.append(one)
@@ -237,36 +225,11 @@ class AdapterLoading:
         away = {*found.to_unload, *found.to_forget}
         return tuple(one for one in (*served, *found.to_adopt) if one not in away)
 
-    async def _load_there(self, client: AdapterClient, adapter: Adapter) -> None:
-        try:
-            loaded = await client.load(
-                adapter.name, adapter.path, loaded_at_ns=adapter.loaded_at_ns
-            )
-        except NotFound as error:
-            sources = [one for one in self._clients.values() if one is not client]
-            try:
-                await _send(adapter, to=client, sources=sources)
-            except RpcError as fault:
-                raise Unavailable(
-                    f"the adapter {adapter} is served: {error}; {fault}", RETRY_AFTER_S
-                ) from None
-            return
-        except FailedPrecondition as error:  # its files may come
-            raise Unavailable(f"the adapter {adapter} is served: {error}", RETRY_AFTER_S) from None
-        if loaded != adapter:
-            await client.unload(loaded)
-            raise Unavailable(
-                f"the adapter {adapter} is served, but the worker's files in {adapter.path} have"
-                f" the content {loaded.sha256[:12]}",
-                RETRY_AFTER_S,
-            )
-
     async def _adopt(self, adapter: Adapter) -> bool:
         """Loads on the other workers what one has had since before this scheduler began."""
+        others = self._clients.values()
         try:
-            await asyncio.gather(
-                *(self._load_there(one, adapter) for one in self._clients.values())
-            )
+            await asyncio.gather(*(load_there(one, adapter, sources=others) for one in others))
         except RpcError as error:
             self._gone.add(adapter)
             logger.warning("the adapter %s is unloaded: %s", adapter, error)
@@ -278,7 +241,7 @@ class AdapterLoading:
 
     async def _unload(self, adapter: Adapter, clients: dict[StepLoop, AdapterClient]) -> None:
         """Frees an adapter; a worker that does not answer is made equal when it joins again."""
-        for got in (await _of_each(clients, lambda one: one.unload(adapter))).values():
+        for got in (await of_each(clients, lambda one: one.unload(adapter))).values():
             if isinstance(got, RpcError):
                 logger.warning("%s", got)
 
@@ -298,40 +261,3 @@ class AdapterLoading:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def _of_each(
-    clients: Mapping[StepLoop, AdapterClient],
-    ask: Callable[[AdapterClient], Awaitable[T]],
-) -> dict[StepLoop, T | RpcError]:
-    """Asks all workers at once."""
-
-    async def answer(client: AdapterClient) -> T | RpcError:
-        try:
-            return await ask(client)
-        except RpcError as error:
-            return error
-
-    asked = dict(clients)
-    return dict(zip(asked, await asyncio.gather(*map(answer, asked.values())), strict=True))
-
-
-async def _send(adapter: Adapter, *, to: AdapterClient, sources: Iterable[AdapterClient]) -> None:
-    """Sends an adapter's files from the first worker that can. Raises RpcError."""
-    fault: RpcError = FailedPrecondition("no other worker has its files")
-    for source in sources:
-        try:
-            await source.copy(adapter, to)
-            return
-        except RpcError as error:
-            fault = error
-    raise fault
-
-
-def _files_differ(name: str, loaded: Mapping[StepLoop, Adapter]) -> RpcError:
-    if not loaded:
-        return Unavailable("the workers have left", RETRY_AFTER_S)
-    found = (f"{one.sha256[:12]} at {loop.worker_name}" for loop, one in loaded.items())
-    return FailedPrecondition(
-        f"the workers have different files of {name}: {', '.join(found)}; copy the same to all"
-    )
