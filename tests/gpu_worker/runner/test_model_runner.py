@@ -24,6 +24,7 @@ from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.layers import ParallelGroup
 from gpu_worker.loading import loaded_model
+from gpu_worker.ranks import share
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share
 from gpu_worker.runner.model_runner import ModelRunner
@@ -187,9 +188,10 @@ def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
         make_runner(tiny, parallel_config=ParallelConfig(tensor_parallel_size=2))
 
 
-def test_blocks_over_ranks_are_refused_for_the_ranks(
+def test_blocks_that_ranks_cannot_run_natively_are_refused_with_the_reason(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(share, "_meet", lambda start, opened, keys, why_not: why_not)
     monkeypatch.setattr(loaded_model, "join", lambda *_: ParallelGroup(0, 2))
     start = Start(
         model=ModelConfig(model=str(tiny), dtype="float32", quantization="int8"),
@@ -197,7 +199,7 @@ def test_blocks_over_ranks_are_refused_for_the_ranks(
         parallel=ParallelConfig(tensor_parallel_size=2),
         device=DeviceConfig(device="cpu"),
     )
-    message = "'int8', which takes a native program, but it does not divide matrices over ranks"
+    message = "'int8', which takes a native program, but head size 8 is no multiple of 16"
     with pytest.raises(ModelError, match=message):
         load_share(start)
 

@@ -170,8 +170,9 @@ def compile_heads(
     if kv_dtype is torch.int8:
         codes = _BLOCK_SIZE * head_size
         heads = _empty(9, 2, _KV_HEADS, codes + 4 * _BLOCK_SIZE, dtype=torch.int8)
-        cache = heads[..., :codes].unflatten(-1, (_BLOCK_SIZE, head_size)).transpose(2, 3)
-        scales = heads[..., codes:].view(torch.float32).transpose(2, 3)
+        values, ends = heads.split((codes, 4 * _BLOCK_SIZE), dim=-1)
+        cache = values.view(9, 2, _KV_HEADS, _BLOCK_SIZE, head_size).transpose(2, 3)
+        scales = ends.view(torch.float32).transpose(2, 3)
     query = _empty(64, _HEADS, head_size, dtype=dtype)
     key_value = _empty(64, 2, _KV_HEADS, head_size, dtype=dtype)
     angles = _empty(64, 1, head_size, dtype=dtype)

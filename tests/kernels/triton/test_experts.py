@@ -145,7 +145,8 @@ def test_a_nan_stays_in_its_row(triton_device: str, num_tokens: int) -> None:
     assert is_nan[[2, 4, 6]].all()
     assert is_nan.sum() == 3 * HIDDEN
     kept = [row for row in range(num_tokens) if row not in (2, 4, 6)]
-    assert torch.equal(actual[kept], clean[kept])
+    # Rows lie elsewhere in their tiles then, and the interpreter's products round by the place.
+    torch.testing.assert_close(actual[kept], clean[kept], rtol=1e-4, atol=1e-5)
 
 
 def test_of_equal_scores_the_first_experts_are_chosen(triton_device: str) -> None:

@@ -92,7 +92,8 @@ def test_preemption_changes_no_text() -> None:
         config = CoreConfig(scheduling=SchedulingSettings(prefix_caching=False))
         sizes = {"num_gpu_blocks": 12, "num_cpu_blocks": num_cpu_blocks, "max_model_len": 200}
         with make_llm(config, **sizes) as llm:
-            assert texts_of(llm) == expected
+            for _ in range(2):  # the second time all are compiled, and start together
+                assert texts_of(llm) == expected
             assert llm.llm_engine._core.scheduler.preemption.num_preemptions > 0
             assert_at_rest(llm.llm_engine)
 
