@@ -19,8 +19,8 @@ _LEAST_ROWS = 16
 """Rows of logits that a slot holds at least."""
 
 
-class _Place(NamedTuple):
-    """Where the memory is: a descriptor of a process, and what it is open at."""
+class _OpenFile(NamedTuple):
+    """The memory as a file that a process has open: its descriptor there, and its inode."""
 
     pid: int
     file: int
@@ -61,7 +61,7 @@ def meet(
             f"rank 0 of the stage computes natively and rank {parallel.rank} cannot: {why_not};"
             " set cpu_backend to 'torch'"
         )
-    return _opened(parallel, _Place(*map(int, place.split())), slot_bytes)
+    return _opened(parallel, _OpenFile(*map(int, place.split())), slot_bytes)
 
 
 def slot_bytes_of(config: DecoderConfig, cache: CacheConfig, size: int) -> int:
@@ -74,13 +74,13 @@ def slot_bytes_of(config: DecoderConfig, cache: CacheConfig, size: int) -> int:
 def _made(parallel: ParallelConfig, keys: Keys, key: str, slot_bytes: int) -> Group:
     file = os.memfd_create("signalbox-sums")
     os.ftruncate(file, group_bytes(parallel.tensor_parallel_size, slot_bytes))
-    place = _Place(os.getpid(), file, os.fstat(file).st_ino)
+    place = _OpenFile(os.getpid(), file, os.fstat(file).st_ino)
     group = _group(parallel, file, slot_bytes)
     keys.set(key, " ".join(map(str, place)).encode())
     return group
 
 
-def _opened(parallel: ParallelConfig, place: _Place, slot_bytes: int) -> Group:
+def _opened(parallel: ParallelConfig, place: _OpenFile, slot_bytes: int) -> Group:
     path = f"/proc/{place.pid}/fd/{place.file}"
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
