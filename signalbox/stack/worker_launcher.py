@@ -5,6 +5,7 @@ driver of one worker: Ray frees the placement group of a driver that ends, howev
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from gpu_worker.native.threads import num_cores
@@ -42,9 +43,11 @@ class LocalLauncher:
     def __init__(self, settings: ServeSettings, addresses: StackAddresses) -> None:
         self._settings = settings
         self._addresses = addresses
-        may_use_gpus = not settings.simulate and settings.device != "cpu"
-        has_several = settings.worker_range.most > 1
-        self._gpus = visible_gpus() if may_use_gpus and has_several else []
+
+    @cached_property
+    def _gpus(self) -> list[str]:
+        settings = self._settings
+        return [] if settings.simulate or settings.device == "cpu" else visible_gpus()
 
     def command(self, place: int) -> WorkerCommand:
         settings, addresses, name = self._settings, self._addresses, name_of(place)
@@ -60,7 +63,10 @@ class LocalLauncher:
             # Certificates are for the public ports; the rest stays on the loopback interface.
             **dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca")),
         )
-        gpus = gpu_share(self._gpus, place=place, num_ranks=settings.parallel.num_ranks)
+        # A worker that starts alone takes the first GPUs; to list them all would delay its start.
+        is_alone = place == 0 and settings.worker_range.most == 1
+        num_ranks = settings.parallel.num_ranks
+        gpus = {} if is_alone else gpu_share(self._gpus, place=place, num_ranks=num_ranks)
         variables = {**gpus, **to_environment(settings, WorkerSettings)}
         return WorkerCommand(name, ["worker", *arguments], variables)
 
