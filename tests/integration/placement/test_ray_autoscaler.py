@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("ray")]
 
 
-@pytest.mark.parametrize("version", [1])
+@pytest.mark.parametrize("version", [1, 2])
 def test_a_node_comes_for_a_worker_that_no_node_could_hold(version: int, tmp_path: Path) -> None:
     make_model(tmp_path)
     with autoscaling_cluster(tmp_path, version=version) as address:
