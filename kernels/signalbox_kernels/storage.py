@@ -2,8 +2,9 @@
 
 A block is a run of values along a row: 32 of them, 256 for the K types, or one that is a float.
 Whole numbers of checkpoints (`INTEGERS`) are in blocks of the columns that share a scale: the
-scale, the zero point as a byte, and the codes in order. Native programs compute with every type
-without converting a matrix.
+scale, the zero point as a byte, and the codes in order. Codes of floats (`FLOAT_CODES`) have a
+float32 as scale, or the exponent of a power of two. Native programs compute with every type without
+converting a matrix.
 """
 
 from collections.abc import Callable
@@ -49,16 +50,28 @@ class Storage(IntEnum):
     INT8_G32_BF16 = 0x10C
     INT8_G64_BF16 = 0x10D
     INT8_G128_BF16 = 0x10E
+    E4M3 = 0x200
+    NF4 = 0x201
+    FP4 = 0x202
+    MXFP4 = 0x203
+    INT8 = 0x204
+    """Whole numbers with a sign under scales of 32 bits; multiplied as floats."""
 
     @property
     def is_quantised(self) -> bool:
-        """True for codes with scales; False for floats."""
-        return self.block_size > 1
+        """True for whole numbers with scales, by which coded rows can be multiplied; False for
+        floats and their codes."""
+        return self.block_size > 1 and not self.is_float_codes
+
+    @property
+    def is_float_codes(self) -> bool:
+        """True for codes that are multiplied as the floats that they stand for."""
+        return self >= Storage.E4M3
 
     @property
     def is_integers(self) -> bool:
         """True for whole numbers with zero points, in groups of `block_size`."""
-        return self >= Storage.INT4_G32
+        return Storage.INT4_G32 <= self < Storage.E4M3
 
     @property
     def bits(self) -> int:
@@ -72,12 +85,16 @@ class Storage(IntEnum):
 
     @property
     def block_size(self) -> int:
+        if self.is_float_codes:
+            return _FLOAT_BLOCKS[self][0]
         if self.is_integers:
             return 32 << (self & 3)
         return 1 if self in _FLOATS else 256 if self >= Storage.Q4_K else GROUP
 
     @property
     def block_bytes(self) -> int:
+        if self.is_float_codes:
+            return _FLOAT_BLOCKS[self][1]
         if self.is_integers:
             return _HEAD_BYTES + self.block_size * self.bits // 8
         return _BLOCK_BYTES[self]
@@ -88,8 +105,33 @@ _FLOATS: dict[Storage, np.dtype[Any]] = {
     Storage.F16: np.dtype(np.float16),
     Storage.BF16: BFLOAT16,
 }
-QUANTISED = tuple(kind for kind in Storage if kind not in _FLOATS)
-"""The types that are codes with scales."""
+_FLOAT_BLOCKS = {
+    Storage.E4M3: (128, 132),
+    Storage.NF4: (64, 36),
+    Storage.FP4: (64, 36),
+    Storage.MXFP4: (32, 17),
+    Storage.INT8: (128, 132),
+}
+"""Columns and bytes of a block of codes of floats."""
+FLOAT_CODES = tuple(_FLOAT_BLOCKS)
+"""The types of codes of floats."""
+QUANTISED = tuple(kind for kind in Storage if kind not in (*_FLOATS, *FLOAT_CODES))
+"""The types that are whole numbers with scales."""
+_POSITIVE_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+_POSITIVE_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
+    *(0.7229568362236023, 1.0),
+)
+FLOATS_OF_4_BITS: dict[Storage, NDArray[np.float32]] = {
+    Storage.NF4: np.array(_NF4, dtype=np.float32),
+    Storage.FP4: np.array([*_POSITIVE_FP4, *(0.0 - x for x in _POSITIVE_FP4)], dtype=np.float32),
+    Storage.MXFP4: np.array([*_POSITIVE_E2M1, *(-x for x in _POSITIVE_E2M1)], dtype=np.float32),
+}
+"""What each code stands for: NF4 (QLoRA: Dettmers et al., 2023), FP4 as bitsandbytes has it, E2M1.
+"""
 INTEGERS = tuple(kind for kind in QUANTISED if kind.is_integers)
 """The types of whole numbers with zero points."""
 _HEAD_BYTES = 3
@@ -179,6 +221,24 @@ def integer_blocks(
     whole = np.pad(codes, ((0, 0), (0, -columns % size))).reshape(rows, count, size)
     is_byte = storage.bits == 8
     blocks[:, :, _HEAD_BYTES:] = whole if is_byte else whole[:, :, 0::2] | whole[:, :, 1::2] << 4
+    return blocks.reshape(rows, -1)
+
+
+def float_code_blocks(
+    codes: NDArray[np.uint8], scales: AnyArray, storage: Storage
+) -> NDArray[np.uint8]:
+    """Returns the blocks of codes of floats.
+
+    Args:
+        codes: [rows, columns], or of 4 bits [rows, columns / 2], the first of two in the low half.
+        scales: [rows, blocks] float32, of E4M3 less than 256; of MXFP4 exponents plus 127 as bytes.
+    """
+    (rows, count), head = scales.shape, scales.itemsize
+    size = storage.block_bytes - head
+    blocks = pages.empty((rows, count, storage.block_bytes), np.dtype(np.uint8))
+    blocks[:, :, :head] = np.ascontiguousarray(scales).view(np.uint8).reshape(rows, count, head)
+    whole = np.pad(codes, ((0, 0), (0, count * size - codes.shape[1])))
+    blocks[:, :, head:] = whole.reshape(rows, count, size)
     return blocks.reshape(rows, -1)
 
 

@@ -7,12 +7,15 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
+from signalbox_kernels.floats import BFLOAT16, FLOAT8_E4M3, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import (
+    FLOAT_CODES,
+    FLOATS_OF_4_BITS,
     INTEGERS,
     QUANTISED,
     Storage,
     StoredMatrix,
+    float_code_blocks,
     integer_blocks,
     stored,
 )
@@ -44,6 +47,8 @@ def make_floats(*shape: int, dtype: np.dtype[Any] = FLOAT32, seed: int = 0) -> A
 def make_stored(storage: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
     if storage in QUANTISED:
         return make_blocks(storage, n, k, seed=seed)
+    if storage in FLOAT_CODES:
+        return make_float_codes(storage, n, k, seed=seed)
     return stored(make_floats(n, k, dtype=FLOAT_TYPES[storage], seed=seed))
 
 
@@ -75,6 +80,32 @@ def make_integers(
     return StoredMatrix(kind, codes.shape, lambda: blocks)
 
 
+def make_float_codes(
+    kind: Storage, n: int, k: int, *, scales: tuple[float, ...] = (), seed: int = 0
+) -> StoredMatrix:
+    """Random codes, which are not NaN, with the first and last ones in each row.
+
+    Args:
+        k: a multiple of 32; the last block may be smaller.
+        scales: those that blocks have in turn, of MXFP4 powers of two; random ones without any.
+    """
+    rng, of_blocks = np.random.default_rng(seed), (n, -(-k // kind.block_size))
+    num_bytes = k if kind in (Storage.E4M3, Storage.INT8) else k // 2
+    codes = rng.integers(0, 256, (n, num_bytes), dtype=np.uint8)
+    codes[:, 0], codes[:, 1] = 0, 255
+    if kind is Storage.E4M3:
+        codes[(codes & 0x7F) == 0x7F] ^= 1
+    if kind is Storage.MXFP4:
+        exponents = np.resize(np.log2(scales or (2**-9, 2**-6, 2**-7)), of_blocks)
+        blocks = float_code_blocks(codes, (exponents + 127).astype(np.uint8), kind)
+    else:
+        of_one = 0.01 if kind in (Storage.E4M3, Storage.INT8) else 1.0
+        random = rng.uniform(-of_one, of_one, of_blocks)
+        chosen = np.resize(scales, of_blocks) if scales else random
+        blocks = float_code_blocks(codes, chosen.astype(np.float32), kind)
+    return StoredMatrix(kind, (n, k), lambda: blocks)
+
+
 def make_extreme(kind: Storage, n: int) -> StoredMatrix:
     """Halves that are subnormal, largest or zero, of both signs, under random and extreme codes."""
     if kind in INTEGERS:
@@ -97,12 +128,34 @@ def make_extreme(kind: Storage, n: int) -> StoredMatrix:
 
 def values_of(matrix: StoredMatrix) -> NDArray[np.float32]:
     """[rows, columns]."""
+    if matrix.type in FLOAT_CODES:
+        return _float_code_values(matrix)
     if matrix.type not in QUANTISED:
         return to_float32(matrix.blocks.view(FLOAT_TYPES[matrix.type]))
     if matrix.type in INTEGERS:
         return _integer_values(matrix)
     values: NDArray[np.float32] = dequantize(matrix.blocks, GGMLQuantizationType(int(matrix.type)))
     return values[:, : matrix.shape[1]]
+
+
+def _float_code_values(matrix: StoredMatrix) -> NDArray[np.float32]:
+    (rows, columns), kind = matrix.shape, matrix.type
+    blocks, head = matrix.blocks.reshape(rows, -1, kind.block_bytes), 4
+    if kind is Storage.MXFP4:
+        head = 1
+        scales = np.ldexp(np.float32(1), blocks[:, :, :1].astype(np.int32) - 127)
+    else:
+        scales = np.ascontiguousarray(blocks[:, :, :4]).view(np.float32)
+    codes = np.ascontiguousarray(blocks[:, :, head:])
+    if kind is Storage.E4M3:
+        values = to_float32(codes.view(FLOAT8_E4M3))
+    elif kind is Storage.INT8:
+        values = codes.view(np.int8).astype(np.float32)
+    else:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
+        values = FLOATS_OF_4_BITS[kind][codes]
+    whole: NDArray[np.float32] = (values * scales).reshape(rows, -1)
+    return whole[:, :columns]
 
 
 def _integer_values(matrix: StoredMatrix) -> NDArray[np.float32]:

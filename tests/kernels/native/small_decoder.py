@@ -22,7 +22,7 @@ from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Adapted, Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
-from signalbox_kernels.storage import QUANTISED, Storage, quantise
+from signalbox_kernels.storage import FLOAT_CODES, QUANTISED, Storage, quantise
 from signalbox_kernels.structs import AttentionArrays, Element, Epilogue, Row, StepArrays
 from tests.kernels.native.matrices import make_floats, make_stored, values_of
 from tests.kernels.native.reference import linear, rms_norm, rotate, silu_and_mul, wide
@@ -61,6 +61,7 @@ def forms_of(isa: Isa) -> Iterator[Form]:
     yield from (Form(Storage.F32, kv_element=kv_element) for kv_element in tuple(Element)[1:])
     if native.multiplies_bfloat16(isa):
         yield from (Form(Storage.BF16, narrow, kv_element) for kv_element in Element)
+        yield from (Form(storage, narrow, narrow) for storage in FLOAT_CODES)
         yield from (Form(storage, narrow, narrow, is_coded=True) for storage in QUANTISED)
 
 

@@ -6,13 +6,14 @@ import pytest
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.native import Isa, NativeUnavailable, multiplies_bfloat16
-from signalbox_kernels.storage import QUANTISED, Matrix, Storage
+from signalbox_kernels.storage import FLOAT_CODES, QUANTISED, Matrix, Storage, StoredMatrix
 from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.matrices import (
     FLOAT32,
     make_blocks,
     make_extreme,
+    make_float_codes,
     make_floats,
     make_stored,
     values_of,
@@ -72,6 +73,37 @@ def test_extreme_scales_are_exact(isa: Isa, kind: Storage) -> None:
     expected = products(isa, values_of(weight), bias, Epilogue.STORE)
     for ours, theirs in zip(products(isa, weight, bias, Epilogue.STORE), expected, strict=True):
         assert_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", FLOAT_CODES)
+@pytest.mark.parametrize("k", [32, 96, 5 * 32])
+def test_scales_of_floats_of_any_size_are_exact(isa: Isa, kind: Storage, k: int) -> None:
+    """Under subnormal and large scales, of which a last block may be small."""
+    scales = (
+        (2.0**-127, 2.0**-120, 1.0, 2.0**7)
+        if kind is Storage.MXFP4
+        else (2.0**-140, -(2.0**-126) / 3, 0.0, 255.9, -255.9, 1 / 3)
+    )
+    weight, bias = make_float_codes(kind, 64, k, scales=scales), np.zeros(64, dtype=np.float32)
+    expected = products(isa, values_of(weight), bias, Epilogue.STORE)
+    for ours, theirs in zip(products(isa, weight, bias, Epilogue.STORE), expected, strict=True):
+        assert_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", FLOAT_CODES)
+def test_a_scale_that_is_nan_makes_its_row_nan(isa: Isa, kind: Storage) -> None:
+    weight = make_float_codes(kind, 40, 256)
+    blocks = weight.blocks.copy()
+    blocks[7, : kind.block_bytes] = 255  # NaN, and codes
+    poisoned = StoredMatrix(kind, weight.shape, lambda: blocks)
+    bias = np.zeros(40, dtype=np.float32)
+    whole = products(isa, weight, bias, Epilogue.STORE)
+    others = [row for row in range(40) if row != 7]
+    for ours, theirs in zip(products(isa, poisoned, bias, Epilogue.STORE), whole, strict=True):
+        assert np.isnan(ours[:, 7]).all()
+        assert_same_bits(ours[:, others], theirs[:, others])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -138,7 +170,9 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", [Storage.F16, Storage.BF16, Storage.Q5_1, Storage.Q6_K])
+@pytest.mark.parametrize(
+    "kind", [Storage.F16, Storage.BF16, Storage.Q5_1, Storage.Q6_K, Storage.E4M3, Storage.NF4]
+)
 def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
     n, k, most = 40, 256, 230
     builder = make_builder(FLOAT32)
@@ -175,6 +209,7 @@ def test_packed_weights_take_the_bytes_of_the_file(kind: Storage, n: int) -> Non
 def test_storage_that_does_not_suit_the_arithmetic_is_refused() -> None:
     for dtype, kind, row in (
         (FLOAT32, Storage.F16, Row.CODES),
+        (FLOAT32, Storage.E4M3, Row.CODES),
         (BFLOAT16, Storage.F16, Row.ELEMENTS),
         (BFLOAT16, Storage.Q4_0, Row.ELEMENTS),
     ):

@@ -110,6 +110,23 @@ SB_INLINE V load_bfloats(const void* p) {
   return from_bits(__builtin_convertvector(halves, VU) << 16);
 }
 
+// table[code], for the low four bits of each lane.
+SB_INLINE V look_up(const float* table, VU code) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<V>(_mm512_maskz_permutexvar_ps(
+      0xffff, reinterpret_cast<__m512i>(code), _mm512_loadu_ps(table)));
+#elif defined(__AVX2__)
+  const auto places = reinterpret_cast<__m256i>(code);  // the low three bits count
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), places);
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), places);
+  return reinterpret_cast<V>(_mm256_blendv_ps(low, high, reinterpret_cast<__m256>(code << 28)));
+#else
+  V v;
+  for (int i = 0; i < W; ++i) v[i] = table[code[i] & 15u];
+  return v;
+#endif
+}
+
 // How many products of pairs of bytes fit into 16 bits together, where pairs are what is multiplied:
 // unsigned codes of Bits bits, and signed bytes down to -128.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)

@@ -1,15 +1,56 @@
-// Products of bfloat16, with weights in pairs along the sum.
+// Products of bfloat16, with weights in pairs along the sum. Codes of floats are widened and rounded to such
+// pairs, a panel at a time, which all rows of a tile pass in L2.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "isa/tiles.h"
+#include "matmul/floats.h"
 #include "matmul/linear.h"
 #include "matmul/product.h"
 
 #if defined(__AVX512BF16__)
 
 namespace SB_NS {
+
+// Both rounded to bfloat16, in pairs.
+SB_INLINE VU rounded_pairs(V even, V odd) {
+  const auto halves = [](V v) SB_LAMBDA {
+    const __m256bh rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
+    __m256i h;
+    std::memcpy(&h, &rounded, sizeof h);
+    return reinterpret_cast<VU>(_mm512_maskz_cvtepu16_epi32(0xffff, h));
+  };
+  return halves(even) | halves(odd) << 16;
+}
+
+// A panel in pairs: itself, or scratch that the first part of the rows fills. `next` is fetched
+// meanwhile, if there is one.
+template <class S>
+static const word* in_pairs(const sb::Phase& phase, const Spot& at, const char* panel,
+                            const char* next) {
+  if constexpr (std::is_same_v<S, sb::Bfloat16>) return reinterpret_cast<const word*>(panel);
+  auto* pairs = reinterpret_cast<word*>(at.claim->scratch + sb::kProductScratch);
+  if (at.part) return pairs;
+  word* out = pairs;
+  for (int64_t g = 0; g < phase.depth / kGroup; ++g, out += kGroup / 2 * kPanel) {
+    fetch_group<S>(panel, g, next);
+#pragma GCC unroll 1
+    for (int column = 0; column < kPanel; column += W) {
+      V even{};
+      widen(S{}, panel, g, column, [&](int i, V x) SB_LAMBDA {
+        if (i % 2 == 0) {
+          even = x;
+          return;
+        }
+        const VU both = rounded_pairs(even, x);
+        std::memcpy(out + i / 2 * kPanel + column, &both, sizeof both);
+      });
+    }
+  }
+  return pairs;
+}
 
 #if defined(__AMX_BF16__)
 // A part that is multiplied but not yet finished. It is finished some rows at a time while the
@@ -60,7 +101,7 @@ struct Fetch {
 // Computes 32 rows at once; the last ones together with the unused rows behind them. Rows are finished
 // every so many steps along the sum: a call costs more than a few rows do, but while few rows wait for
 // memory it spreads what they fetch.
-template <bool IsOnePart, int Every>
+template <class S, bool IsOnePart, int Every>
 static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
   auto* c = reinterpret_cast<float*>(claim.scratch);
   auto* other = c + 2 * kTileRows * kPanel;
@@ -71,10 +112,10 @@ static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
   use_tiles(product_config(IsOnePart ? phase.rows : 2 * kTileRows));
   over_parts<2 * kTileRows, kTileRows>(phase, claim, [&](const Spot& at, const char* panel,
                                                          const char* next) {
-    const auto* b = reinterpret_cast<const word*>(panel);
+    const word* b = in_pairs<S>(phase, at, panel, next);
     const word* left = a + at.row * a_stride;
     const auto rows_at_once = static_cast<int>((last.at.rows * Every + steps - 1) / steps);
-    Fetch<IsOnePart> fetch(at, steps, b, next);
+    Fetch<IsOnePart> fetch(at, steps, b, std::is_same_v<S, sb::Bfloat16> ? next : nullptr);
     const auto meanwhile = [&](int64_t k) SB_LAMBDA {
       fetch.step();
       if (k % (Every * kTileWords) == 0) last.finish_rows(rows_at_once);
@@ -91,10 +132,11 @@ static void tiled_rows(const sb::Phase& phase, const sb::Claim& claim) {
   last.finish_rows(last.at.rows);
 }
 
+template <class S>
 static void bfloat_tile(const sb::Phase& phase, const sb::Claim& claim) {
-  if (phase.rows > 2 * kTileRows) return tiled_rows<false, 4>(phase, claim);
-  if (phase.rows > kTileRows) return tiled_rows<true, 4>(phase, claim);
-  tiled_rows<true, 1>(phase, claim);
+  if (phase.rows > 2 * kTileRows) return tiled_rows<S, false, 4>(phase, claim);
+  if (phase.rows > kTileRows) return tiled_rows<S, true, 4>(phase, claim);
+  tiled_rows<S, true, 1>(phase, claim);
 }
 #else
 // All columns of a panel for up to kRowTile rows.
@@ -112,14 +154,15 @@ static void panel_product(const word* a, int64_t a_stride, const word* b, int64_
   });
 }
 
+template <class S>
 static void bfloat_tile(const sb::Phase& phase, const sb::Claim& claim) {
   auto* c = reinterpret_cast<float*>(claim.scratch);
   const auto* a = static_cast<const word*>(phase.src.data);
   const int64_t a_stride = phase.src.stride / Bf16::G, depth = phase.depth / Bf16::G;
   over_parts<kRowTile>(phase, claim, [&](const Spot& at, const char* panel, const char* next) {
-    const auto* b = reinterpret_cast<const word*>(panel);
+    const word* b = in_pairs<S>(phase, at, panel, next);
     const word* left = a + at.row * a_stride;
-    if (!at.part && next)
+    if (std::is_same_v<S, sb::Bfloat16> && !at.part && next)
       panel_product<true>(left, a_stride, b, depth, at.rows, c, reinterpret_cast<const word*>(next));
     else
       panel_product<false>(left, a_stride, b, depth, at.rows, c, b);

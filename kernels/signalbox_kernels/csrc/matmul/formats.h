@@ -10,6 +10,9 @@
 // same groups of 32, with a line of scales before each group of theirs and a line of zero points
 // before several of these, so that codes begin on cache lines and a last group may be smaller.
 //
+// Codes of floats (FP8, NF4, FP4, MXFP4) lie so, too, each line of scales before the groups that share
+// it. They are multiplied as floats alone.
+//
 // Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 bits and a scale
 // per group (llama.cpp's Q8 blocks do the same), so that a row's result depends on nothing but the row.
 #pragma once
@@ -92,6 +95,35 @@ struct Integers {
   static constexpr int64_t panel_bytes(int64_t depth) { return at(depth / kGroup - 1) + group_bytes; }
 };
 
+// What the codes of a float stand for: E4M3, the places of a table of 16, or whole numbers with a sign.
+enum class Code { kE4m3, kNf4, kFp4, kE2m1, kInt8 };
+
+// Codes of which `Size` along a row share a scale of `ScaleBytes`: a float32, or the exponent of a power
+// of two (E8M0). A weight is scale * what the code stands for, rounded once.
+template <Code Code_, int Size, int ScaleBytes>
+struct FloatCodes {
+  static constexpr Code code = Code_;
+  static constexpr int Bits = Code_ == Code::kE4m3 || Code_ == Code::kInt8 ? 8 : 4;
+  static constexpr bool HasExponents = ScaleBytes == 1;
+  static constexpr int low_words = Bits == 8 ? kGroupWords : kGroupWords / 2;
+  static constexpr int64_t group_bytes = low_words * 4 * kPanel;
+  static constexpr int64_t groups = Size / kGroup;        // that share scales
+  static constexpr int64_t line = ScaleBytes * kPanel;    // of scales
+  static constexpr int64_t fetched = group_bytes + line / groups;  // a group, about
+
+  static constexpr int64_t at(int64_t g) { return g * group_bytes + (g / groups + 1) * line; }
+  static constexpr int64_t scales_at(int64_t g) { return at(g / groups * groups) - line; }
+  static constexpr int64_t panel_bytes(int64_t depth) {
+    return round_up(at(depth / kGroup - 1) + group_bytes, 64);
+  }
+};
+
+using E4m3 = FloatCodes<Code::kE4m3, 128, 4>;
+using Nf4 = FloatCodes<Code::kNf4, 64, 4>;
+using Fp4 = FloatCodes<Code::kFp4, 64, 4>;
+using Mxfp4 = FloatCodes<Code::kE2m1, 32, 1>;
+using Int8 = FloatCodes<Code::kInt8, 128, 4>;
+
 using Q4_0 = Blocks<4, 32, false, false>;
 using Q4_1 = Blocks<4, 32, true, false>;
 using Q5_0 = Blocks<5, 32, false, false>;
@@ -113,7 +145,11 @@ using Float32 = Floats<4, 1>;
 using Float16 = Floats<2, 1>;
 using Bfloat16 = Floats<2, 2>;
 
-constexpr bool is_integers(int32_t storage) { return storage >= SB_STORED_INTEGERS; }
+constexpr bool is_float_codes(int32_t storage) { return storage >= SB_STORED_E4M3; }
+
+constexpr bool is_integers(int32_t storage) {
+  return storage >= SB_STORED_INTEGERS && !is_float_codes(storage);
+}
 
 constexpr bool is_blocks(int32_t storage) {
   return (storage >= SB_STORED_Q4_0 && storage <= SB_STORED_Q6_K) || is_integers(storage);
@@ -153,9 +189,22 @@ __attribute__((always_inline)) inline auto with_blocks(int32_t storage, F&& f) {
   }
 }
 
+// Calls f with the type of a storage that is codes of floats.
+template <class F>
+__attribute__((always_inline)) inline auto with_float_codes(int32_t storage, F&& f) {
+  switch (storage) {
+    case SB_STORED_NF4: return f(Nf4{});
+    case SB_STORED_FP4: return f(Fp4{});
+    case SB_STORED_MXFP4: return f(Mxfp4{});
+    case SB_STORED_INT8: return f(Int8{});
+    default: return f(E4m3{});
+  }
+}
+
 // Calls f with the type of any storage.
 template <class F>
 __attribute__((always_inline)) inline auto with_storage(int32_t storage, F&& f) {
+  if (is_float_codes(storage)) return with_float_codes(storage, static_cast<F&&>(f));
   switch (storage) {
     case SB_STORED_F32: return f(Float32{});
     case SB_STORED_F16: return f(Float16{});

@@ -1,4 +1,5 @@
-// Packing of weights: panels of 32 columns, from rows of floats, of GGUF's blocks, or of whole numbers.
+// Packing of weights: panels of 32 columns, from rows of floats, of GGUF's blocks, of whole numbers, or of
+// codes of floats.
 //
 // The block types are those of ggml (Q4_0 and its kin: blocks of 32 along a row; the K types: 256,
 // with scales of scales). Codes and scales are kept as they are. The layout is the same for every
@@ -165,6 +166,32 @@ void pack_column(Integers<Bits, Size, IsBfloat>, const uint8_t* row, int64_t k, 
       zeros[column] = block[2] ^ 0x80u;
     else
       zeros[column % half] |= static_cast<uint8_t>(block[2] << column / half * 4);
+  }
+}
+
+// Blocks of a row are a scale and codes in order, as those of whole numbers. A scale of E4M3 is taken
+// times 2^120, which decoding then saves.
+template <Code Code_, int Size, int ScaleBytes>
+void pack_column(FloatCodes<Code_, Size, ScaleBytes>, const uint8_t* row, int64_t k, int column,
+                 uint8_t* panel) {
+  using Q = FloatCodes<Code_, Size, ScaleBytes>;
+  constexpr int group_bytes = kGroup * Q::Bits / 8;
+  uint8_t codes[kGroup];
+  for (int64_t g = 0; g < round_up(k, kGroup) / kGroup; ++g) {
+    const uint8_t* block = row + g / Q::groups * (ScaleBytes + Q::groups * group_bytes);
+    const uint8_t* from = block + ScaleBytes + g % Q::groups * group_bytes;
+    for (int i = 0; i < kGroup; ++i)
+      codes[i] = Q::Bits == 8 ? from[i] : from[i / 2] >> i % 2 * 4 & 15;
+    put_codes<Q>(codes, column, panel + Q::at(g));
+    if (g % Q::groups) continue;
+    uint8_t* scale = panel + Q::scales_at(g) + ScaleBytes * column;
+    std::memcpy(scale, block, ScaleBytes);
+    if constexpr (Code_ == Code::kE4m3) {
+      float x;
+      std::memcpy(&x, scale, sizeof x);
+      x *= 0x1p120f;
+      std::memcpy(scale, &x, sizeof x);
+    }
   }
 }
 

@@ -13,7 +13,11 @@ template <class E>
 static void product_tile(const sb::Phase& phase, const sb::Claim& claim) {
   if (phase.reads_codes) return coded_product_tile(phase, claim, finish<E>);
 #if defined(__AVX512BF16__)
-  if constexpr (E::G == 2) return bfloat_tile(phase, claim);
+  if constexpr (E::G == 2) {
+    if (!sb::is_float_codes(phase.op->storage)) return bfloat_tile<sb::Bfloat16>(phase, claim);
+    return sb::with_float_codes(phase.op->storage,
+                                [&](auto s) SB_LAMBDA { bfloat_tile<decltype(s)>(phase, claim); });
+  }
 #endif
   sb::with_storage(phase.op->storage,
                    [&](auto s) SB_LAMBDA { float_tile<decltype(s)>(phase, claim); });

@@ -1,10 +1,11 @@
 // The values that stored weights stand for, in float32: of a group of 32 along the sum by the columns
 // of a panel, and of single rows.
 //
-// A float is widened. A code times its scale has at most 24 significant bits, and so has the product
-// of two scales: they are exact, and a minimum is added with one rounding, fused or not. So values
-// equal, by bits, those that ggml's and the gguf package's dequantisation give, and (code - zero
-// point) * scale.
+// A float is widened. A whole number times its scale has at most 24 significant bits, and so has the
+// product of two scales: they are exact, and a minimum is added with one rounding, fused or not; what
+// a code of a float stands for is multiplied with its scale with one rounding. So values equal, by
+// bits, those that ggml's and the gguf package's dequantisation give, (code - zero point) * scale, and
+// the products of NumPy in float32.
 #pragma once
 
 #include "isa/bytes.h"
@@ -87,6 +88,65 @@ SB_INLINE void widen(Q, const char* panel, int64_t g, int column, Take&& take) {
   }
 }
 
+// What codes of 4 bits stand for: NF4 (QLoRA: Dettmers et al., 2023), FP4 as bitsandbytes has it, E2M1.
+constexpr float kNf4[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+constexpr float kFp4[16] = {
+    0.0f, 0.005208333333333333f, 0.6666666666666666f, 1.0f,
+    0.3333333333333333f, 0.5f, 0.16666666666666666f, 0.25f,
+    0.0f, -0.005208333333333333f, -0.6666666666666666f, -1.0f,
+    -0.3333333333333333f, -0.5f, -0.16666666666666666f, -0.25f};
+constexpr float kE2m1[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+                             -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+template <sb::Code C>
+constexpr const float* table_of() {
+  return C == sb::Code::kNf4 ? kNf4 : C == sb::Code::kFp4 ? kFp4 : kE2m1;
+}
+
+// What codes stand for; byte `t` of each word is one. Of E4M3 it is times 2^-120, with the exponent of
+// a float32 in place of that of E4M3, so that subnormal ones are subnormal, too.
+template <class Q>
+SB_INLINE V meaning_of(VU four, int t) {
+  if constexpr (Q::code == sb::Code::kE4m3)
+    return from_bits(reinterpret_cast<VU>(reinterpret_cast<VI>(four << (24 - 8 * t)) >> 4) & 0x87f00000u);
+  else if constexpr (Q::code == sb::Code::kInt8)
+    return to_floats(reinterpret_cast<VI>(four << (24 - 8 * t)) >> 24);
+  else
+    return look_up(table_of<Q::code>(), four >> (8 * t));
+}
+
+// Powers of two by their exponents plus 127, of which 255 is NaN.
+SB_INLINE V load_exponents(const char* p) {
+  const VU e = reinterpret_cast<VU>(widen_bytes(p)) & 255u;
+  const V least = from_bits(VU{} + 0x00400000u), none = from_bits(VU{} + 0x7fc00000u);
+  return select(e == 0u, least, select(e == 255u, none, from_bits(e << 23)));
+}
+
+template <class Q>
+SB_INLINE V scales_of(const char* panel, int64_t g, int column) {
+  const char* scales = panel + Q::scales_at(g);
+  if constexpr (Q::HasExponents) return load_exponents(scales + column);
+  return load(reinterpret_cast<const float*>(scales) + column);
+}
+
+template <sb::Code C, int Size, int ScaleBytes, class Take>
+SB_INLINE void widen(sb::FloatCodes<C, Size, ScaleBytes>, const char* panel, int64_t g, int column,
+                     Take&& take) {
+  using Q = sb::FloatCodes<C, Size, ScaleBytes>;
+  const auto* codes = reinterpret_cast<const word*>(panel + Q::at(g)) + column;
+  const V scale = scales_of<Q>(panel, g, column);
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroupWords; ++i) {
+    const VU four = coded_word<Q>(codes, i);
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; ++t) take(4 * i + t, meaning_of<Q>(four, t) * scale);
+  }
+}
+
 template <class Take>
 SB_INLINE void widen(sb::Float16, const char* panel, int64_t g, int column, Take&& take) {
 #pragma GCC unroll 4
@@ -145,6 +205,16 @@ SB_INLINE float value_of(sb::Integers<Bits, Size, IsBfloat>, const char* panel, 
   const int zero = Bits == 8 ? zero_byte ^ 128 : zero_byte >> (column / (kPanel / 2) * 4) & 15;
   const auto x = static_cast<float>(code_of<Q>(panel + Q::at(g), column, i) - zero);
   return x * (IsBfloat ? sb::from_bfloat(scales) : sb::from_half(scales));
+}
+
+template <sb::Code C, int Size, int ScaleBytes>
+SB_INLINE float value_of(sb::FloatCodes<C, Size, ScaleBytes>, const char* panel, int64_t g, int column,
+                         int i) {
+  using Q = sb::FloatCodes<C, Size, ScaleBytes>;
+  const int first = column / W * W;  // of the vector that it is in
+  const auto* codes = reinterpret_cast<const word*>(panel + Q::at(g)) + first;
+  const V values = meaning_of<Q>(coded_word<Q>(codes, i / 4), i % 4) * scales_of<Q>(panel, g, first);
+  return values[column % W];
 }
 
 template <int Size, int Pair>

@@ -25,7 +25,7 @@ bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
   if (op.kind != SB_LINEAR && op.kind != SB_HEAD) return true;
   if (buffers[op.src].row == SB_CODES) return sb::is_blocks(op.storage);
-  return element == SB_F32 || op.storage == SB_STORED_BF16;
+  return element == SB_F32 || op.storage == SB_STORED_BF16 || sb::is_float_codes(op.storage);
 }
 
 sb::Program& program_of(void* program) { return *static_cast<sb::Program*>(program); }

@@ -10,9 +10,10 @@
 extern "C" {
 
 // Of activations and of products that are not of codes: in SB_F32 a weight may have any storage;
-// SB_BF16 takes SB_STORED_BF16 and an instruction set that multiplies it. K and V have an element of
-// their own: attention multiplies bfloat16 where both are SB_BF16, and else computes in float32. Of
-// them alone are whole numbers of 8 bits, with a scale for each token and head, and E4M3.
+// SB_BF16 takes SB_STORED_BF16 and codes of floats, which it rounds to that, and an instruction set that
+// multiplies it. K and V have an element of their own: attention multiplies bfloat16 where both are
+// SB_BF16, and else computes in float32. Of them alone are whole numbers of 8 bits, with a scale for
+// each token and head, and E4M3.
 enum SbElement : int32_t { SB_F32 = 0, SB_BF16 = 1, SB_INT8 = 2, SB_E4M3 = 3 };
 #define SB_NUM_ELEMENTS 4
 
@@ -31,6 +32,12 @@ enum SbStorage : int32_t {
   SB_STORED_BF16 = 30,
   // Whole numbers in groups: this, plus one of each of the parts below.
   SB_STORED_INTEGERS = 0x100,
+  // Codes of floats, which are multiplied as floats.
+  SB_STORED_E4M3 = 0x200,
+  SB_STORED_NF4 = 0x201,
+  SB_STORED_FP4 = 0x202,
+  SB_STORED_MXFP4 = 0x203,
+  SB_STORED_INT8 = 0x204,
 };
 
 // Parts of a storage of whole numbers: bits of a code, type of the scales, columns of a group.

@@ -130,8 +130,17 @@ bool Program::reserve(int64_t num_rows) {
     if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
   }
   for (Memory& scratch : scratch_)
-    if (!scratch.reserve(scratch_bytes(task_rows_, shape_.head_size))) return false;
+    if (!scratch.reserve(scratch_bytes(task_rows_, shape_.head_size, pairs_bytes()))) return false;
   return true;
+}
+
+// Bytes of the largest panel that is widened to bfloat16 as a whole.
+int64_t Program::pairs_bytes() const {
+  int64_t most = 0;
+  for (const SbOp& op : ops_)
+    if (shape_.element == SB_BF16 && is_product(op) && is_float_codes(op.storage))
+      most = std::max(most, Bfloat16::panel_bytes(stride(buffers_[static_cast<size_t>(op.src)])));
+  return most;
 }
 
 // Whether a slot of the group holds the rows of a step, and at least one row of logits.

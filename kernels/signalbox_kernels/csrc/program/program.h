@@ -51,6 +51,7 @@ class Program final : public Pool::Work {
   Stretch after(int32_t phase, int32_t tile, int32_t thread) const;
   Stretch after_phase(int32_t phase, int32_t thread) const;
   void plan_product(Phase& phase) const;
+  int64_t pairs_bytes() const;
   void plan_attention(const SbBatch& batch);
   void plan_adapters(const SbBatch& batch);
   void plan_adapter(Phase& phase) const;

@@ -106,11 +106,13 @@ struct KernelTable {
   void (*rest)();  // called on each thread when it has done its part of a step
 };
 
-// Bytes of scratch that a thread needs, for attention or for a product.
-constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size) {
+// Bytes of scratch that a thread needs, for attention or for a product that widens `pairs_bytes` of a panel.
+constexpr int64_t scratch_bytes(int64_t task_rows, int64_t head_size, int64_t pairs_bytes) {
   const int64_t rows = round_up(task_rows, 16);
   const int64_t scales = 2 * 4 * kKeyChunk;  // of the keys in a chunk
-  return 4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size + scales + kProductScratch;
+  const int64_t attention =
+      4 * rows * (2 * (kKeyChunk + head_size) + 32) + 32 * head_size + scales;
+  return kProductScratch + (attention > pairs_bytes ? attention : pairs_bytes);
 }
 
 }  // namespace sb
