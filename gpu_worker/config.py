@@ -132,7 +132,8 @@ class ModelConfig(NameSettings):
         "auto",
         description="form of the weights. auto is that of the model where it can be multiplied: on"
         " a CPU the blocks of a GGUF file, awq, gptq and the whole numbers of compressed-tensors,"
-        " in 8 bits unless --dtype is float32; on CUDA 4 bits and fp8. Elsewhere it is decoded."
+        " in 8 bits unless --dtype is float32, and in floats fp8, MXFP4 and bitsandbytes; on CUDA"
+        " 4 bits and fp8. Elsewhere it is decoded."
         " gguf, awq, gptq, compressed-tensors and bitsandbytes refuse a model where that is so, and"
         " another form; int8 and int4 are made at load on a CPU, fp8 on CUDA. none multiplies"
         " floats of --dtype",

@@ -1,4 +1,4 @@
-"""Quantised matrices of whole numbers as native programs store them: codes and scales as they are.
+"""Quantised matrices of whole numbers as native programs store them, under scales of 16 bits.
 
 A group of more than 128 columns, or of a whole row, is several of 128 with one scale. Columns that
 an index puts into groups come in the order of their groups. What does not fit, such as scales that
@@ -11,16 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.codes import NUMPY, IntegerCodes
 from gpu_worker.quantised.form import QuantisedForm
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import INTEGERS, StoredMatrix, integer_blocks
-
-
-def keeps_codes(checkpoint: QuantisedCheckpoint) -> bool:
-    """Says whether native programs compute with the codes of at least one form."""
-    return any(form.unpack and integer_block_size(form) for form in checkpoint.forms)
 
 
 def integer_block_size(form: QuantisedForm) -> int | None:

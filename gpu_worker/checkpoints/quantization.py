@@ -4,16 +4,16 @@ A native program computes with blocks of 32: those of a file under "auto", or "i
 which are made at load, weights only: Q8_0 and Q4_1 by ggml's names. The table that ids look up and
 the head keep 8 bits under "int4", as llama.cpp's files do.
 
-The quantised form of a checkpoint is kept where it can be multiplied: whole numbers in groups by
-native programs, 4 bits and FP8 by PyTorch's layers on CUDA devices. Elsewhere "auto" decodes it to
-the model's dtype. PyTorch's layers also hold FP8 made at load.
+The quantised form of a checkpoint is kept where it can be multiplied: whole numbers and codes of
+floats in groups by native programs, 4 bits and FP8 by PyTorch's layers on CUDA devices. Elsewhere
+"auto" decodes it to the model's dtype. PyTorch's layers also hold FP8 made at load.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpu_worker.checkpoints.integer_matrices import keeps_codes
+from gpu_worker.checkpoints.coded_matrices import keeps_codes
 from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
@@ -200,7 +200,7 @@ def describe_form(
         return f"weights: random, {chosen.name if chosen else dtype}{reason}"
     in_float32 = why_not is None and dtype == "float32"  # which computes with every type
     if sizes.quantised_form or (chosen is not None and chosen.form is not None):
-        return _describe_quantised(sizes, dtype, chosen)
+        return _describe_quantised(sizes, dtype, chosen, is_native=why_not is None)
     expanded = "gguf" if in_float32 else dtype
     stored = f"{sizes.block_type} of the file"
     if chosen is not None:
@@ -220,15 +220,18 @@ def describe_form(
     return f"weights: {form}, {_mib(sizes, expanded)}; {other}"
 
 
-def _describe_quantised(sizes: WeightSizes, dtype: str, chosen: Quantization | None) -> str:
+def _describe_quantised(
+    sizes: WeightSizes, dtype: str, chosen: Quantization | None, *, is_native: bool
+) -> str:
     stored = f"{sizes.quantised_form} of the checkpoint"
     expanded = f"{_mib(sizes, dtype)} in {dtype}"
+    rounded = "; activations are not rounded as it means them to be"
+    note = rounded if sizes.rounds_activations and (chosen is None or is_native) else ""
     if chosen is None:
-        rounded = "; activations are not rounded as it means them to be"
-        note = rounded if sizes.rounds_activations else ""
         return f"weights: {stored}, decoded to {dtype}, {_mib(sizes, dtype)}{note}"
     form = stored if chosen.is_stored else f"{chosen.name}, made at load"
-    return f"weights: {form}, {_mib(sizes, chosen.name)}; --quantization none takes {expanded}"
+    takes = f"{form}, {_mib(sizes, chosen.name)}"
+    return f"weights: {takes}{note}; --quantization none takes {expanded}"
 
 
 def _mib(sizes: WeightSizes, form: str) -> str:

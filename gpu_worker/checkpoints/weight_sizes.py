@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from gpu_worker.checkpoints.integer_matrices import keeps_codes
+from gpu_worker.checkpoints.coded_matrices import keeps_codes
 from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors, unreadable
 from gpu_worker.checkpoints.stored_tensor import StoredTensor

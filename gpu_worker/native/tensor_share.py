@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.checkpoints.integer_matrices import integer_block_size
+from gpu_worker.checkpoints.coded_matrices import code_block_size
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ParallelConfig
 from gpu_worker.device.division import divided, first_kv_head, kv_heads_per_rank
@@ -137,6 +137,4 @@ def _module(name: str) -> str:
 def _block_size(tensor: StoredTensor) -> int:
     if tensor.blocks is not None:
         return tensor.blocks.type.block_size
-    if tensor.form is not None and tensor.form.unpack is not None:
-        return integer_block_size(tensor.form) or 1
-    return 1
+    return 1 if tensor.form is None else code_block_size(tensor.form) or 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.batch.stage_layers import StageLayers, all_layers
-from gpu_worker.checkpoints.integer_matrices import stored_integers
+from gpu_worker.checkpoints.coded_matrices import stored_codes
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
@@ -62,7 +62,7 @@ class Weights:
         keeps_blocks = as_stored if form is None else form.keeps_blocks
         if keeps_blocks and tensor.blocks is not None and tensor.blocks.has_whole_blocks(columns):
             return tensor.blocks.rows(rows.start, len(rows)).columns(columns)
-        codes = stored_integers(tensor) if form is not None and form.is_stored else None
+        codes = stored_codes(tensor) if form is not None and form.is_stored else None
         is_kept = codes is not None and codes.has_whole_blocks(columns)
         if codes is not None and is_kept and not (codes.order is not None and name in TABLES):
             return codes.rows(rows.start, len(rows)).columns(columns)

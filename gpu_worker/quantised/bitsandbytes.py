@@ -16,9 +16,11 @@ import numpy as np
 
 from gpu_worker.config import ModelError
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
+from gpu_worker.quantised.codes import FloatCodes
 from gpu_worker.quantised.fields import Described, not_served, refuse_others
 from gpu_worker.quantised.form import BYTES, FLOATS, WEIGHT, QuantisedForm, Read, Shapes, Tensors
 from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_kernels.storage import FLOATS_OF_4_BITS, Storage
 
 NAME = "bitsandbytes"
 _READ = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type")
@@ -72,6 +74,8 @@ def _four_bits(kind: str) -> QuantisedForm:
         decode=lambda tensors: _decode_four_bits(tensors, _state(tensors[end_of_state])),
         bits=4,
         group_size=64,
+        storage=Storage[kind.upper()],
+        float_codes=lambda tensors: _float_codes(tensors, Storage[kind.upper()]),
     )
 
 
@@ -128,6 +132,22 @@ def _decode_four_bits(tensors: Tensors, state: _State) -> AnyArray:
     return values.reshape(state.shape)
 
 
+def _float_codes(tensors: Tensors, storage: Storage) -> FloatCodes | None:
+    """Returns the codes of groups within rows; None if a block ends in another place, or if the
+    codes stand for other values than the storage's."""
+    state = _state(tensors[f"{_STATE}{storage.name.lower()}"])
+    (rows, columns), size = state.shape, storage.block_size
+    if state.block_size % size or columns % size:
+        return None
+    if not np.array_equal(to_float32(tensors[_MAP]), FLOATS_OF_4_BITS[storage]):
+        return None
+    packed = np.ascontiguousarray(tensors[WEIGHT]).view(np.uint8).reshape(rows, columns // 2)
+    largest = np.repeat(_largest(tensors, state), state.block_size // size)
+    scales = largest[: rows * columns // size].reshape(rows, -1)
+    swapped = (packed >> np.uint8(4) | packed << np.uint8(4)).astype(np.uint8)
+    return FloatCodes(swapped, scales, size)
+
+
 def _largest(tensors: Tensors, state: _State) -> AnyArray:
     """Returns the largest magnitude of each block."""
     stored = tensors[_LARGEST]
@@ -149,8 +169,14 @@ def _shape_of_int8(shapes: Shapes, read: Read) -> tuple[int, ...]:
 
 def _decode_int8(tensors: Tensors) -> AnyArray:
     values = to_float32(tensors[WEIGHT])
-    values *= to_float32(tensors["SCB"])[:, None] / np.float32(127)
+    values *= _scales_of_int8(tensors)
     return values
+
+
+def _scales_of_int8(tensors: Tensors) -> AnyArray:
+    """[rows, 1]."""
+    scales: AnyArray = to_float32(tensors["SCB"])[:, None] / np.float32(127)
+    return scales
 
 
 _EIGHT_BITS = QuantisedForm(
@@ -159,4 +185,8 @@ _EIGHT_BITS = QuantisedForm(
     ends={WEIGHT: _INT8, "SCB": FLOATS, "weight_format": BYTES},
     shape=_shape_of_int8,
     decode=_decode_int8,
+    storage=Storage.INT8,
+    float_codes=lambda tensors: FloatCodes(
+        tensors[WEIGHT].view(np.uint8), _scales_of_int8(tensors), None
+    ),
 )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import AnyArray, to_float32
@@ -65,6 +66,18 @@ class IntegerCodes:
     """[num_groups, out_features]."""
     group_index: Any | None
     """[in_features]: the group of each column; None if they are in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatCodes:
+    """A matrix: what codes stand for, times scales of groups of columns."""
+
+    codes: NDArray[np.uint8]
+    """[out_features, in_features], or of 4 bits two in a byte, the first one in its low half."""
+    scales: AnyArray
+    """[out_features, num_groups] float32, or exponents plus 127 as bytes."""
+    group_size: int | None
+    """Columns that share a scale; None if a row does."""
 
 
 def codes_of(words: Any, library: ArrayLibrary, bits: int) -> Any:

@@ -2,7 +2,8 @@
 
 A form knows these tensors and what they mean: `decode` gives the matrix in float32, which is how a
 device without kernels for the form runs it, and the reference for those that have some. `unpack`
-gives its whole numbers, which native programs and kernels take as they are.
+gives its whole numbers, which native programs and kernels take as they are, and `float_codes` its
+codes of floats, which native programs do.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.quantised.codes import ArrayLibrary, IntegerCodes
+from gpu_worker.quantised.codes import ArrayLibrary, FloatCodes, IntegerCodes
 from signalbox_kernels.floats import DTYPES, AnyArray
+from signalbox_kernels.storage import Storage
 
 WEIGHT = "weight"
 
@@ -51,3 +53,7 @@ class QuantisedForm:
     """Columns that share a scale; None if at least a row does."""
     unpack: Callable[[Mapping[str, Any], ArrayLibrary], IntegerCodes] | None = None
     """Returns the codes of a form of whole numbers."""
+    storage: Storage | None = None
+    """Type of the codes of floats; None for a form that has none."""
+    float_codes: Callable[[Tensors], FloatCodes | None] | None = field(default=None, compare=False)
+    """Returns them; None for a matrix whose values are others than those of the storage."""

@@ -1,19 +1,23 @@
 """Matrices in MXFP4 (OCP Microscaling, 1.0): E2M1 in groups of 32 that share a power of two.
 
-Two codes are a byte, the first one in its low bits; a scale is the exponent plus 127.
+Two codes are a byte, the first one in its low bits; a scale is the exponent plus 127, or 255 for
+NaN.
 """
 
 import numpy as np
 
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
+from gpu_worker.quantised.codes import FloatCodes
 from gpu_worker.quantised.fields import Described, refuse_others
 from gpu_worker.quantised.form import BYTES, QuantisedForm, Read, Shapes
 from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.storage import FLOATS_OF_4_BITS, Storage
 
 GROUP = 32
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-VALUES = np.array([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=np.float32)
+VALUES = FLOATS_OF_4_BITS[Storage.MXFP4]
 """Value of each code."""
+_NAN = 255
+"""A scale that is none."""
 _PACKED, _SCALE = "weight_packed", "weight_scale"
 _BLOCKS, _SCALES = "blocks", "scales"
 
@@ -28,6 +32,8 @@ def packed_form(name: str) -> QuantisedForm:
         decode=lambda tensors: decode(tensors[_PACKED], tensors[_SCALE]),
         bits=4,
         group_size=GROUP,
+        storage=Storage.MXFP4,
+        float_codes=lambda tensors: FloatCodes(tensors[_PACKED], tensors[_SCALE], GROUP),
     )
 
 
@@ -79,4 +85,5 @@ def decode(packed: AnyArray, scales: AnyArray) -> AnyArray:
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, GROUP)
     exponents = scales.astype(np.int32)[..., None] - 127
     values: AnyArray = np.ldexp(VALUES[codes], exponents).astype(np.float32)
+    values[scales == _NAN] = np.nan
     return values.reshape(len(packed), -1)

@@ -10,9 +10,10 @@ from functools import cache, partial
 
 import numpy as np
 
-from gpu_worker.quantised.codes import ArrayLibrary, IntegerCodes
-from gpu_worker.quantised.form import FLOATS, INDICES, WEIGHT, QuantisedForm, Read, Shapes
+from gpu_worker.quantised.codes import ArrayLibrary, FloatCodes, IntegerCodes
+from gpu_worker.quantised.form import FLOATS, INDICES, WEIGHT, QuantisedForm, Read, Shapes, Tensors
 from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, to_float32
+from signalbox_kernels.storage import Storage
 
 BLOCK = 128
 """Rows and columns of a block with a scale of its own, in DeepSeek's form."""
@@ -49,6 +50,8 @@ def scaled_form(name: str, block: Block, *, scale: str = SCALE) -> QuantisedForm
         decode=partial(decode, block=block, scale=scale),
         group_size=block[1] or None,
         unpack=partial(_unpack, scale=scale) if is_by_groups else None,
+        storage=Storage.E4M3 if name == "fp8" else Storage.INT8,
+        float_codes=partial(_float_codes, block=block, scale=scale),
     )
 
 
@@ -71,6 +74,20 @@ def _unpack(tensors: Mapping[str, AnyArray], library: ArrayLibrary, *, scale: st
         points = _of_rows(to_float32(tensors[ZERO_POINT]), len(codes))
         zeros = (points + _MIDDLE).astype(np.uint8)
     return IntegerCodes(codes, zeros, scales, None)
+
+
+def _float_codes(tensors: Tensors, *, block: Block, scale: str) -> FloatCodes | None:
+    """Returns the codes as they are; None if zero points are subtracted from them."""
+    if ZERO_POINT in tensors and to_float32(tensors[ZERO_POINT]).any():
+        return None
+    codes = np.ascontiguousarray(tensors[WEIGHT]).view(np.uint8)
+    scales, (row_step, column_step) = to_float32(tensors[scale]), block
+    if column_step:
+        of_blocks = scales.reshape(-(-len(codes) // row_step), -1)
+        scales = np.repeat(of_blocks, min(row_step, len(codes)), axis=0)[: len(codes)]
+    else:
+        scales = np.broadcast_to(scales.reshape(-1, 1), (len(codes), 1))
+    return FloatCodes(codes, scales, column_step or None)
 
 
 def _of_rows(values: AnyArray, num_rows: int) -> AnyArray:

@@ -100,7 +100,7 @@ def exact_activations() -> Iterator[None]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
-def test_a_cpu_decodes_the_weights(
+def test_a_cpu_holds_the_codes_natively_and_decodes_them_in_pytorch(
     form: str, cpu_backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference = save_quantised(tmp_path, "llama2", *FORMS[form])
@@ -109,7 +109,11 @@ def test_a_cpu_decodes_the_weights(
     save_file(tensors, tmp_path / "model.safetensors")
     with caplog.at_level(logging.INFO):
         runner = make_runner(tmp_path, cpu_backend=cpu_backend)
-    assert "weights: fp8 of the checkpoint, decoded to float32, " in caplog.text
+    assert "weights: fp8 of the checkpoint, " in caplog.text
+    is_native = "steps run natively" in caplog.text
+    assert ("decoded to float32" in caplog.text) != is_native
+    assert (" of E4M3, " in caplog.text) == is_native
+    assert "; activations are not rounded as it means them to be" in caplog.text
     assert_greedy(runner, reference, PROMPTS)
 
 

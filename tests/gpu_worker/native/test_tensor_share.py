@@ -54,7 +54,10 @@ def blocks(weights: Weights, name: str) -> AnyArray:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("kind", [Storage.F32, Storage.Q8_0, Storage.Q4_K, Storage.INT4_G128])
+@pytest.mark.parametrize(
+    "kind",
+    [Storage.F32, Storage.Q8_0, Storage.Q4_K, Storage.INT4_G128, Storage.E4M3, Storage.MXFP4],
+)
 def test_ranks_have_the_blocks_of_the_model_and_no_others(kind: Storage, size: int) -> None:
     config = make_wide()
     tensors = make_stored(config)

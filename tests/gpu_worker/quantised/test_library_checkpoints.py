@@ -23,10 +23,18 @@ from tests.rounding import LOGITS, UNIT_ROUNDOFF
 CHECKPOINTS = Path(__file__).with_name("checkpoints")
 NAMES = sorted(folder.name for folder in CHECKPOINTS.iterdir())
 PROMPT = [3, 17, 41, 8, 22, 30, 5, 12, 46, 1, 9, 33]
-NATIVE = ("awq", "gptq", "ct_w4a16", "ct_w8a", "ct_mixed")
-"""How the names begin of checkpoints whose codes native programs multiply."""
-
-ROUNDED = ("ct_fp8", "fp8", "bnb_int8")
+INTEGERS = ("awq", "gptq", "ct_w4a16", "ct_w8a", "ct_mixed")
+"""How the names begin of checkpoints whose codes native programs multiply as whole numbers."""
+TYPES = {
+    "ct_fp8": "E4M3",
+    "fp8": "E4M3",
+    "ct_mxfp4": "MXFP4",
+    "bnb_nf4": "NF4",
+    "bnb_fp4": "FP4",
+    "bnb_int8": "INT8",
+}
+"""Types that native programs hold others in, by how the names begin."""
+ROUNDED = ("ct_fp8", "fp8", "bnb_int8", "ct_w8a8")
 """How the names begin of checkpoints that mean activations in 8 bits, too."""
 
 
@@ -61,7 +69,10 @@ def test_logits_in_float32_are_those_of_the_library(
     skip_without_native_kernels()
     with caplog.at_level(logging.INFO):
         runner = serve(name, tmp_path, dtype="float32")
-    assert ("decoded to float32" in caplog.text) != name.startswith(NATIVE)
+    assert "decoded to float32" not in caplog.text
+    kinds = [kind for begin, kind in TYPES.items() if name.startswith(begin)]
+    assert kinds or name.startswith(INTEGERS)
+    assert all(f" of {kind}" in caplog.text for kind in kinds)
     assert ("activations are not rounded" in caplog.text) == name.startswith(ROUNDED)
     logits = torch.tensor(expected(name)["logits"])
     of_next = logits.log_softmax(dim=-1)[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])
@@ -69,7 +80,7 @@ def test_logits_in_float32_are_those_of_the_library(
     torch.testing.assert_close(found, of_next[:, 0], rtol=0, atol=LOGITS)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(NATIVE)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(INTEGERS)])
 def test_activations_in_8_bits_are_close(name: str, tmp_path: Path) -> None:
     skip_without_native_kernels()
     exact = log_probabilities(serve(name, tmp_path, dtype="float32"), PROMPT)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.checkpoints.integer_matrices import stored_integers
+from gpu_worker.checkpoints.coded_matrices import stored_codes
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.loading.model_source import open_model, weight_sizes
 from gpu_worker.native.weights import Weights
@@ -109,7 +109,7 @@ def test_packed_matrices_take_the_bytes_of_the_file(form: str, tmp_path: Path) -
     arena, num_stored = Arena(), 0
     for tensor in open_model(config, lambda _: None).stored().values():
         if tensor.form is not None:
-            matrix = stored_integers(tensor)
+            matrix = stored_codes(tensor)
             assert matrix is not None
             arena.pack(matrix)
             num_stored += sum(part.read().nbytes for part in tensor.parts.values())
