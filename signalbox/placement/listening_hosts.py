@@ -26,8 +26,8 @@ def fault_of(settings: WorkerSettings, node: RankNode, *, is_here: bool) -> str:
             if is_here
             else (
                 f"rank 0 is on {node.host}, from where {settings.scheduler} is no scheduler's"
-                " address; let the scheduler listen on one that nodes reach (--scheduler-host of serve,"
-                " --host and --scheduler of services that are started one by one)"
+                " address; let the scheduler listen on one that nodes reach (--scheduler-host of"
+                " serve, --host and --scheduler of services that are started one by one)"
             )
         )
     listens_here = "host" in settings.model_fields_set and is_loopback(settings.host)
