@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import grpc
+
 from protos.scheduler.v1 import scheduler_pb2, stats_pb2
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Refused, Unreachable
@@ -86,7 +88,8 @@ class WorkerScaler:
 
         async def say(request: scheduler_pb2.LaunchWorkersRequest) -> None:
             async with writing:  # a call takes one message at a time
-                await call.write(request)
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(request)  # who reads the answers learns why it has ended
 
         await say(scheduler_pb2.LaunchWorkersRequest(state=self.state()))
         telling = asyncio.create_task(self._tell(say, client))

@@ -13,7 +13,7 @@ from signalbox.client.service_client import Refused
 from signalbox.settings.worker_range import WorkerRange
 from signalbox.stack.autoscaling import CALM_S
 from signalbox.stack.worker_scaler import WorkerScaler, least_to_move
-from tests.integration.stack import RunningScheduler, running_scheduler
+from tests.integration.stack import RunningScheduler, restarted, running_scheduler
 from tests.signalbox.stack.fake_workers import FakeLauncher
 from tests.waiting import EVENT_S, eventually, run_ready_tasks
 
@@ -181,6 +181,42 @@ async def test_an_operator_scales_through_the_scheduler() -> None:
         assert [(one.name, one.reason) for one in pending] == [("worker 2", "Ray has no room")]
         assert (await client.scale(1, 1)).num_wanted == 1
         await eventually(lambda: len(launcher.running) == 1)
+    await launcher.stop()
+
+
+async def test_an_operator_scales_after_the_scheduler_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher = FakeLauncher()
+    await launcher.grown(1)
+    num_tries = 0
+
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        SchedulerClient(scheduler.address) as own,
+    ):
+        await scheduler.kill()
+        launch = own.stub.LaunchWorkers
+
+        def counted() -> object:
+            nonlocal num_tries
+            num_tries += 1
+            return launch()
+
+        monkeypatch.setattr(own.stub, "LaunchWorkers", counted)
+        task = asyncio.create_task(make_scaler(launcher, 1, 1).run(own))
+        await eventually(lambda: num_tries == 2 or task.done())
+        assert not task.done()
+        async with (
+            restarted(scheduler) as another,
+            SchedulerClient(another.address) as client,
+        ):
+            await client.stub.GetStats(stats_pb2.GetStatsRequest(), wait_for_ready=True)
+            await until(client, lambda stats: stats.HasField("launcher"))
+            assert (await client.scale(2, 2)).num_wanted == 2
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     await launcher.stop()
 
 
