@@ -64,9 +64,10 @@ class StartupDisplay:
             return
         self._leave_line(name)
         self._shown[name] = shown = _Shown(progress, since=now, logged_at=now)
-        if not self._is_live:
+        if self._is_live:
+            self.refresh()
+        else:
             logger.info("%s", _named(name, str(progress)))
-        self.refresh()
 
     def refresh(self) -> None:
         """Draws the live line, or logs phases that take long."""
@@ -91,11 +92,12 @@ class StartupDisplay:
             self.close()
 
     def close(self) -> None:
-        """Leaves the line of each unfinished phase."""
+        """Leaves the line of each unfinished phase; phases that begin later are log lines."""
         for name in list(self._shown):
             self._leave_line(name)
         if self._is_live:
             self._write(_ERASE)
+            self._is_live = False
 
     async def _refresh_for_ever(self) -> None:
         while True:

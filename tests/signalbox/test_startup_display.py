@@ -70,6 +70,22 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize("is_live", [True, False])
+def test_workers_that_start_later_are_logged_and_those_before_them_not_again(
+    caplog: pytest.LogCaptureFixture, *, is_live: bool
+) -> None:
+    caplog.set_level("INFO")
+    stream, clock = io.StringIO(), Clock()
+    display = StartupDisplay(stream, is_live=is_live, clock=clock)
+    display.close()
+    drawn = stream.getvalue()
+    display.report("worker 1", StartupProgress(StartupPhase.PROFILE))
+    clock.now = 8 * REMIND_S
+    display.report("worker 2", StartupProgress(StartupPhase.LOAD))
+    assert caplog.messages == ["worker 1: profiling the model", "worker 2: loading the weights"]
+    assert stream.getvalue() == drawn
+
+
 def test_a_process_of_the_users_own_shows_its_phases_and_clears_the_live_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
