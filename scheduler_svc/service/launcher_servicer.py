@@ -42,7 +42,8 @@ class LauncherLink:
             reader.cancel()
             self._orders = self.state = None
             for answer in self._answers.values():
-                answer.set_exception(Unavailable("the launcher has ended", RETRY_AFTER_S))
+                if not answer.done():  # the operator may have left just now
+                    answer.set_exception(Unavailable("the launcher has ended", RETRY_AFTER_S))
             self._answers.clear()
 
     async def scale(self, request: pb.ScaleWorkersRequest) -> pb.ScaleWorkersResponse:
