@@ -40,6 +40,15 @@ class StageTimings(NamedTuple):
     def minus(self, other: "StageTimings") -> "StageTimings":
         return StageTimings(*map(sub, self, other))
 
+    def phases_ns(self) -> dict[str, int]:
+        """Returns where the stage's time went, by the name that metrics have for it."""
+        return {
+            "queue": self.queue_ns,
+            "wait": self.wait_ns,
+            "compute": self.forward_ns - self.collective_ns,
+            "collective": self.collective_ns,
+        }
+
 
 Stages = tuple[StageTimings, ...]
 """Times by stage; empty for a worker of one rank."""

@@ -96,12 +96,7 @@ def read(
 def _add_stages(stages: Stages, families: Families, name: dict[str, str]) -> None:
     for number, stage in enumerate(stages):
         of_stage = {**name, "stage": str(number)}
-        for phase, total_ns in (
-            ("queue", stage.queue_ns),
-            ("wait", stage.wait_ns),
-            ("compute", stage.forward_ns - stage.collective_ns),
-            ("collective", stage.collective_ns),
-        ):
+        for phase, total_ns in stage.phases_ns().items():
             families.counter(
                 "worker_stage_phase_seconds",
                 "Where the time of steps went in each pipeline stage, on its first rank.",

@@ -75,12 +75,7 @@ class RankStatus:
 
 def read_times(times: StageTimings, families: Families, *, rank: int, stage: int) -> None:
     """Adds the times of a rank as they are now."""
-    for phase, total_ns in (
-        ("queue", times.queue_ns),
-        ("wait", times.wait_ns),
-        ("compute", times.forward_ns - times.collective_ns),
-        ("collective", times.collective_ns),
-    ):
+    for phase, total_ns in times.phases_ns().items():
         families.counter(
             "worker_rank_phase_seconds",
             "Where the time of steps went on a rank but the first.",

@@ -12,7 +12,7 @@ from signalbox.trace.timeline_drawing import num_bytes, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
+class StageRank:
     """One rank of a stage."""
 
     rank: int
@@ -29,7 +29,7 @@ class StageLoad:
     stage: int
     first_layer: int
     num_layers: int
-    ranks: list[RankPlace]
+    ranks: list[StageRank]
     busy: float | None
     """Share of the forward passes; the rest are bubbles."""
     waiting: float | None
@@ -83,7 +83,7 @@ def _load(
         first_layer=ranks[0].first_layer,
         num_layers=ranks[0].num_layers,
         ranks=[
-            RankPlace(
+            StageRank(
                 rank=one.rank,
                 tensor_parallel_rank=one.tensor_parallel_rank,
                 host=one.host,
@@ -114,7 +114,7 @@ def stage_table(stages: Sequence[StageLoad]) -> Table:
     return table
 
 
-def _ranks(ranks: Sequence[RankPlace]) -> str:
+def _ranks(ranks: Sequence[StageRank]) -> str:
     """Returns the ranks in the order of the tensor-parallel group, by host."""
     by_host: dict[str, list[str]] = {}
     for one in ranks:
@@ -122,7 +122,7 @@ def _ranks(ranks: Sequence[RankPlace]) -> str:
     return "; ".join(f"{', '.join(found)} {host}".strip() for host, found in by_host.items())
 
 
-def _host(rank: RankPlace) -> str:
+def _host(rank: StageRank) -> str:
     address = rank.address.rpartition(":")[0]
     return f"{rank.host} ({address})" if address and address != rank.host else rank.host
 

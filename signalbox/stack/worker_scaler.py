@@ -89,7 +89,7 @@ class WorkerScaler:
         async def say(request: scheduler_pb2.LaunchWorkersRequest) -> None:
             async with writing:  # a call takes one message at a time
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await call.write(request)  # who reads the answers learns why it has ended
+                    await call.write(request)  # the loop over the answers raises why it has ended
 
         await say(scheduler_pb2.LaunchWorkersRequest(state=self.state()))
         telling = asyncio.create_task(self._tell(say, client))
