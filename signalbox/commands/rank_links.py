@@ -28,7 +28,6 @@ _FLAGS = {
     "tls_client_ca": ("FILE", "PEM file: certificate authority of ranks that call this one"),
     "allow_peer_names": ("ROLE=NAME,...", "names in the certificates of ranks, as for a worker"),
 }
-_RANK_PORT = 50100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +94,7 @@ def run(options: dict[str, Any]) -> None:
 
 def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
     from gpu_worker.ranks.rank_network import RankNetwork
+    from gpu_worker.worker_settings import PlacementSettings
 
     tls = TlsConfig(
         cert=options["tls_cert"],
@@ -104,7 +104,7 @@ def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
         peer_names=PeerNames.parse(options["allow_peer_names"] or ""),
         insecure=options["insecure"],
     )
-    port = options["rank_port"] or _RANK_PORT
+    port = options["rank_port"] or PlacementSettings.model_fields["rank_port"].default
     return RankNetwork.of(place, host=options["rank_host"], port=port, tls=tls)
 
 
