@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
@@ -24,6 +25,54 @@ _NAME = re.compile(
     r"(?:(?:attn\.|qkv_proj\.|[qkv]_proj\.)?(?P<sides>q|k|v|kv|prob)_scale"
     r"|(?P<side>[qkv])_proj\.output_scale|prob_output_scale)$"
 )
+
+
+_FP8 = {
+    "type": "float",
+    "num_bits": 8,
+    "symmetric": True,
+    "strategy": "tensor",
+    "dynamic": False,
+}
+"""Fields of a `kv_cache_scheme` of codes in E4M3 with one static scale."""
+_DEFAULTS = _FP8 | {"type": "int"}
+"""What compressed-tensors takes for a field that is left out."""
+_STATIC = "static"
+"""The same scheme in AutoFP8's words."""
+
+
+def check_kv_scheme(config: Mapping[str, Any], kv_dtype: str) -> None:
+    """Checks that the scales of a checkpoint are of the codes that `kv_dtype` stores.
+
+    Raises ModelError for "fp8" if `kv_cache_scheme` in config.json means other codes, or other
+    scales than a static one each for K and V of a layer. With other types no scale is read, and a
+    line says so.
+    """
+    described = config.get("quantization_config")
+    scheme = described.get("kv_cache_scheme") if isinstance(described, Mapping) else None
+    if not scheme:
+        return
+    wrong = _unlike_fp8(scheme)
+    if kv_dtype != "fp8":
+        remedy = "" if wrong else "; 'fp8' uses them"
+        meant = wrong or "floats of 8 bits and static scales by tensor"
+        logger.info("kv_cache_dtype %r ignores kv_cache_scheme: %s%s", kv_dtype, meant, remedy)
+    elif wrong:
+        raise ModelError(
+            f"kv_cache_dtype is 'fp8', which takes floats of 8 bits and static scales by tensor, "
+            f"but the checkpoint's kv_cache_scheme has {wrong}; use 'int8', which takes no scales "
+            "of a checkpoint, or 'auto'"
+        )
+
+
+def _unlike_fp8(scheme: Any) -> str:
+    """Returns the fields of a scheme that differ from those of E4M3, such as "type 'int'"."""
+    if scheme == _STATIC:
+        return ""
+    if not isinstance(scheme, Mapping):
+        return repr(scheme)[:40]
+    found = _DEFAULTS | {name: value for name, value in scheme.items() if value is not None}
+    return ", ".join(f"{k} {found[k]!r:.40}" for k, served in _FP8.items() if found[k] != served)
 
 
 def is_attention_scale(name: str) -> bool:

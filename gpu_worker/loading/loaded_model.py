@@ -13,7 +13,7 @@ from contract.startup import ReportProgress
 from gpu_worker.attention import AttentionBackend, AttentionShape, choose_attention_backend
 from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.checkpoints.kv_scales import read_kv_scales
+from gpu_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
 from gpu_worker.checkpoints.quantization import (
     Quantization,
     choose_quantization,
@@ -110,6 +110,7 @@ def load_model(
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
     kv_dtype, stage = cache_config.kv_cache_dtype, group.stage(config.num_layers)
     _check_kv_dtype(kv_dtype, info.dtype, why_not_natively, device)
+    check_kv_scheme(source.config, kv_dtype)
     shape = _attention_shape(config, cache_config.block_size or AUTO_BLOCK_SIZE, placement, group)
     if kv_dtype == _FP8:
         scales = _fp8_scales(source, config.num_layers)

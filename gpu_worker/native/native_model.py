@@ -9,7 +9,7 @@ from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.checkpoints.kv_scales import read_kv_scales
+from gpu_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import (
@@ -75,6 +75,7 @@ def load_natively(
     config = opened.config
     assert isinstance(config, DecoderConfig), "of a family that is Llama's"
     stored, kv_dtype = _stored(opened.source, config, progress), cache_config.kv_cache_dtype
+    check_kv_scheme(opened.source.config, kv_dtype)
     kv_scales = read_kv_scales(stored, config.num_layers) if kv_dtype == "fp8" else None
     share = tensor_share(config, parallel, stored)
     weights = Weights(

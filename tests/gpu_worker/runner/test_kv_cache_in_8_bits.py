@@ -1,6 +1,7 @@
 """A tiny model with K and V in 8 bits: tokens, logits, moves of blocks, scales, announcements."""
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -361,3 +362,71 @@ def test_preempted_requests_and_prefix_hits_give_the_same_tokens(
     assert scarce.scheduler.preemption.num_preemptions > 0
     assert tokens == undisturbed
     assert tokens[:4] == tokens[4:]  # the second time, with hits
+
+
+FP8_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
+
+
+def with_scheme(path: Path, folder: Path, scheme: object) -> Path:
+    """Copies a checkpoint of floats whose K and V are meant in codes of `scheme`."""
+    with_scales(path, folder, {"model.layers.0.self_attn.k_scale": 0.5})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "kv_cache_scheme": scheme}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("differing", "named"),
+    [
+        ({"type": "int"}, "type 'int'"),
+        ({"type": None}, "type 'int'"),
+        ({"num_bits": 4}, "num_bits 4"),
+        ({"strategy": "attn_head"}, "strategy 'attn_head'"),
+        ({"symmetric": False}, "symmetric False"),
+        ({"dynamic": True}, "dynamic True"),
+        ({"dynamic": "local", "type": "int"}, "type 'int', dynamic 'local'"),
+    ],
+)
+@on_both_backends
+def test_scales_of_other_codes_are_refused(
+    cpu_backend: str, differing: dict[str, object], named: str, native_tiny: Path, tmp_path: Path
+) -> None:
+    path = with_scheme(native_tiny, tmp_path, FP8_SCHEME | differing)
+    with pytest.raises(ModelError, match=f"kv_cache_scheme has {named}; use 'int8'"):
+        make_fp8_runner(path, cpu_backend=cpu_backend)
+
+
+@on_both_backends
+@pytest.mark.parametrize("scheme", [FP8_SCHEME, "static", None])
+def test_static_scales_of_8_bit_floats_are_read(
+    cpu_backend: str, scheme: object, native_tiny: Path, tmp_path: Path, caplog: Any
+) -> None:
+    make_fp8_runner(with_scheme(native_tiny, tmp_path, scheme), cpu_backend=cpu_backend)
+    assert "the checkpoint has 1 of the 6 scales of K and V" in caplog.text
+
+
+@on_both_backends
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize(
+    ("scheme", "line"),
+    [
+        (FP8_SCHEME | {"type": "int"}, "ignores kv_cache_scheme: type 'int'"),
+        (FP8_SCHEME, "static scales by tensor; 'fp8' uses them"),
+    ],
+)
+def test_a_line_says_that_a_scheme_is_ignored(
+    *,
+    cpu_backend: str,
+    kv_dtype: str,
+    scheme: object,
+    line: str,
+    native_tiny: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        make_torch_runner(
+            with_scheme(native_tiny, tmp_path, scheme), kv_dtype, cpu_backend=cpu_backend
+        )
+    assert [message for message in caplog.messages if message.endswith(line)]
