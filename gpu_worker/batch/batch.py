@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from contract.logprobs import TokenLogprobs
 from contract.step_result import Stages
-from gpu_worker.batch.arrays import Int32Array, Int64Array
+from gpu_worker.batch.arrays import FloatArray, Int32Array, Int64Array
+from gpu_worker.batch.pooling_rows import PoolingRows
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows, WantedLogits
 
 NO_ADAPTER = -1
@@ -50,6 +51,10 @@ class Batch:
     """[T], slot of each token's adapter, or NO_ADAPTER; None if no token has one."""
     wanted: WantedLogits | None = None
     """What the rank that draws reads, on another one; None elsewhere, as the rows say it."""
+    token_types: Int32Array | None = None
+    """[T], segment of each token for models that tell segments apart; None if all are in 0."""
+    pooling: PoolingRows | None = None
+    """What becomes of the sequences on a worker that pools; None on one that generates."""
 
     @property
     def most_queries(self) -> int:
@@ -86,6 +91,8 @@ class BatchOutput:
     """One for each of the batch's prompt rows."""
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], of a pipeline stage that is not the last, and has nothing else."""
+    pooled: dict[int, FloatArray] = field(default_factory=dict)
+    """Vectors [num_outputs] of the sequences that end, by their index in the batch."""
     forward_ns: int = 0
     """Of a worker with pipeline stages the sum of theirs."""
     sample_ns: int = 0
