@@ -195,6 +195,7 @@ class TritonAttention:
                 head_size=shape.head_size,
                 dtype=shape.dtype,
                 sliding_window=window,
+                has_token_scales=shape.has_int8_cache,
             )
             for window in dict.fromkeys(shape.sliding_windows)
         }

@@ -44,6 +44,7 @@ def paged_attention(
         head_size=query.shape[2],
         dtype=query.dtype,
         sliding_window=sliding_window,
+        has_token_scales=token_scales is not None,
         tile=tile,
         sharing=sharing,
     )
@@ -73,6 +74,7 @@ def plan_attention(
     head_size: int,
     dtype: torch.dtype,
     sliding_window: int | None = None,
+    has_token_scales: bool = False,
     tile: Tile | None = None,
     sharing: Sharing | None = None,
 ) -> Work:
@@ -116,6 +118,7 @@ def plan_attention(
         num_bytes=dtype.itemsize,
         padded_size=padded_size,
         is_prefill=is_prefill,
+        has_token_scales=has_token_scales,
         capability=_capability(context_lens.device),
     )
     return plan_work(

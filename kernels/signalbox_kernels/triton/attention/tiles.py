@@ -24,9 +24,18 @@ class Tile(NamedTuple):
 
 
 def choose_tile(
-    *, num_bytes: int, padded_size: int, is_prefill: bool, capability: tuple[int, int]
+    *,
+    num_bytes: int,
+    padded_size: int,
+    is_prefill: bool,
+    has_token_scales: bool,
+    capability: tuple[int, int],
 ) -> Tile:
-    """Returns the tile for elements of `num_bytes` and heads of `padded_size` elements."""
+    """Returns the tile for elements of `num_bytes` and heads of `padded_size` elements.
+
+    Args:
+        has_token_scales: True if K and V have scales of tokens and heads, which take registers.
+    """
     if num_bytes == 4:
         return _float32_tile(padded_size, is_prefill=is_prefill)
     if not is_prefill:
@@ -34,7 +43,9 @@ def choose_tile(
     if padded_size > 128:
         return Tile(32, 32, num_warps=4, num_stages=3)
     if capability[0] in (9, 10):  # two warpgroups, and matrix instructions of 64 or 128 rows
-        return Tile(128, 64, num_warps=8, num_stages=5)
+        return Tile(128, 32 if has_token_scales else 64, num_warps=8, num_stages=5)
+    if has_token_scales:
+        return Tile(64, 32, num_warps=8, num_stages=3)
     if padded_size > 64:  # with 64 rows ptxas spills, to run twice as many warps
         return Tile(128, 32, num_warps=8, num_stages=3)
     return Tile(64, 64, num_warps=8, num_stages=3)
