@@ -34,8 +34,10 @@ def pack_int64(values: _Values) -> bytes:
     return _pack(values, _INT64)
 
 
-def pack_float32(values: Iterable[float]) -> bytes:
-    return np.array(list(values), dtype=_FLOAT32).tobytes()
+def pack_float32(values: Iterable[float] | NDArray[np.float32]) -> bytes:
+    if not isinstance(values, np.ndarray):
+        values = np.array(list(values))
+    return values.astype(_FLOAT32, copy=False).tobytes()
 
 
 def unpack_int32(data: bytes, field: str = "column") -> NDArray[np.int32]:

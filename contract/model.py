@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, dataclass, field, fields
 
-from contract import sampling_defaults
+from contract import pooling, sampling_defaults
+from contract.pooling import PoolingModel
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from protos.common.v1 import common_pb2 as pb
 
@@ -62,6 +63,8 @@ class ModelInfo:
     """Workers of one model may differ in it; None if the worker does not say."""
     adapters: tuple[Adapter, ...] = field(default=(), compare=False)
     """LoRA adapters that are loaded, by name."""
+    pooling: PoolingModel | None = None
+    """None of a model that generates."""
 
     @property
     def offered(self) -> tuple[Adapter, ...]:
@@ -175,6 +178,7 @@ def encode_model(model: ModelInfo) -> pb.ModelInfo:
         fingerprint=model.fingerprint,
         arithmetic=_encode_arithmetic(model.arithmetic),
         adapters=map(encode_adapter, model.adapters),
+        pooling=None if model.pooling is None else pooling.encode_model(model.pooling),
     )
 
 
@@ -193,6 +197,7 @@ def decode_model(message: pb.ModelInfo) -> ModelInfo:
         if message.HasField("arithmetic")
         else None,
         adapters=tuple(map(decode_adapter, message.adapters)),
+        pooling=pooling.decode_model(message.pooling) if message.HasField("pooling") else None,
     )
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contract import sampling_params
+from contract import pooling, sampling_params
 from contract.columns import int32_list, pack_int32
 from contract.errors import InvalidArgument
+from contract.pooling import PoolingParams
 from contract.sampling_params import SamplingParams
 from contract.updates import FinishReason
 from protos.common.v1 import common_pb2
@@ -67,6 +68,8 @@ class Request:
     delivered: tuple[DeliveredSequence, ...] = ()
     """Received output by index; empty if there is none."""
     num_delivered_prompt_logprobs: int = 0
+    pooling: PoolingParams | None = None
+    """How the prompt is pooled; None continues it."""
 
 
 def encode(request: Request) -> pb.Request:
@@ -92,6 +95,8 @@ def encode(request: Request) -> pb.Request:
         age_ns=request.age_ns,
         num_delivered_prompt_logprobs=request.num_delivered_prompt_logprobs,
     )
+    if request.pooling is not None:
+        message.pooling.CopyFrom(pooling.encode(request.pooling))
     if (search := request.beam_search) is not None:
         message.beam_search.width = search.width
         message.beam_search.length_penalty = search.length_penalty
@@ -134,6 +139,7 @@ def decode(message: pb.Request) -> Request:
         age_ns=min(message.age_ns, MAX_AGE_S * 10**9),
         delivered=tuple(_decode_delivered(sequence) for sequence in message.delivered),
         num_delivered_prompt_logprobs=message.num_delivered_prompt_logprobs,
+        pooling=pooling.decode(message.pooling) if message.HasField("pooling") else None,
     )
 
 

@@ -30,6 +30,7 @@ from contract.sections.block_moves import (
     encode_block_moves,
 )
 from contract.sections.forks import Fork, decode_forks, encode_forks
+from contract.sections.pooling import Pooling, decode_pooling, encode_pooling
 from protos.worker.v1 import worker_pb2 as pb
 
 _MAX_SEQ_ID = (1 << 63) - 1
@@ -80,6 +81,8 @@ class Step:
     tracestate: str = ""
     forks: Sequence[Fork] = ()
     block_moves: BlockMoves = NO_MOVES
+    pooling: Pooling | None = None
+    """How the new sequences are pooled; None of a worker that generates."""
 
     @property
     def changes_sequences(self) -> bool:
@@ -117,6 +120,8 @@ def encode_step(step: Step) -> pb.ExecuteModelRequest:
         message.forks.CopyFrom(encode_forks(step.forks))
     if step.block_moves is not NO_MOVES:
         message.block_moves.CopyFrom(encode_block_moves(step.block_moves))
+    if step.pooling is not None:
+        message.pooling.CopyFrom(encode_pooling(step.pooling))
     return message
 
 
@@ -142,6 +147,7 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
         block_moves=decode_block_moves(message.block_moves)
         if message.HasField("block_moves")
         else NO_MOVES,
+        pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
     )
 
 

@@ -16,6 +16,8 @@ from contract.columns import (
 )
 from contract.errors import Code
 from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.pooling import Vector
+from contract.sections.pooling import decode_pooled, encode_pooled
 from contract.updates import RequestFailure
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2 as pb
@@ -98,6 +100,8 @@ class StepResult:
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     failures: Mapping[int, RequestFailure] = field(default_factory=dict)
     """Failures by sequence id. Such a sequence has no run; the others are unharmed."""
+    pooled: Mapping[int, Vector] = field(default_factory=dict)
+    """Vectors by sequence id, of a worker that pools."""
     timings: StepTimings = _NO_TIMINGS
     max_num_batched_tokens: int | None = None
     """Maximum of the next steps, if memory suffices for fewer than the worker announced."""
@@ -146,6 +150,8 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
         message.logprobs.extend([logprobs.encode(one, row=row) for row, one in rows])
     if result.prompt_logprobs:
         message.prompt_logprobs.extend(map(_encode_prompt, result.prompt_logprobs))
+    if result.pooled:
+        message.pooled.CopyFrom(encode_pooled(result.pooled))
     for seq_id, failure in result.failures.items():
         message.errors.add(seq_id=seq_id, code=failure.code, message=failure.message)
     return message
@@ -186,6 +192,8 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
         result.logprobs = {entry.row: logprobs.decode(entry) for entry in entries}
     if runs := message.prompt_logprobs:
         result.prompt_logprobs = tuple(_decode_prompt(run) for run in runs)
+    if message.HasField("pooled"):
+        result.pooled = decode_pooled(message.pooled)
     if errors := message.errors:
         result.failures = {error.seq_id: _decode_failure(error) for error in errors}
     return result

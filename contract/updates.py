@@ -11,11 +11,14 @@ from contract.columns import (
     check_lowest,
     int32_list,
     int64_list,
+    pack_float32,
     pack_int32,
     pack_int64,
+    unpack_float32,
 )
 from contract.errors import Code
 from contract.logprobs import TokenLogprobs
+from contract.pooling import Vector
 from protos.scheduler.v1 import scheduler_pb2 as pb
 
 
@@ -93,6 +96,13 @@ class AdmittedRequest(NamedTuple):
     max_tokens: int
 
 
+class PooledOutput(NamedTuple):
+    """The vector of a request that pools."""
+
+    handle: int
+    vector: Vector
+
+
 class PromptRun(NamedTuple):
     """Log probabilities of a run of one request's prompt."""
 
@@ -127,6 +137,7 @@ class RequestUpdates:
     finished_sequences: list[FinishedSequence] = field(default_factory=list)
     finished_requests: list[FinishedRequest] = field(default_factory=list)
     admitted: list[AdmittedRequest] = field(default_factory=list)
+    pooled: list[PooledOutput] = field(default_factory=list)
 
     def add_token(
         self, *, handle: int, index: int, token_id: int, logprobs: TokenLogprobs | None
@@ -172,6 +183,8 @@ def encode(updates: RequestUpdates) -> pb.RequestUpdates:
         message.finished_requests.extend(map(_encode_request, updates.finished_requests))
     if updates.admitted:
         message.admitted.extend([pb.AdmittedRequest(**one._asdict()) for one in updates.admitted])
+    for handle, vector in updates.pooled:
+        message.pooled.add(handle=handle, values=pack_float32(vector))
     return message
 
 
@@ -199,6 +212,10 @@ def decode(message: pb.RequestUpdates) -> RequestUpdates:
         updates.finished_requests = [_decode_request(one) for one in requests]
     if admitted := message.admitted:
         updates.admitted = [AdmittedRequest(one.handle, one.max_tokens) for one in admitted]
+    updates.pooled = [
+        PooledOutput(one.handle, unpack_float32(one.values, "pooled.values"))
+        for one in message.pooled
+    ]
     return updates
 
 

@@ -15,6 +15,7 @@ from contract.model import (
     encode_capacity,
     encode_model,
 )
+from contract.pooling import PoolingModel
 from contract.sampling_defaults import DefaultParams, SamplingDefaults
 from protos.common.v1 import common_pb2 as pb
 
@@ -29,6 +30,7 @@ MODEL = ModelInfo(
     sampling_defaults=SamplingDefaults(model=DefaultParams(top_k=3)),
     fingerprint="cd",
     arithmetic=Arithmetic(factors="int8", kernels="native amx", kv_cache_dtype="bfloat16"),
+    pooling=PoolingModel(task="classify", num_outputs=3, activation="softmax"),
 )
 CAPACITY = WorkerCapacity(
     block_size=16,

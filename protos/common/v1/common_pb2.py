@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/common/v1/common.proto\x12\x13signalbox.common.v1\"\xd6\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x18\n\x10tokenizer_sha256\x18\x07 \x01(\t\x12@\n\x11sampling_defaults\x18\x08 \x01(\x0b\x32%.signalbox.common.v1.SamplingDefaults\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\x12\x33\n\narithmetic\x18\n \x01(\x0b\x32\x1f.signalbox.common.v1.Arithmetic\x12.\n\x08\x61\x64\x61pters\x18\x0b \x03(\x0b\x32\x1c.signalbox.common.v1.Adapter\"_\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x14\n\x0cloaded_at_ns\x18\x04 \x01(\x06\x12\x12\n\nis_leaving\x18\x05 \x01(\x08\"F\n\nArithmetic\x12\x0f\n\x07\x66\x61\x63tors\x18\x01 \x01(\t\x12\x0f\n\x07kernels\x18\x02 \x01(\t\x12\x16\n\x0ekv_cache_dtype\x18\x03 \x01(\t\"{\n\x10SamplingDefaults\x12\x31\n\x05model\x18\x01 \x01(\x0b\x32\".signalbox.common.v1.DefaultParams\x12\x34\n\x08override\x18\x02 \x01(\x0b\x32\".signalbox.common.v1.DefaultParams\"\xf3\x01\n\rDefaultParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokens\"\x83\x03\n\x0eWorkerCapacity\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x02 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x07 \x01(\x04\x12!\n\x19prefill_tokens_per_second\x18\x08 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\t \x01(\r\x12\x15\n\rgrammar_bytes\x18\n \x01(\x04\x12\x1b\n\x13max_steps_in_flight\x18\x0b \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x0c \x01(\r\x12.\n\x05ranks\x18\r \x03(\x0b\x32\x1f.signalbox.common.v1.WorkerRank\"\x8f\x01\n\nWorkerRank\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x1c\n\x14tensor_parallel_rank\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\"\x89\x01\n\x0cStageTimings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x15\n\rcollective_ns\x18\x04 \x01(\x04\x12\x16\n\x0e\x62oundary_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62oundary_ns\x18\x06 \x01(\x04\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\x9b\x05\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x01\x88\x01\x01\x12\x16\n\ttypical_p\x18\x0c \x01(\x02H\x02\x88\x01\x01\x12\x1c\n\x14logit_bias_token_ids\x18\r \x01(\x0c\x12\x14\n\x0clogit_biases\x18\x0e \x01(\x0c\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x01(\x0c\x12\x30\n\tbad_words\x18\x10 \x03(\x0b\x32\x1d.signalbox.common.v1.TokenRun\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\rH\x03\x88\x01\x01\x12@\n\x11structured_output\x18\x12 \x01(\x0b\x32%.signalbox.common.v1.StructuredOutput\x12\x19\n\x11logprob_token_ids\x18\x13 \x01(\x0c\x12\x36\n\x0cgrammar_cost\x18\x14 \x01(\x0b\x32 .signalbox.common.v1.GrammarCostB\x0f\n\r_num_logprobsB\x15\n\x13_repetition_penaltyB\x0c\n\n_typical_pB\x16\n\x14_num_prompt_logprobs\"\x1d\n\x08TokenRun\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\xc2\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x36\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x1f.signalbox.common.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1b.signalbox.common.v1.ChoiceH\x00\x42\x0c\n\nconstraint\"\x0c\n\nJsonObject\"\x19\n\x06\x43hoice\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"1\n\x0bGrammarCost\x12\x0e\n\x06\x63pu_ns\x18\x01 \x01(\x04\x12\x12\n\npeak_bytes\x18\x02 \x01(\x04\"h\n\rTokenLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xa6\x01\n\nBlockMoves\x12\x33\n\x08swap_out\x18\x01 \x01(\x0b\x32!.signalbox.common.v1.BlockMapping\x12\x32\n\x07swap_in\x18\x02 \x01(\x0b\x32!.signalbox.common.v1.BlockMapping\x12/\n\x04\x63opy\x18\x03 \x01(\x0b\x32!.signalbox.common.v1.BlockMapping\"(\n\x0c\x42lockMapping\x12\x0b\n\x03src\x18\x01 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/common/v1/common.proto\x12\x13signalbox.common.v1\"\x8a\x03\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x18\n\x10tokenizer_sha256\x18\x07 \x01(\t\x12@\n\x11sampling_defaults\x18\x08 \x01(\x0b\x32%.signalbox.common.v1.SamplingDefaults\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\x12\x33\n\narithmetic\x18\n \x01(\x0b\x32\x1f.signalbox.common.v1.Arithmetic\x12.\n\x08\x61\x64\x61pters\x18\x0b \x03(\x0b\x32\x1c.signalbox.common.v1.Adapter\x12\x32\n\x07pooling\x18\x0c \x01(\x0b\x32!.signalbox.common.v1.PoolingModel\"\x8d\x01\n\x0cPoolingModel\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\x12\x18\n\x10is_bidirectional\x18\x03 \x01(\x08\x12\x18\n\x10reads_all_tokens\x18\x04 \x01(\x08\x12\x12\n\nactivation\x18\x05 \x01(\t\x12\x12\n\ndimensions\x18\x06 \x03(\r\"M\n\rPoolingParams\x12 \n\x18num_first_segment_tokens\x18\x01 \x01(\r\x12\x1a\n\x12num_skipped_tokens\x18\x02 \x01(\r\"_\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x14\n\x0cloaded_at_ns\x18\x04 \x01(\x06\x12\x12\n\nis_leaving\x18\x05 \x01(\x08\"F\n\nArithmetic\x12\x0f\n\x07\x66\x61\x63tors\x18\x01 \x01(\t\x12\x0f\n\x07kernels\x18\x02 \x01(\t\x12\x16\n\x0ekv_cache_dtype\x18\x03 \x01(\t\"{\n\x10SamplingDefaults\x12\x31\n\x05model\x18\x01 \x01(\x0b\x32\".signalbox.common.v1.DefaultParams\x12\x34\n\x08override\x18\x02 \x01(\x0b\x32\".signalbox.common.v1.DefaultParams\"\xf3\x01\n\rDefaultParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokens\"\x83\x03\n\x0eWorkerCapacity\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x02 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x07 \x01(\x04\x12!\n\x19prefill_tokens_per_second\x18\x08 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\t \x01(\r\x12\x15\n\rgrammar_bytes\x18\n \x01(\x04\x12\x1b\n\x13max_steps_in_flight\x18\x0b \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x0c \x01(\r\x12.\n\x05ranks\x18\r \x03(\x0b\x32\x1f.signalbox.common.v1.WorkerRank\"\x8f\x01\n\nWorkerRank\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x1c\n\x14tensor_parallel_rank\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\"\x89\x01\n\x0cStageTimings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x02 \x01(\x04\x12\x12\n\nforward_ns\x18\x03 \x01(\x04\x12\x15\n\rcollective_ns\x18\x04 \x01(\x04\x12\x16\n\x0e\x62oundary_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62oundary_ns\x18\x06 \x01(\x04\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\x9b\x05\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x01\x88\x01\x01\x12\x16\n\ttypical_p\x18\x0c \x01(\x02H\x02\x88\x01\x01\x12\x1c\n\x14logit_bias_token_ids\x18\r \x01(\x0c\x12\x14\n\x0clogit_biases\x18\x0e \x01(\x0c\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x01(\x0c\x12\x30\n\tbad_words\x18\x10 \x03(\x0b\x32\x1d.signalbox.common.v1.TokenRun\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\rH\x03\x88\x01\x01\x12@\n\x11structured_output\x18\x12 \x01(\x0b\x32%.signalbox.common.v1.StructuredOutput\x12\x19\n\x11logprob_token_ids\x18\x13 \x01(\x0c\x12\x36\n\x0cgrammar_cost\x18\x14 \x01(\x0b\x32 .signalbox.common.v1.GrammarCostB\x0f\n\r_num_logprobsB\x15\n\x13_repetition_penaltyB\x0c\n\n_typical_pB\x16\n\x14_num_prompt_logprobs\"\x1d\n\x08TokenRun\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\xc2\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x36\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x1f.signalbox.common.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x1b.signalbox.common.v1.ChoiceH\x00\x42\x0c\n\nconstraint\"\x0c\n\nJsonObject\"\x19\n\x06\x43hoice\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"1\n\x0bGrammarCost\x12\x0e\n\x06\x63pu_ns\x18\x01 \x01(\x04\x12\x12\n\npeak_bytes\x18\x02 \x01(\x04\"h\n\rTokenLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xa6\x01\n\nBlockMoves\x12\x33\n\x08swap_out\x18\x01 \x01(\x0b\x32!.signalbox.common.v1.BlockMapping\x12\x32\n\x07swap_in\x18\x02 \x01(\x0b\x32!.signalbox.common.v1.BlockMapping\x12/\n\x04\x63opy\x18\x03 \x01(\x0b\x32!.signalbox.common.v1.BlockMapping\"(\n\x0c\x42lockMapping\x12\x0b\n\x03src\x18\x01 \x01(\x0c\x12\x0b\n\x03\x64st\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,39 +32,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.common.v1.common_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODELINFO']._serialized_start=55
-  _globals['_MODELINFO']._serialized_end=397
-  _globals['_ADAPTER']._serialized_start=399
-  _globals['_ADAPTER']._serialized_end=494
-  _globals['_ARITHMETIC']._serialized_start=496
-  _globals['_ARITHMETIC']._serialized_end=566
-  _globals['_SAMPLINGDEFAULTS']._serialized_start=568
-  _globals['_SAMPLINGDEFAULTS']._serialized_end=691
-  _globals['_DEFAULTPARAMS']._serialized_start=694
-  _globals['_DEFAULTPARAMS']._serialized_end=937
-  _globals['_WORKERCAPACITY']._serialized_start=940
-  _globals['_WORKERCAPACITY']._serialized_end=1327
-  _globals['_WORKERRANK']._serialized_start=1330
-  _globals['_WORKERRANK']._serialized_end=1473
-  _globals['_STAGETIMINGS']._serialized_start=1476
-  _globals['_STAGETIMINGS']._serialized_end=1613
-  _globals['_TRACECONTEXT']._serialized_start=1615
-  _globals['_TRACECONTEXT']._serialized_end=1670
-  _globals['_SAMPLINGPARAMS']._serialized_start=1673
-  _globals['_SAMPLINGPARAMS']._serialized_end=2340
-  _globals['_TOKENRUN']._serialized_start=2342
-  _globals['_TOKENRUN']._serialized_end=2371
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=2374
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=2568
-  _globals['_JSONOBJECT']._serialized_start=2570
-  _globals['_JSONOBJECT']._serialized_end=2582
-  _globals['_CHOICE']._serialized_start=2584
-  _globals['_CHOICE']._serialized_end=2609
-  _globals['_GRAMMARCOST']._serialized_start=2611
-  _globals['_GRAMMARCOST']._serialized_end=2660
-  _globals['_TOKENLOGPROBS']._serialized_start=2662
-  _globals['_TOKENLOGPROBS']._serialized_end=2766
-  _globals['_BLOCKMOVES']._serialized_start=2769
-  _globals['_BLOCKMOVES']._serialized_end=2935
-  _globals['_BLOCKMAPPING']._serialized_start=2937
-  _globals['_BLOCKMAPPING']._serialized_end=2977
+  _globals['_MODELINFO']._serialized_end=449
+  _globals['_POOLINGMODEL']._serialized_start=452
+  _globals['_POOLINGMODEL']._serialized_end=593
+  _globals['_POOLINGPARAMS']._serialized_start=595
+  _globals['_POOLINGPARAMS']._serialized_end=672
+  _globals['_ADAPTER']._serialized_start=674
+  _globals['_ADAPTER']._serialized_end=769
+  _globals['_ARITHMETIC']._serialized_start=771
+  _globals['_ARITHMETIC']._serialized_end=841
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=843
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=966
+  _globals['_DEFAULTPARAMS']._serialized_start=969
+  _globals['_DEFAULTPARAMS']._serialized_end=1212
+  _globals['_WORKERCAPACITY']._serialized_start=1215
+  _globals['_WORKERCAPACITY']._serialized_end=1602
+  _globals['_WORKERRANK']._serialized_start=1605
+  _globals['_WORKERRANK']._serialized_end=1748
+  _globals['_STAGETIMINGS']._serialized_start=1751
+  _globals['_STAGETIMINGS']._serialized_end=1888
+  _globals['_TRACECONTEXT']._serialized_start=1890
+  _globals['_TRACECONTEXT']._serialized_end=1945
+  _globals['_SAMPLINGPARAMS']._serialized_start=1948
+  _globals['_SAMPLINGPARAMS']._serialized_end=2615
+  _globals['_TOKENRUN']._serialized_start=2617
+  _globals['_TOKENRUN']._serialized_end=2646
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=2649
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=2843
+  _globals['_JSONOBJECT']._serialized_start=2845
+  _globals['_JSONOBJECT']._serialized_end=2857
+  _globals['_CHOICE']._serialized_start=2859
+  _globals['_CHOICE']._serialized_end=2884
+  _globals['_GRAMMARCOST']._serialized_start=2886
+  _globals['_GRAMMARCOST']._serialized_end=2935
+  _globals['_TOKENLOGPROBS']._serialized_start=2937
+  _globals['_TOKENLOGPROBS']._serialized_end=3041
+  _globals['_BLOCKMOVES']._serialized_start=3044
+  _globals['_BLOCKMOVES']._serialized_end=3210
+  _globals['_BLOCKMAPPING']._serialized_start=3212
+  _globals['_BLOCKMAPPING']._serialized_end=3252
 # @@protoc_insertion_point(module_scope)

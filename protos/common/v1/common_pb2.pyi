@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_sha256", "sampling_defaults", "fingerprint", "arithmetic", "adapters")
+    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_sha256", "sampling_defaults", "fingerprint", "arithmetic", "adapters", "pooling")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class ModelInfo(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     dtype: str
@@ -30,7 +31,32 @@ class ModelInfo(_message.Message):
     fingerprint: str
     arithmetic: Arithmetic
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ..., arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    pooling: PoolingModel
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ..., arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., pooling: _Optional[_Union[PoolingModel, _Mapping]] = ...) -> None: ...
+
+class PoolingModel(_message.Message):
+    __slots__ = ("task", "num_outputs", "is_bidirectional", "reads_all_tokens", "activation", "dimensions")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    IS_BIDIRECTIONAL_FIELD_NUMBER: _ClassVar[int]
+    READS_ALL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    num_outputs: int
+    is_bidirectional: bool
+    reads_all_tokens: bool
+    activation: str
+    dimensions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, task: _Optional[str] = ..., num_outputs: _Optional[int] = ..., is_bidirectional: _Optional[bool] = ..., reads_all_tokens: _Optional[bool] = ..., activation: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PoolingParams(_message.Message):
+    __slots__ = ("num_first_segment_tokens", "num_skipped_tokens")
+    NUM_FIRST_SEGMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SKIPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_first_segment_tokens: int
+    num_skipped_tokens: int
+    def __init__(self, num_first_segment_tokens: _Optional[int] = ..., num_skipped_tokens: _Optional[int] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "sha256", "path", "loaded_at_ns", "is_leaving")
