@@ -44,9 +44,6 @@ class MetricsConfig:
     """Names that the port answers in a request's `Host`; see `host_check`."""
 
 
-NO_METRICS = MetricsConfig()
-
-
 @dataclass(slots=True)
 class Families:
     """The metrics of one scrape, by name; every sample of a name has the same labels."""
