@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh docs wheel wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh docs wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -112,10 +112,6 @@ protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what 
 	@cd $(GENERATED) && find . -name '*_pb2*' | while read -r file; do \
 		diff -u "$(CURDIR)/$$file" "$$file" || exit 1; done \
 		|| { echo "The generated code is stale; run make protos" >&2; exit 1; }
-
-wheel: $(INSTALLED) ## dist/*.whl, without compiled kernels
-	@rm -rf build/lib build/bdist.* dist/*.whl
-	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 wheels: $(WHEELS_VENV)/.installed ## dist/: an sdist, and wheels with the compiled kernels of x86-64 and of Arm
 	@$(WHEELS_VENV)/bin/python scripts/build_wheels.py
