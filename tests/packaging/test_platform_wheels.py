@@ -1,4 +1,8 @@
-"""The wheels with compiled kernels that `make wheels` has put into dist/, where no compiler is."""
+"""The wheels with compiled kernels that `make wheels` has put into dist/, where no compiler is.
+
+They hold all instruction sets, so those that this machine lacks are tried here: qemu-user runs
+check_kernels.cpp. Where qemu or the compiler for Arm is missing, those tests skip.
+"""
 
 import base64
 import csv
@@ -21,8 +25,13 @@ from signalbox.version import VERSION
 from signalbox_kernels import build, native
 from signalbox_kernels.compilation import COMMON, flags_of_sets, machine
 from signalbox_kernels.native import ISA_VARIABLE, Isa
-from tests.kernels.emulated.checks import ARM_COMPILER, assert_all_passed, compile_check, emulate
-from tests.kernels.emulated.opcodes import OBJDUMP, assert_has_its_opcodes_alone
+from tests.packaging.kernel_checks.checks import (
+    ARM_COMPILER,
+    assert_all_passed,
+    compile_check,
+    emulate,
+)
+from tests.packaging.kernel_checks.opcodes import OBJDUMP, assert_has_its_opcodes_alone
 
 pytestmark = [
     pytest.mark.system,
@@ -33,6 +42,7 @@ pytestmark = [
 ROOT = Path(__file__).parent.parent.parent
 DIST = ROOT / "dist"
 MACHINES = ("x86_64", "aarch64")
+NEON = [Isa.PORTABLE, Isa.NEON_DOTPROD, Isa.NEON_I8MM]
 GLIBC = (2, 17)
 DEBIAN = "trixie"  # not the release that anything of ours is built on
 
@@ -128,16 +138,38 @@ def test_libraries_hold_the_instructions_of_their_set_alone(wheel: Wheel) -> Non
         assert_has_its_opcodes_alone(wheel.path_of(part), wheel.machine, part)
 
 
-def test_kernels_of_arm(tmp_path: Path) -> None:
+def check_best(command: list[str], wheel: Wheel, emulator: str, cpu: str) -> list[Isa]:
+    """Checks the kernels of the best set that an emulated processor has; returns all of its sets.
+
+    Args:
+        command: the program that checks, and the common library.
+    """
+    sets = [Isa(int(number)) for number in emulate(command, emulator, cpu).split()]
+    checks = [*command, wheel.path_of(sets[-1].name.lower()), str(int(sets[-1]))]
+    assert_all_passed(emulate(checks, emulator, cpu))
+    return sets
+
+
+@pytest.mark.parametrize(
+    ("cpu", "sets"), [("max", NEON), ("cortex-a76", NEON[:2]), ("cortex-a72", NEON[:1])]
+)
+def test_kernels_on_arm(cpu: str, sets: list[Isa], tmp_path: Path) -> None:
     wheel = unpacked("aarch64", tmp_path / "wheel")
     if not shutil.which(ARM_COMPILER):
         pytest.skip(f"there is no {ARM_COMPILER}")
-    check = str(compile_check(ARM_COMPILER, tmp_path))
-    command = [check, wheel.path_of(COMMON)]
-    for number in emulate(command, "qemu-aarch64", "max").split():
-        part = Isa(int(number)).name.lower()
-        checks = [*command, wheel.path_of(part), number]
-        assert_all_passed(emulate(checks, "qemu-aarch64", "max"))
+    command = [str(compile_check(ARM_COMPILER, tmp_path)), wheel.path_of(COMMON)]
+    assert check_best(command, wheel, "qemu-aarch64", cpu) == sets
+
+
+@pytest.mark.parametrize(
+    ("cpu", "sets"), [("Haswell", [Isa.PORTABLE, Isa.AVX2]), ("Nehalem", [Isa.PORTABLE])]
+)
+def test_kernels_on_older_x86(cpu: str, sets: list[Isa], tmp_path: Path) -> None:
+    wheel = unpacked("x86_64", tmp_path / "wheel")
+    if machine() != wheel.machine:
+        pytest.skip(f"this machine is no {wheel.machine}")
+    command = [str(compile_check(build.compiler(), tmp_path)), wheel.path_of(COMMON)]
+    assert check_best(command, wheel, "qemu-x86_64", cpu) == sets
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def add_avx2_vnni() -> list[Isa]:
     if machine_has(Isa.AVX2_VNNI) or not has_other:
         return []
     folder, part = build.cache_folder() / "evex", "avx2_vnni"
-    compiler = (sys.executable, str(Path(__file__).parents[1] / "emulated" / "evex_compiler.py"))
+    compiler = (sys.executable, str(Path(__file__).with_name("evex_compiler.py")))
     with build.only_builder(folder):
         path = folder / build.file_name(part, machine())
         if not path.is_file():
