@@ -44,9 +44,9 @@ def test_torch_agrees_with_the_reference(
 
 
 @pytest.mark.slow
-@of_8_bits
-@pytest.mark.parametrize("soft_cap", [None, 2.0])
-@pytest.mark.parametrize("name", ["triton", "triton_plain"])
+@pytest.mark.parametrize(
+    ("kv_dtype", "soft_cap", "name"), [("FP8", 2.0, "triton"), ("int8", None, "triton_plain")]
+)
 def test_triton_agrees_with_the_reference(
     triton_device: str, kv_dtype: str, soft_cap: float | None, name: str
 ) -> None:
