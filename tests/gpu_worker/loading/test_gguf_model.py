@@ -372,23 +372,9 @@ def test_demo_tokenizer_equals_transformers() -> None:
 
 @pytest.mark.model
 @needs_demo
-def test_demo_model_equals_transformers_token_for_token() -> None:
-    runner = make_runner(DEMO, max_model_len=256)
-    tokenizer = Tokenizer.from_str(runner.tokenizer_files()["tokenizer.json"].decode())
-    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    outputs = Driver(runner=runner).generate(prompts, num_tokens=20)
-    model = demo().model
-    expected = [greedy_tokens(model, *each) for each in zip(prompts, outputs, strict=True)]
-    assert outputs == expected
-    assert Driver(runner=runner, chunk=8).generate(prompts, num_tokens=20) == expected
-    assert "Paris" in tokenizer.decode(expected[0])
-
-
-@pytest.mark.model
-@needs_demo
-@pytest.mark.parametrize("num_right", [0, 3, 8])
-def test_reference_is_what_transformers_generates_whatever_is_guessed(num_right: int) -> None:
+def test_reference_is_what_transformers_generates_whatever_is_guessed() -> None:
     prompt = demo().tokenizer(PROMPTS[1])["input_ids"]
     expected = reference_tokens(demo().model, prompt, 8)
-    guess = [*expected[:num_right], *[0] * (8 - num_right)]
-    assert greedy_tokens(demo().model, prompt, guess) == expected
+    for num_right in (0, 3, 8):
+        guess = [*expected[:num_right], *[0] * (8 - num_right)]
+        assert greedy_tokens(demo().model, prompt, guess) == expected

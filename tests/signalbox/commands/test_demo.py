@@ -1,4 +1,4 @@
-"""The question of `signalbox demo` and of the README is answered rightly in each form of a CPU."""
+"""The question of `signalbox demo` and of the README is answered rightly in other forms, too."""
 
 import pytest
 
@@ -16,8 +16,8 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"fp8"}))  # that one takes a GPU
-def test_demo_question_is_answered_rightly_in_each_form_of_a_cpu(form: str) -> None:
+@pytest.mark.parametrize("form", ["int4", "int8_kv"])
+def test_the_question_is_answered_rightly_in_forms_with_other_arithmetic(form: str) -> None:
     with LLM(str(DEMO), kv_cache_memory=0.1, max_model_len=512, **FORMS[form]) as llm:
         asks = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
         (answer,) = llm.chat([{"role": "user", "content": QUESTION}], asks, use_tqdm=False)
