@@ -42,6 +42,8 @@ def choose_tile(
         return Tile(LEAST_DOT, 64 if padded_size <= 128 else 32, num_warps=4, num_stages=5)
     if padded_size > 128:
         return Tile(32, 32, num_warps=4, num_stages=3)
+    if has_token_scales and padded_size <= 64:  # with 8 warps a thread has 8 bytes
+        return Tile(64, 32, num_warps=4, num_stages=5)
     if capability[0] in (9, 10):  # two warpgroups, and matrix instructions of 64 or 128 rows
         return Tile(128, 32 if has_token_scales else 64, num_warps=8, num_stages=5)
     if has_token_scales:
