@@ -156,6 +156,7 @@ async def serving(options: argparse.Namespace, folder: Path) -> AsyncIterator[Se
         "quantization": options.quantization,
         "adapter_dir": str(folder),
         "max_lora_rank": options.rank,
+        "max_cpu_loras": options.adapters + options.churned,
     }
     async with (
         running(load(ServeSettings, settings)) as stack,

@@ -20,6 +20,8 @@ AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
 USUAL_LORA_RANK = 16
 """vLLM's max_lora_rank."""
+NUM_LATER_ADAPTERS = 16
+"""Adapters of run time for which memory is reserved, unless max_cpu_loras says for how many."""
 _VLLM_ATTENTION = {
     "FLASH_ATTN": "flash_attn",
     "FLASHINFER": "flashinfer",
@@ -183,6 +185,13 @@ class ModelConfig(NameSettings):
         description="largest rank that an adapter may have; a larger one is refused (default: any;"
         " with --adapter-dir 16, or more if an adapter of --lora has more)",
     )
+    max_cpu_loras: int | None = Field(
+        None,
+        gt=0,
+        description="adapters of --max-lora-rank for which memory is reserved at the start; more"
+        " smaller ones share it, and one that does not fit is refused (default: those of --lora,"
+        " and with --adapter-dir 16 more)",
+    )
     adapter_dir: Path | None = Field(
         None,
         description="folder below which are the adapters that may be loaded at run time (default:"
@@ -193,6 +202,11 @@ class ModelConfig(NameSettings):
     def adapters(self) -> tuple[tuple[str, str], ...]:
         """Name and folder of each adapter."""
         return tuple(_name_and_path(one) for one in self.lora)
+
+    @property
+    def num_later_adapters(self) -> int:
+        """Adapters of run time for which memory is reserved by default."""
+        return 0 if self.adapter_dir is None else NUM_LATER_ADAPTERS
 
     @property
     def served_name(self) -> str | None:

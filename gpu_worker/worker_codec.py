@@ -21,6 +21,7 @@ def encode_memory(report: MemoryReport | None, capacity: WorkerCapacity) -> pb.M
         used_bytes=report.used,
         unused_bytes=report.unused,
         total_bytes=report.total,
+        adapters_bytes=report.adapters,
     )
 
 

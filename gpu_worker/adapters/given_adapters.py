@@ -6,7 +6,6 @@ from pathlib import Path
 
 from gpu_worker.adapters.peft_adapter import PeftAdapter, Shapes, open_adapter, warn_of_base
 from gpu_worker.config import USUAL_LORA_RANK, ModelConfig, ModelError
-from gpu_worker.device.ram import available_ram
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,6 @@ class AdapterOpener:
         if name in (self.model_name, *self.config.served_model_name):
             raise ModelError(f"an adapter is named {name!r}, as the model is; give it another name")
         adapter = open_adapter(name, Path(folder), shapes=self.shapes, max_rank=max_rank)
-        _check_memory(adapter)
         warn_of_base(adapter, self.model_name)
         return adapter
 
@@ -38,13 +36,3 @@ class AdapterOpener:
             return self.config.max_lora_rank
         largest = max((adapter.config.max_rank for adapter in adapters), default=0)
         return max(largest, USUAL_LORA_RANK) if self.config.adapter_dir else largest
-
-
-def _check_memory(adapter: PeftAdapter) -> None:
-    """Raises ModelError unless the matrices fit twice: as read, and as the layers take them."""
-    needed, free = 2 * adapter.num_bytes, available_ram()
-    if needed > free:
-        raise ModelError(
-            f"loading the adapter {adapter.info.name} takes up to {needed >> 20} MiB, and"
-            f" {free >> 20} MiB of memory are left; unload another one"
-        )

@@ -6,7 +6,6 @@ tensors, so that no adapter runs without a part of its effect.
 
 import hashlib
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -45,20 +44,18 @@ class PeftAdapter:
         """Names of the modules that it changes."""
         return tuple(module for module in self._shapes if (module, "A") in self._tensors)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its matrices in float32."""
-        return 4 * sum(math.prod(one.shape) for one in self._tensors.values())
+    def rank(self, module: str) -> int:
+        """Returns the rank of its matrices in a module; 0 if it does not change it."""
+        return self.config.rank(module) if (module, "A") in self._tensors else 0
 
-    def pairs(self) -> Iterator[tuple[str, LoraPair]]:
-        """Yields each module with its matrices. Raises ModelError if they are not finite."""
-        for module in self.modules:
-            a, b = (to_float32(self._tensors[module, part].read()) for part in "AB")
-            with np.errstate(over="ignore"):
-                b = b * np.float32(self.config.scale(module))
-            if not (np.isfinite(a).all() and np.isfinite(b).all()):
-                raise ModelError(f"the adapter {self.info.name} is not finite in {module}")
-            yield module, LoraPair(a, b)
+    def pair(self, module: str) -> LoraPair:
+        """Reads its matrices of a module. Raises ModelError if they are not finite."""
+        a, b = (to_float32(self._tensors[module, part].read()) for part in "AB")
+        with np.errstate(over="ignore"):
+            b = b * np.float32(self.config.scale(module))
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise ModelError(f"the adapter {self.info.name} is not finite in {module}")
+        return LoraPair(a, b)
 
 
 def describe_adapter(name: str, folder: Path) -> Adapter:

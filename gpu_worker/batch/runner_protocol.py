@@ -144,6 +144,7 @@ class MemoryReport:
     weights: int
     kv: int
     swap: int
+    adapters: int
     used: int
     unused: int
     total: int

@@ -63,6 +63,7 @@ def measure_capacity(
     share: RankShare = WHOLE,
     others_bytes: int = 0,
     graphs_bytes: int = 0,
+    adapters_bytes: int = 0,
     step_divisor: int = 1,
 ) -> WorkerCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
@@ -73,6 +74,7 @@ def measure_capacity(
         share: of RAM, and of what is asked for.
         others_bytes: of the device, in use before this worker took any.
         graphs_bytes: what graphs will take, which are not there yet.
+        adapters_bytes: what is reserved for adapters, less what those have that are loaded.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
     activations, tokens_per_s = _measure_step(
@@ -86,7 +88,7 @@ def measure_capacity(
     budget = _budget(
         cache_config,
         device,
-        activations + graphs_bytes,
+        activations + graphs_bytes + adapters_bytes,
         share=share,
         others_bytes=others_bytes,
     )
@@ -106,7 +108,7 @@ def measure_capacity(
         tensor_parallel_size=share.tensor_parallel_size,
         pipeline_parallel_size=share.pipeline_parallel_size,
     )
-    _check(capacity, budget, device, share)
+    _check(capacity, budget, device, share, adapters_bytes)
     return capacity
 
 
@@ -182,16 +184,20 @@ def _swap_space(cache_config: CacheConfig, device: MeasuredDevice) -> int:
 def _budget(
     cache_config: CacheConfig,
     device: MeasuredDevice,
-    activations: int,
+    reserved: int,
     *,
     share: RankShare,
     others_bytes: int,
 ) -> int:
-    """Returns the bytes for this rank's KV cache; 0 if weights and activations leave none."""
+    """Returns the bytes for this rank's KV cache; 0 if none are left.
+
+    Args:
+        reserved: what steps, graphs and adapters will take.
+    """
     if cache_config.kv_cache_bytes is not None:
         return int(cache_config.kv_cache_bytes * share.cache)
     if device.type == "cpu":
-        free = available_ram() - share.local_size * activations
+        free = available_ram() - share.local_size * reserved
         return max(0, int(min(_CPU_LIMIT, free // _CPU_SHARE) * share.cache))
     free, total = device.free_and_total()
     return share_left(
@@ -199,31 +205,43 @@ def _budget(
         total=total,
         others=others_bytes,
         utilization=cache_config.gpu_memory_utilization,
-        activations=activations,
+        reserved=reserved,
     )
 
 
-def share_left(*, free: int, total: int, others: int, utilization: float, activations: int) -> int:
+def share_left(*, free: int, total: int, others: int, utilization: float, reserved: int) -> int:
     """Returns what is left of this worker's share of a device, in bytes, as vLLM counts it.
 
     Whatever came into use since the worker began is its own: weights, graphs, and what libraries
     and drivers keep. Other users of the card do not reduce the share, but only free memory counts.
     """
     own = total - free - others
-    return max(0, min(int(total * utilization) - own, free) - activations)
+    return max(0, min(int(total * utilization) - own, free) - reserved)
 
 
-def _check(capacity: WorkerCapacity, budget: int, device: MeasuredDevice, share: RankShare) -> None:
+def _check(
+    capacity: WorkerCapacity,
+    budget: int,
+    device: MeasuredDevice,
+    share: RankShare,
+    adapters_bytes: int,
+) -> None:
+    beside, remedy = "", ""
+    if adapters_bytes:
+        beside = f" beside {adapters_bytes >> 20} MiB for adapters"
+        remedy = ", or lower max_cpu_loras or max_lora_rank"
     if capacity.num_gpu_blocks < 1:
-        remedy = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
+        setting = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
         raise MemoryError(
             f"too little memory for one KV block: it takes {capacity.block_bytes} bytes and "
-            f"{budget} are left; raise {remedy} or use a smaller model"
+            f"{budget} are left{beside}; raise {setting} or use a smaller model{remedy}"
         )
     in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)
     needed, free = int(in_ram * capacity.block_bytes / share.cache), available_ram()
+    if device.type == "cpu":
+        free = max(0, free - share.local_size * adapters_bytes)
     if needed > free:
         raise MemoryError(
-            f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free; "
-            "lower swap_space or kv_cache_memory"
+            f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free"
+            f"{beside}; lower swap_space or kv_cache_memory{remedy}"
         )

@@ -93,11 +93,17 @@ class Linear:
             a, b: [rank, in_features] and [out_features, rank], with the scale in `b`.
         """
         taken, kind = self._parts[part], self._placement
+        # Copies: a view would keep the whole matrices in memory.
         return LayerAdapter(
-            a[:, taken.columns].to(kind.device, kind.dtype),
-            b[taken.rows].to(kind.device, kind.dtype),
+            a[:, taken.columns].to(kind.device, kind.dtype, copy=True),
+            b[taken.rows].to(kind.device, kind.dtype, copy=True),
             taken.start,
         )
+
+    def adapter_bytes(self, part: str, rank: int) -> int:
+        """Returns the bytes of such a share."""
+        rows, columns = shape_of([self._parts[part]])
+        return rank * (rows + columns) * self._placement.dtype.itemsize
 
     def add_adapter(self, slot: int, adapter: LayerAdapter) -> None:
         self._adapters.setdefault(slot, []).append(adapter)

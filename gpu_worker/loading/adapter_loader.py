@@ -1,10 +1,12 @@
 """Puts adapters into the linear layers of a model that PyTorch runs."""
 
 import re
+from collections.abc import Callable
 
 import torch
 
 from contract.model import Adapter
+from gpu_worker.adapters.adapter_memory import AdapterMemory
 from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
@@ -47,6 +49,13 @@ class AdapterLoader:
             raise ModelError(self._remedy)
         given = self._opener.open_given()
         self._max_rank = self._opener.max_rank(given)
+        self.memory = AdapterMemory.reserve(
+            model_config,
+            given,
+            max_rank=self._max_rank,
+            num_bytes=self._num_bytes,
+            slots=self.slots,
+        )
         for adapter in given:
             self.add(self._cut(adapter))
 
@@ -59,7 +68,7 @@ class AdapterLoader:
     def add(self, opened: OpenedAdapter) -> None:
         """Gives an adapter a slot, between two steps."""
         is_new = opened.info.sha256 not in self.slots.of
-        slot = self.slots.add(opened.info)
+        slot = self.slots.add(opened.info, opened.num_bytes)
         for layer, cut in opened.weights if is_new else ():
             layer.add_adapter(slot, cut)
 
@@ -71,12 +80,19 @@ class AdapterLoader:
 
     def _cut(self, adapter: PeftAdapter) -> OpenedAdapter:
         """Returns this rank's share; what is of another pipeline stage has no target."""
+        num_bytes = self.memory.needed(adapter)
         cut = [
-            (target.layer, target.layer.cut_adapter(target.part, *map(torch.from_numpy, pair)))
-            for module, pair in adapter.pairs()
-            if (target := self._targets.get(module)) is not None
+            (one.layer, one.layer.cut_adapter(one.part, *map(torch.from_numpy, adapter.pair(name))))
+            for name, one in self._targets.items()
+            if adapter.rank(name)
         ]
-        return OpenedAdapter(adapter.info, cut)
+        return OpenedAdapter(adapter.info, cut, num_bytes)
+
+    def _num_bytes(self, rank_of: Callable[[str], int]) -> int:
+        """Returns what `_cut` makes of an adapter with these ranks."""
+        return sum(
+            one.layer.adapter_bytes(one.part, rank_of(name)) for name, one in self._targets.items()
+        )
 
 
 def _matrices(model: Model) -> dict[str, MatrixTarget]:

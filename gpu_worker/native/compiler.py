@@ -103,17 +103,17 @@ class _Rows:
     the columns in another order."""
 
     def __init__(self, builder: ProgramBuilder, width: int) -> None:
-        self._builder, self._width = builder, width
+        self._builder, self.width = builder, width
         self.elements = builder.buffer(width)
         self.codes = builder.buffer(width, row=Row.CODES)
 
     @cached_property
     def ordered_elements(self) -> int:
-        return self._builder.buffer(self._width)
+        return self._builder.buffer(self.width)
 
     @cached_property
     def ordered_codes(self) -> int:
-        return self._builder.buffer(self._width, row=Row.CODES)
+        return self._builder.buffer(self.width, row=Row.CODES)
 
 
 class _Compiler:
@@ -324,7 +324,7 @@ class _Compiler:
         """
         if self._shrunk is None:
             return None
-        site = AdapterSite(tuple(num_rows), tuple(num_rows.values()), is_interleaved)
+        site = AdapterSite(tuple(num_rows), tuple(num_rows.values()), rows.width, is_interleaved)
         return Adapted(site, rows.elements, self._shrunk)
 
 

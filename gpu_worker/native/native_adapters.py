@@ -1,13 +1,14 @@
 """The adapters of a native program, and their slots."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from contract.model import Adapter
+from gpu_worker.adapters.adapter_memory import AdapterMemory
 from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
-from gpu_worker.config import ModelError
 from gpu_worker.native.tensor_share import TensorShare
+from signalbox_kernels.adapters import AdapterSite, PackedPairs
 from signalbox_kernels.program import Program
 
 
@@ -24,19 +25,24 @@ class NativeAdapters:
         self._opener, self._program, self._share = opener, program, share
         self._max_rank = opener.max_rank(given)
         self.slots = AdapterSlots()
+        self.memory = AdapterMemory.reserve(
+            opener.config,
+            given,
+            max_rank=self._max_rank,
+            num_bytes=self._num_bytes,
+            slots=self.slots,
+        )
         for adapter in given:
             self.add(self._pack(adapter))
 
     def open(self, name: str, folder: str) -> OpenedAdapter:
         """Reads and packs an adapter, on any thread. Raises ModelError."""
-        if not self._program.sites:
-            raise ModelError("no memory is reserved for adapters; set max_lora_rank at the start")
         return self._pack(self._opener.open(name, folder, max_rank=self._max_rank))
 
     def add(self, opened: OpenedAdapter) -> None:
         """Gives an adapter a slot, between two steps."""
         is_new = opened.info.sha256 not in self.slots.of
-        slot = self.slots.add(opened.info)
+        slot = self.slots.add(opened.info, opened.num_bytes)
         if is_new:
             self._program.set_adapter(slot, opened.weights)
 
@@ -46,7 +52,21 @@ class NativeAdapters:
             self._program.set_adapter(slot, None)
 
     def _pack(self, adapter: PeftAdapter) -> OpenedAdapter:
-        pairs = {module: self._share.pair(module, pair) for module, pair in adapter.pairs()}
+        num_bytes = self.memory.needed(adapter)
+        packed = [self._pack_at(site, adapter) for site in self._program.sites]
+        return OpenedAdapter(adapter.info, packed, num_bytes)
+
+    def _pack_at(self, site: AdapterSite, adapter: PeftAdapter) -> PackedPairs | None:
+        pairs = {
+            module: self._share.pair(module, adapter.pair(module))
+            for module in site.modules
+            if adapter.rank(module)
+        }
+        return site.pack(pairs, self._program.shape.element)
+
+    def _num_bytes(self, rank_of: Callable[[str], int]) -> int:
+        """Returns what `_pack` makes of an adapter with these ranks."""
         element = self._program.shape.element
-        packed = [site.pack(pairs, element) for site in self._program.sites]
-        return OpenedAdapter(adapter.info, packed)
+        return sum(
+            site.num_bytes(max(map(rank_of, site.modules)), element) for site in self._program.sites
+        )

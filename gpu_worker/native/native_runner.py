@@ -138,6 +138,7 @@ class NativeRunner:
             device=self._device,
             execute=self._execute_without_cache,
             share=self._share,
+            adapters_bytes=self._adapters.memory.left,
             step_divisor=_STEP_DIVISOR,
         )
 
@@ -194,6 +195,7 @@ class NativeRunner:
             weights=self._program.weights_bytes,
             kv=pools.gpu_pool.nbytes if pools else 0,
             swap=pools.cpu_pool.nbytes if pools else 0,
+            adapters=self._adapters.memory.reserved,
             **self._device.use()._asdict(),
         )
 

@@ -163,6 +163,7 @@ class ModelRunner:
             share=RankShare.of(self._parallel, self._loaded.stage),
             others_bytes=self._loaded.others_bytes,
             graphs_bytes=self._measure_graphs(),
+            adapters_bytes=self._loaded.adapters.memory.left,
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:
@@ -255,6 +256,7 @@ class ModelRunner:
             weights=self._loaded.weights_bytes,
             kv=pools.gpu_pool.nbytes if pools else 0,
             swap=pools.cpu_pool.nbytes if pools else 0,
+            adapters=self._loaded.adapters.memory.reserved,
             **measured(self._loaded.device).use()._asdict(),
         )
 

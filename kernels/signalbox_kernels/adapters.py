@@ -53,6 +53,8 @@ class AdapterSite:
     """Names of the matrices that it multiplies at once."""
     num_rows: tuple[int, ...]
     """Rows of each; multiples of 16 but for the last, unless the matrices are interleaved."""
+    depth: int
+    """Columns of all of them."""
     is_interleaved: bool = False
     """True if it packs 16 rows of each of two matrices in turn, as for SWIGLU."""
 
@@ -71,19 +73,27 @@ class AdapterSite:
         found = [pair for pair in pairs if pair is not None]
         if not found:
             return None
-        rank = max(len(pair.a) for pair in found)
-        rank += rank % 2
-        depth = found[0].a.shape[1]
-        a = np.zeros((len(pairs), rank, depth), dtype=np.float32)
+        rank = _even(max(len(pair.a) for pair in found))
+        a = np.zeros((len(pairs), rank, self.depth), dtype=np.float32)
         b = [np.zeros((-(-rows // _HALF) * _HALF, rank), np.float32) for rows in self.num_rows]
         for part, pair in enumerate(pairs):
             if pair is not None:
                 a[part, : len(pair.a)] = pair.a
                 b[part][: len(pair.b), : len(pair.a)] = pair.b
         columns = len(pairs) * rank
-        left = np.pad(a.reshape(columns, -1), ((0, -columns % _HALF), (0, -depth % _PANEL)))
+        left = np.pad(a.reshape(columns, -1), ((0, -columns % _HALF), (0, -self.depth % _PANEL)))
         packed_a = _pack(left.reshape(-1, _HALF, left.shape[1]), element)
         return PackedPairs(packed_a, _pack(self._in_packed_order(b), element), rank, columns)
+
+    def num_bytes(self, rank: int, element: Element) -> int:
+        """Returns the bytes that `pack` makes of pairs whose largest rank is given."""
+        if not rank:
+            return 0
+        columns = len(self.modules) * _even(rank)
+        of_a = _padded(columns, _HALF) * _padded(self.depth, _PANEL)
+        of_b = _HALF * len(self.parts) * _even(rank)
+        size = 2 if element is Element.BFLOAT16 else 4
+        return size * (of_a + of_b) + 2 * _ALIGNMENT
 
     def _in_packed_order(self, parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
         """Returns [halves, 16, rank]."""
@@ -93,6 +103,14 @@ class AdapterSite:
             return halves.reshape(-1, _HALF, rank)
         halves = np.concatenate(parts).reshape(-1, _HALF, rank)
         return np.pad(halves, ((0, len(halves) % 2), (0, 0), (0, 0)))
+
+
+def _even(rank: int) -> int:
+    return _padded(rank, 2)
+
+
+def _padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _pack(halves: NDArray[np.float32], element: Element) -> AnyArray:

@@ -169,6 +169,7 @@ def _print_memory(console: Console, info: pb.GetWorkerInfoResponse, *, as_json: 
         (memory.weights_bytes, f"weights of {info.model.name}"),
         (memory.kv_bytes, "KV blocks, used or not"),
         (memory.swap_bytes, "swap space, in RAM"),
+        (memory.adapters_bytes, "reserved for LoRA adapters, loaded or not"),
         (memory.activations_bytes, "the largest step, beside these"),
         (memory.used_bytes, "held by the process"),
         (memory.unused_bytes, "of that unused: fragmentation"),

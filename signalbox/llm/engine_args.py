@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import GIB, USUAL_LORA_RANK, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import (
+    GIB,
+    NUM_LATER_ADAPTERS,
+    USUAL_LORA_RANK,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+)
 from router.prompt.known_templates import load_chat_template
 from scheduler_svc.queue.policies import make_policy
 from signalbox.llm import options_flags
@@ -46,7 +53,8 @@ class EngineArgs(VllmOptions):
         load_format: "auto", also as "hf"; "safetensors" or "gguf" if the model must be that;
             "dummy" for random weights of a config.
         enable_lora: whether requests may name LoRA adapters, which are loaded when the first does;
-            their largest rank is max_lora_rank, by default 16.
+            their largest rank is max_lora_rank, by default 16. Memory is reserved for
+            max_cpu_loras of them, by default 16.
         stream_interval: least tokens of a sequence between two outputs of an engine, the first and
             the last aside.
         max_logprobs: most log probabilities that a request may ask for at a position; -1 is no
@@ -102,6 +110,7 @@ class EngineArgs(VllmOptions):
     enable_lora: bool = False
     max_loras: int | None = option("max_loras")
     max_lora_rank: int | None = option("max_lora_rank")
+    max_cpu_loras: int | None = option("max_cpu_loras")
     grammar_memory: int = option("grammar_memory")
     stream_interval: int = 1
     disable_additional_properties: bool = option("disable_additional_properties")
@@ -147,6 +156,8 @@ class EngineArgs(VllmOptions):
         replaced: dict[str, Any] = {"load_format": self._load_format()}
         if self.enable_lora and self.max_lora_rank is None:
             replaced["max_lora_rank"] = USUAL_LORA_RANK
+        if self.enable_lora and self.max_cpu_loras is None:
+            replaced["max_cpu_loras"] = NUM_LATER_ADAPTERS
         if self.kv_cache_memory_bytes is not None:
             replaced["kv_cache_memory"] = self.kv_cache_memory_bytes / GIB
         return checked(self, **replaced)

@@ -63,7 +63,6 @@ class VllmOptions:
     rope_scaling: object = _taken(None, {})
     rope_theta: object = _taken(None)
     cpu_offload_gb: object = _taken(0)
-    max_cpu_loras: object = _taken(None, ANY)
     lora_dtype: object = _taken("auto", None)
     fully_sharded_loras: object = _taken(False)
     calculate_kv_scales: object = _taken(False)

@@ -53,7 +53,6 @@ _BYTES_PER_GIB = 1 << 30
 _OURS_ALONE = "there is one implementation"
 _NO_GRAPH_SIZES = "the sizes are chosen; --max-cudagraph-capture-size bounds them"
 _NO_MEDIA = "requests with images, audio or video are refused"
-_ALL_LORA = "adapters that are loaded stay in memory"
 _LORA_DTYPE = "adapters are computed in the type of activations"
 _NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
 _NO_DRAFTS = "speculative decoding is not served"
@@ -292,7 +291,6 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "enable_server_load_tracking": NoEffect(why="the load is always counted", takes=SWITCH),
     "lora_modules": Alias(setting="lora", takes=SEVERAL),
     "enable_lora": NoEffect(why="--lora and --adapter-dir name adapters", takes=SWITCH),
-    "max_cpu_loras": NoEffect(why=_ALL_LORA),
     "lora_dtype": NoEffect(
         why=_LORA_DTYPE, values=("auto",), otherwise="leave it auto: " + _LORA_DTYPE
     ),

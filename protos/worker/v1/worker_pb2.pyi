@@ -24,7 +24,7 @@ class GetWorkerInfoResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
-    __slots__ = ("weights_bytes", "kv_bytes", "swap_bytes", "activations_bytes", "used_bytes", "unused_bytes", "total_bytes")
+    __slots__ = ("weights_bytes", "kv_bytes", "swap_bytes", "activations_bytes", "used_bytes", "unused_bytes", "total_bytes", "adapters_bytes")
     WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     SWAP_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class MemoryReport(_message.Message):
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNUSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_BYTES_FIELD_NUMBER: _ClassVar[int]
     weights_bytes: int
     kv_bytes: int
     swap_bytes: int
@@ -39,7 +40,8 @@ class MemoryReport(_message.Message):
     used_bytes: int
     unused_bytes: int
     total_bytes: int
-    def __init__(self, weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., swap_bytes: _Optional[int] = ..., activations_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., unused_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    adapters_bytes: int
+    def __init__(self, weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., swap_bytes: _Optional[int] = ..., activations_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., unused_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., adapters_bytes: _Optional[int] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("duration_ns", "record_shapes", "with_stack")

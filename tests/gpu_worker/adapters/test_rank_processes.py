@@ -42,7 +42,7 @@ class TwoHosts:
 
     @contextlib.contextmanager
     def load(self, tp: int, pp: int) -> Iterator[RankedRunner]:
-        start = make_start(self.model_path, ParallelConfig(), max_lora_rank=16)
+        start = make_start(self.model_path, ParallelConfig(), max_lora_rank=16, max_cpu_loras=8)
         start = with_sizes(start, tp, pp)
         with contextlib.chdir(self.here):
             runner = RankedRunner(start, on_lost=self.lost.append, launch=self._launch)

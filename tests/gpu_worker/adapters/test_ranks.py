@@ -49,7 +49,7 @@ def test_ranks_and_stages_give_the_tokens_of_peft(
         peft_tokens(model, Path(request.path), [prompt["prompt_token_ids"]], NUM_TOKENS)[0]
         for request, prompt in zip(requests, prompts, strict=True)
     ]
-    for given in ({"lora": lora}, {"max_lora_rank": 16}):
+    for given in ({"lora": lora}, {"max_lora_rank": 16, "max_cpu_loras": 8}):
         start = make_start(tmp_path, ParallelConfig(), cpu_backend=backend, **given)
         for tp, pp in sizes:
             make = partial(load_threads, with_sizes(start, tp, pp))

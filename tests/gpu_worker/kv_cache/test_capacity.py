@@ -1,13 +1,15 @@
 """What the measurement of a start runs, and what it makes of it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from contract.model import WorkerCapacity
 from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig
-from gpu_worker.kv_cache.capacity import measure_capacity
+from gpu_worker.kv_cache import capacity as capacity_module
+from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
 
 BYTES_PER_TOKEN = 1000
@@ -40,7 +42,11 @@ class MeasuredHost(HostDevice):
 
 
 def measure(
-    device: MeasuredHost, *, step_divisor: int = 1, swap_space: float | None = None
+    device: MeasuredHost,
+    *,
+    step_divisor: int = 1,
+    swap_space: float | None = None,
+    **options: Any,
 ) -> WorkerCapacity:
     return measure_capacity(
         cache_config=CacheConfig(
@@ -52,6 +58,7 @@ def measure(
         device=device,
         execute=device.execute,
         step_divisor=step_divisor,
+        **options,
     )
 
 
@@ -78,3 +85,16 @@ def test_swap_space_that_was_asked_for_is_not_made_smaller() -> None:
     assert measure(MeasuredHost(), swap_space=0.5).num_cpu_blocks == 16 * 4096 // 16
     with pytest.raises(MemoryError, match=r"cannot be pinned.*lower swap_space"):
         measure(MeasuredHost(swap_limit=100), swap_space=0.5)
+
+
+def test_a_cache_that_does_not_fit_beside_the_adapters_of_all_ranks_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, mib = MeasuredHost(), 1 << 20
+    monkeypatch.setattr(capacity_module, "available_ram", lambda: 100 * mib)
+    of_two = RankShare(cache=0.5, local_size=2)
+    beside_none = measure(device, share=of_two, swap_space=0.0)
+    beside_some = measure(device, share=of_two, swap_space=0.0, adapters_bytes=20 * mib)
+    assert beside_none.num_gpu_blocks == beside_some.num_gpu_blocks  # what all sequences can use
+    with pytest.raises(MemoryError, match=r"beside 50 MiB for adapters; .* lower max_cpu_loras"):
+        measure(device, share=of_two, swap_space=0.0, adapters_bytes=50 * mib)

@@ -244,7 +244,12 @@ def test_adapters_on_divided_models_give_the_tokens_of_peft(form: str, tmp_path:
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     start = make_start(
-        tmp_path, ParallelConfig(), cpu_backend="native", max_lora_rank=16, dtype="float32"
+        tmp_path,
+        ParallelConfig(),
+        cpu_backend="native",
+        max_lora_rank=16,
+        max_cpu_loras=8,
+        dtype="float32",
     )
     for tp, pp in ((1, 1), (2, 1), (1, 2)):
         make = partial(load_threads, with_sizes(start, tp, pp))

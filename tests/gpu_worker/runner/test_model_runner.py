@@ -85,7 +85,7 @@ def test_sizes_in_bytes_decide_the_pools(tiny: Path) -> None:
 def test_the_share_of_a_device_is_counted_without_others_and_never_above_what_is_free(
     free: int, others: int, left: int
 ) -> None:
-    found = capacity.share_left(free=free, total=100, others=others, utilization=0.9, activations=5)
+    found = capacity.share_left(free=free, total=100, others=others, utilization=0.9, reserved=5)
     assert found == left
 
 

@@ -73,10 +73,10 @@ def angles() -> Floats:
 
 
 SITES = {
-    "qkv": AdapterSite(("q", "k", "v"), (QUERIES, HEAD_SIZE, HEAD_SIZE)),
-    "out": AdapterSite(("o",), (HIDDEN,)),
-    "gate_up": AdapterSite(("gate", "up"), (HIDDEN, HIDDEN), is_interleaved=True),
-    "down": AdapterSite(("down",), (HIDDEN,)),
+    "qkv": AdapterSite(("q", "k", "v"), (QUERIES, HEAD_SIZE, HEAD_SIZE), HIDDEN),
+    "out": AdapterSite(("o",), (HIDDEN,), HIDDEN),
+    "gate_up": AdapterSite(("gate", "up"), (HIDDEN, HIDDEN), HIDDEN, is_interleaved=True),
+    "down": AdapterSite(("down",), (HIDDEN,), HIDDEN),
 }
 MODULES = [
     (module, rows)
