@@ -13,10 +13,10 @@ from contract.errors import FailedPrecondition, NotFound
 from contract.model import Adapter
 from gpu_worker.adapters.adapter_folder import NoSuchFolder, find_below
 from gpu_worker.adapters.peft_adapter import describe_adapter
+from gpu_worker.adapters.private_folder import discard, remove_leftovers
 from gpu_worker.adapters.received_adapters import (
     FileChunk,
     ReceivedAdapters,
-    discard,
     read_chunks,
     write_chunk,
 )
@@ -47,6 +47,8 @@ class WorkerAdapters:
         self._runner, self._thread, self._folder = runner, thread, folder
         self._check_epoch, self._on_change = check_epoch, on_change
         self._received = ReceivedAdapters()
+        if folder is not None:
+            remove_leftovers()
 
     async def load(self, *, epoch: int, name: str, path: str, loaded_at_ns: int) -> Adapter:
         """Loads an adapter beside the steps; see LoadAdapter in worker.proto."""

@@ -1,16 +1,16 @@
 """Files of adapters that other workers have sent, in a folder that only this user can enter.
 
 They stay while the adapter is loaded, so that a further worker can be sent them, and are removed
-with it, or when the worker ends.
+with it, or when the worker ends; after a worker that was killed, when the next one starts.
 """
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from gpu_worker.adapters.peft_adapter import CONFIG, WEIGHTS
+from gpu_worker.adapters.private_folder import PrivateFolder, discard
 from gpu_worker.config import ModelError
 
 MAX_BYTES = 2 << 30
@@ -29,14 +29,14 @@ class ReceivedAdapters:
     """The folders, by the SHA-256 of what they must have."""
 
     def __init__(self) -> None:
-        self._root: Path | None = None
+        self._root: PrivateFolder | None = None
         self._folders: dict[str, Path] = {}
 
     def begin(self) -> Path:
         """Returns a new folder for the files of one adapter."""
         if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="signalbox-adapters-"))
-        return Path(tempfile.mkdtemp(dir=self._root))
+            self._root = PrivateFolder()
+        return Path(tempfile.mkdtemp(dir=self._root.path))
 
     def keep(self, sha256: str, folder: Path) -> None:
         """Keeps a folder until `remove`; another one of the same content goes."""
@@ -52,11 +52,8 @@ class ReceivedAdapters:
 
     def close(self) -> None:
         if self._root is not None:
-            discard(self._root)
-
-
-def discard(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+            self._root.close()
+            self._root = None
 
 
 def write_chunk(folder: Path, chunk: FileChunk) -> None:
