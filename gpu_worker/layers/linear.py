@@ -5,12 +5,14 @@ of a plain matrix, several of a quantised one. It is filled part by part, then `
 matrix to the device's own layout. Until then the layer cannot be called.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 from torch import Tensor
 
+from gpu_worker.config import ModelError
 from gpu_worker.device.division import first_kv_head, kv_heads_per_rank
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.adapters import BatchAdapters, LayerAdapter
@@ -148,6 +150,31 @@ class MatrixTarget:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.layer.load_part(tensors, self.part)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedTarget:
+    """The place of a checkpoint's matrix that has several parts below each other. Satisfies
+    `WeightTarget`."""
+
+    parts: Sequence[MatrixTarget]
+
+    @property
+    def rows(self) -> list[slice]:
+        """Rows of each part in the checkpoint's matrix."""
+        ends = list(accumulate(one.layer.whole_shape(one.part)[0] for one in self.parts))
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Raises ModelError for a tensor of other rows."""
+        expected = self.rows[-1].stop
+        if len(tensor) != expected:
+            raise ModelError(
+                f"a fused matrix has {len(tensor)} rows where {expected} are expected; config.json"
+                " does not belong to these weights"
+            )
+        for target, rows in zip(self.parts, self.rows, strict=True):
+            target(tensor[rows])
 
 
 class _ColumnParallelLinear(Linear):

@@ -1,7 +1,9 @@
 """Puts adapters into the linear layers of a model that PyTorch runs."""
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -12,11 +14,18 @@ from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.layers.linear import MatrixTarget
+from gpu_worker.layers.linear import FusedTarget, MatrixTarget
 from gpu_worker.models import Model, TakesAdapters
 
 _WEIGHT = ".weight"
 _LAYER = re.compile(r"(\.layers\.)\d+(\.)")
+
+
+class _Part(NamedTuple):
+    """A matrix that a module changes, and its rows among those of the module."""
+
+    target: MatrixTarget
+    rows: slice
 
 
 class AdapterLoader:
@@ -39,8 +48,8 @@ class AdapterLoader:
         self._remedy = _why_not(model, architecture, device)
         self._targets = _matrices(model) if self._remedy is None else {}
         shapes = {
-            _LAYER.sub(rf"\g<1>{index}\g<2>", name): one.layer.whole_shape(one.part)
-            for name, one in self._targets.items()
+            _LAYER.sub(rf"\g<1>{index}\g<2>", name): _whole_shape(parts)
+            for name, parts in self._targets.items()
             for index in range(stage.total)
         }
         self._opener = AdapterOpener(model_config, model_name, shapes)
@@ -75,32 +84,45 @@ class AdapterLoader:
     def remove(self, adapter: Adapter) -> None:
         """Frees the slot of an adapter, between two steps."""
         if (slot := self.slots.remove(adapter)) is not None:
-            for target in self._targets.values():
-                target.layer.remove_adapters(slot)
+            for one in itertools.chain(*self._targets.values()):
+                one.target.layer.remove_adapters(slot)
 
     def _cut(self, adapter: PeftAdapter) -> OpenedAdapter:
         """Returns this rank's share; what is of another pipeline stage has no target."""
         num_bytes = self.memory.needed(adapter)
-        cut = [
-            (one.layer, one.layer.cut_adapter(one.part, *map(torch.from_numpy, adapter.pair(name))))
-            for name, one in self._targets.items()
-            if adapter.rank(name)
-        ]
+        cut = []
+        for name, parts in self._targets.items():
+            if adapter.rank(name):
+                a, b = map(torch.from_numpy, adapter.pair(name))
+                for target, rows in parts:
+                    share = target.layer.cut_adapter(target.part, a, b[rows])
+                    cut.append((target.layer, share))
         return OpenedAdapter(adapter.info, cut, num_bytes)
 
     def _num_bytes(self, rank_of: Callable[[str], int]) -> int:
         """Returns what `_cut` makes of an adapter with these ranks."""
         return sum(
-            one.layer.adapter_bytes(one.part, rank_of(name)) for name, one in self._targets.items()
+            target.layer.adapter_bytes(target.part, rank_of(name))
+            for name, parts in self._targets.items()
+            for target, _ in parts
         )
 
 
-def _matrices(model: Model) -> dict[str, MatrixTarget]:
-    return {
-        name.removesuffix(_WEIGHT): target
-        for name, target in model.weight_targets().items()
-        if isinstance(target, MatrixTarget)
-    }
+def _matrices(model: Model) -> dict[str, list[_Part]]:
+    """Returns the parts of each module, which is one unless a checkpoint has several fused."""
+    found = dict[str, list[_Part]]()
+    for name, target in model.weight_targets().items():
+        if isinstance(target, MatrixTarget):
+            found[name.removesuffix(_WEIGHT)] = [_Part(target, slice(None))]
+        elif isinstance(target, FusedTarget):
+            parts = zip(target.parts, target.rows, strict=True)
+            found[name.removesuffix(_WEIGHT)] = [_Part(*part) for part in parts]
+    return found
+
+
+def _whole_shape(parts: Sequence[_Part]) -> tuple[int, int]:
+    shapes = [target.layer.whole_shape(target.part) for target, _ in parts]
+    return sum(rows for rows, _ in shapes), shapes[0][1]
 
 
 def _why_not(model: Model, architecture: str, device: torch.device) -> str | None:

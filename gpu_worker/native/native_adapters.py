@@ -8,7 +8,8 @@ from gpu_worker.adapters.given_adapters import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.native.tensor_share import TensorShare
-from signalbox_kernels.adapters import AdapterSite, PackedPairs
+from gpu_worker.native.weight_shapes import module_rows
+from signalbox_kernels.adapters import AdapterSite, LoraPair, PackedPairs
 from signalbox_kernels.program import Program
 
 
@@ -23,6 +24,7 @@ class NativeAdapters:
         share: TensorShare,
     ) -> None:
         self._opener, self._program, self._share = opener, program, share
+        self._rows = module_rows(share.whole)
         self._max_rank = opener.max_rank(given)
         self.slots = AdapterSlots()
         self.memory = AdapterMemory.reserve(
@@ -57,16 +59,19 @@ class NativeAdapters:
         return OpenedAdapter(adapter.info, packed, num_bytes)
 
     def _pack_at(self, site: AdapterSite, adapter: PeftAdapter) -> PackedPairs | None:
-        pairs = {
-            module: self._share.pair(module, adapter.pair(module))
-            for module in site.modules
-            if adapter.rank(module)
-        }
+        pairs = dict[str, LoraPair]()
+        for name in site.modules:
+            module, rows = self._rows[name]
+            if adapter.rank(module):
+                a, b = adapter.pair(module)
+                pairs[name] = self._share.pair(name, LoraPair(a, b[rows]))
         return site.pack(pairs, self._program.shape.element)
 
     def _num_bytes(self, rank_of: Callable[[str], int]) -> int:
         """Returns what `_pack` makes of an adapter with these ranks."""
         element = self._program.shape.element
+        ranks = {name: rank_of(module) for name, (module, _) in self._rows.items()}
         return sum(
-            site.num_bytes(max(map(rank_of, site.modules)), element) for site in self._program.sites
+            site.num_bytes(max(ranks[name] for name in site.modules), element)
+            for site in self._program.sites
         )

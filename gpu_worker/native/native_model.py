@@ -29,7 +29,7 @@ from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.random_weights import random_tensors
 from gpu_worker.native.tensor_share import tensor_share
 from gpu_worker.native.threads import default_num_threads
-from gpu_worker.native.weight_shapes import linear_shapes
+from gpu_worker.native.weight_shapes import module_shapes
 from gpu_worker.native.weights import Weights
 from gpu_worker.sampling.native_sampler import CpuSampler
 from signalbox_kernels.floats import DTYPES
@@ -88,7 +88,7 @@ def load_natively(
         stage=layers,
         on_taken=partial(_report, progress),
     )
-    opener = AdapterOpener(model_config, info.name, linear_shapes(config))
+    opener = AdapterOpener(model_config, info.name, module_shapes(config))
     given = opener.open_given()
     program = compile_decoder(
         share.config,

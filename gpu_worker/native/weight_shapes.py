@@ -1,8 +1,10 @@
 """Names and shapes of the tensors that make up a decoder of the Llama family."""
 
+from typing import NamedTuple
+
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.kv_scales import is_attention_scale
-from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
 
 Shape = tuple[int, ...]
 
@@ -44,6 +46,35 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
         for name, shape in weight_shapes(config).items()
         if name.endswith("_proj.weight")
     }
+
+
+class ModuleRows(NamedTuple):
+    """Rows of a module of Hugging Face's model, which may have several matrices fused."""
+
+    module: str
+    rows: slice
+
+
+def module_rows(config: DecoderConfig) -> dict[str, ModuleRows]:
+    """Returns the module that each matrix of the layers belongs to, by its name."""
+    found = dict[str, ModuleRows]()
+    for name, (num_rows, _) in linear_shapes(config).items():
+        found[name] = ModuleRows(name, slice(0, num_rows))
+    for index in range(config.num_layers if config.has_fused_projections else 0):
+        for fused, parts in FUSED_PROJECTIONS.items():
+            start = 0
+            for name in (f"{layer_prefix(index)}{part}" for part in parts):
+                end = start + found[name].rows.stop
+                found[name] = ModuleRows(f"{layer_prefix(index)}{fused}", slice(start, end))
+                start = end
+    return found
+
+
+def module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of the modules that adapters may change."""
+    shapes, places = linear_shapes(config), module_rows(config)
+    # The last matrix of a module ends where it does.
+    return {module: (rows.stop, shapes[name][1]) for name, (module, rows) in places.items()}
 
 
 def layer_prefix(index: int) -> str:

@@ -19,6 +19,12 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"r": 1, "target_modules": ("o_proj",), "layers_to_transform": 1, "layers_pattern": "layers"},
 )
 """Eight adapters that differ in all that is served."""
+FUSED_KINDS: tuple[dict[str, Any], ...] = (
+    {"r": 8, "target_modules": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")},
+    {"r": 4, "target_modules": "all-linear", "use_rslora": True},
+    {"r": 3, "target_modules": ("qkv_proj", "down_proj"), "rank_pattern": {"qkv_proj": 5}},
+)
+"""Adapters of a model whose Q, K and V, and gate and up, are fused."""
 
 
 def make_adapters(model: Any, path: Path, kinds: Sequence[dict[str, Any]] = KINDS) -> list[str]:

@@ -10,7 +10,7 @@ from gpu_worker.config import ParallelConfig
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.lora.request import LoRARequest
-from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
+from tests.gpu_worker.adapters.peft_adapters import FUSED_KINDS, KINDS, make_adapters, peft_tokens
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_model
@@ -29,6 +29,10 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         ("llama3", "torch", [(2, 1), (1, 3), (2, 2)]),
         ("llama3", "native", [(1, 1), (1, 3), (2, 1), (2, 2)]),
         ("gemma3", "torch", [(1, 1), (2, 2)]),
+        ("granite", "torch", [(1, 1), (2, 1), (1, 3)]),
+        ("granite", "native", [(1, 1), (2, 1), (1, 3)]),
+        ("phi3", "torch", [(1, 1), (2, 1), (1, 3)]),
+        ("phi3", "native", [(1, 1), (2, 1), (1, 3)]),
     ],
 )
 def test_ranks_and_stages_give_the_tokens_of_peft(
@@ -38,7 +42,7 @@ def test_ranks_and_stages_give_the_tokens_of_peft(
     if backend == "native":
         skip_without_native_kernels()
     model = make_model(tmp_path, family, head_dim=16)
-    kinds = KINDS[:3]
+    kinds = FUSED_KINDS if family == "phi3" else KINDS[:3]
     lora = make_adapters(model, tmp_path / "adapters", kinds)
     prompts: Any = [{"prompt_token_ids": ids} for ids in make_prompts(17, 5, 30)]
     requests = [
