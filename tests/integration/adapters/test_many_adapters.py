@@ -9,8 +9,7 @@ import pytest
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_svc.adapters import adapter_loading
-from tests.integration.stack import Router, running_router
-from tests.integration.test_adapter_loading import (
+from tests.integration.adapters.loading import (
     check_tokens,
     listed,
     load,
@@ -21,6 +20,7 @@ from tests.integration.test_adapter_loading import (
     until_all_have,
     write_adapter,
 )
+from tests.integration.stack import Router, running_router
 from tests.integration.test_scheduler_and_workers import until_workers
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.adapters.peft_adapters import KINDS
 from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
 from tests.gpu_worker.model_runners import make_runner
+from tests.integration.adapters.loading import listed, load, loaded_on, unload, until_all_have
 from tests.integration.stack import RunningWorker, router, running_scheduler, running_worker
-from tests.integration.test_adapter_loading import listed, load, loaded_on, unload, until_all_have
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
 from tests.native_kernels import skip_without_native_kernels
 from tests.waiting import eventually

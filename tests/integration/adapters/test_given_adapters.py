@@ -10,6 +10,7 @@ from contract.model import Adapter
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from scheduler_svc.config import SchedulerConfig
+from tests.integration.adapters.loading import NUM_TOKENS, PROMPT
 from tests.integration.stack import router, running_scheduler, running_worker, simulated
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
 from tests.waiting import EVENT_S, eventually
@@ -17,8 +18,6 @@ from tests.waiting import EVENT_S, eventually
 SQL = Adapter(name="sql", sha256="a1" * 32, path="/adapters/sql")
 CHAT = Adapter(name="chat", sha256="b2" * 32)
 ADAPTERS = ("", SQL.sha256, CHAT.sha256)
-PROMPT = list(range(100, 140))
-NUM_TOKENS = 40
 
 
 def adapted(**settings: Any) -> Any:
