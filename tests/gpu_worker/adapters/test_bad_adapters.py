@@ -183,10 +183,19 @@ def test_an_adapter_with_the_models_name_is_refused(sound: Path) -> None:
         make_runner(sound / "model", lora=f"model={sound / 'adapter'}")
 
 
-def test_a_family_without_adapters_is_named(sound: Path, tmp_path: Path) -> None:
-    make_model(tmp_path, "gpt2")
-    with pytest.raises(ModelError, match="not served for GPT2LMHeadModel"):
+@pytest.mark.parametrize(
+    ("family", "name"), [("gpt2", "GPT2LMHeadModel"), ("gpt-oss", "GptOssForCausalLM")]
+)
+def test_a_family_without_adapters_is_named(
+    sound: Path, tmp_path: Path, family: str, name: str
+) -> None:
+    make_model(tmp_path, family)
+    with pytest.raises(ModelError, match=f"not served for {name}; merge them into the model"):
         make_runner(tmp_path, lora=f"mine={sound / 'adapter'}")
+    runner = make_runner(tmp_path, max_lora_rank=8, max_cpu_loras=2)
+    assert runner.memory().adapters == 0
+    with pytest.raises(ModelError, match=f"not served for {name}; merge them into the model"):
+        runner.open_adapter("mine", str(sound / "adapter"))
 
 
 def test_another_base_is_a_warning(

@@ -105,6 +105,8 @@ def assert_like_one(start: Start, sizes: list[tuple[int, int]], mode: Preemption
         ("gemma3", {}, [(1, 2)], PreemptionMode.SWAP),
         ("opt-350m", {}, [(1, 3)], PreemptionMode.SWAP),  # projections at both ends
         ("gpt2", {}, [(1, 2), (2, 3)], PreemptionMode.RECOMPUTE),
+        ("granite", {}, [(1, 3)], PreemptionMode.SWAP),
+        ("phi3", {}, [(1, 3)], PreemptionMode.RECOMPUTE),
     ],
 )
 def test_ranks_give_the_tokens_of_one_process(
@@ -132,6 +134,8 @@ def test_ranks_give_the_tokens_of_one_process(
         ("mistral", {"num_key_value_heads": 1}, [(2, 1), (2, 2)], PreemptionMode.SWAP),
         ("qwen2", {}, [(2, 2)], PreemptionMode.RECOMPUTE),
         ("qwen3", {}, [(2, 1)], PreemptionMode.SWAP),
+        ("granite", {}, [(1, 3), (2, 2)], PreemptionMode.SWAP),
+        ("phi3", {}, [(1, 3), (2, 2)], PreemptionMode.RECOMPUTE),
     ],
 )
 def test_native_ranks_give_the_tokens_of_one_program(
