@@ -109,6 +109,17 @@ def test_a_rank_beyond_the_engines_is_refused(adapted: Adapted) -> None:
         assert tokens_of(outputs) == adapted.expected(1)
 
 
+def test_an_adapter_beyond_the_memory_for_them_is_refused(adapted: Adapted) -> None:
+    with LLM(str(adapted.path), max_cpu_loras=1, **OPTIONS) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=adapted.request(2))
+        assert tokens_of(outputs) == adapted.expected(2)
+        with pytest.raises(ValueError, match=r"the adapter a0 takes .* raise --max-cpu-loras"):
+            llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=adapted.request(0))
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        assert tokens_of(outputs) == adapted.expected(None)
+        assert_at_rest(llm.llm_engine)
+
+
 def test_engines_made_without_adapters_say_so(adapted: Adapted) -> None:
     with make_llm() as llm:
         with pytest.raises(ValueError, match="made with enable_lora=True"):
