@@ -164,6 +164,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
     from contract.sampling_defaults import SamplingDefaults
     from gpu_worker.adapters.peft_adapter import describe_adapter
     from gpu_worker.generation_fields import default_params
+    from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING
     from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
 
     limits = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
@@ -183,6 +184,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
             sampling_defaults=SamplingDefaults(
                 override=default_params(settings.generation_override)
             ),
+            pooling=settings.simulated_pooling and SIMULATED_POOLING[settings.simulated_pooling],
             **limits,
         ),
     )

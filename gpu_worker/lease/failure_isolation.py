@@ -3,7 +3,8 @@
 A forward pass writes the K and V of its own tokens alone, draws depend on nothing but the sequence,
 and no sequence of a batch reads what another one computes in it. So any part may be run again, and
 says what it would have said in the whole. A batch that memory does not suffice for is cut between
-tokens instead, within a sequence too: its later tokens read what its earlier ones have written.
+tokens instead, within a sequence too: its later tokens read what its earlier ones have written. A
+sequence whose attention sees both ways is never cut.
 Bisection is group testing (Dorfman, 1943): one culprit of B costs about two more steps' work.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 from contract.step_result import sum_stages
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
+from gpu_worker.batch.pooling_rows import PoolingRows
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
@@ -59,7 +61,7 @@ def execute_parts(
     Args:
         fault: why the whole batch failed; None if it is beyond the limit, and was not tried.
     """
-    parts = _Parts(runner, batch, limit.tokens)
+    parts = _Parts(runner, batch, limit)
     parts.is_short_of_memory = fault is Fault.NO_MEMORY
     parts.split(0, len(batch.token_ids), fault or Fault.NO_MEMORY)
     if failed := parts.samples.failed_seqs:
@@ -74,10 +76,10 @@ def execute_parts(
 class _Parts:
     """Collects the samples of a batch from those of its parts."""
 
-    def __init__(self, runner: Runner, batch: Batch, max_tokens: int) -> None:
+    def __init__(self, runner: Runner, batch: Batch, limit: TokenLimit) -> None:
         self._runner = runner
         self._batch = batch
-        self._max_tokens = max_tokens
+        self._limit = limit
         self.is_short_of_memory = False
         self.largest = 0
         """Tokens of the largest part that was computed."""
@@ -96,10 +98,10 @@ class _Parts:
         self._compute(middle, stop)
 
     def _compute(self, start: int, stop: int) -> None:
-        if stop - start > self._max_tokens:
+        batch = part(self._batch, start, stop)
+        if not self._limit.allows(batch):
             self.split(start, stop, Fault.NO_MEMORY)
             return
-        batch = part(self._batch, start, stop)
         try:
             samples = self._runner.execute(batch)
         except Exception as error:
@@ -112,7 +114,7 @@ class _Parts:
         self.split(start, stop, fault)
 
     def _middle(self, start: int, stop: int, fault: Fault) -> int | None:
-        if fault is Fault.NO_MEMORY:
+        if fault is Fault.NO_MEMORY and self._limit.cuts_sequences:
             return None if stop - start < 2 else (start + stop) // 2
         first, last = self._owner(start), self._owner(stop - 1)
         return None if first == last else int(self._batch.query_start[(first + last + 1) // 2])
@@ -131,6 +133,9 @@ class _Parts:
             first = int(np.searchsorted(self._batch.prompt_rows.token_index, start))
             for one in found.prompt_logprobs:
                 samples.prompt_logprobs[first + one.row] = one._replace(row=first + one.row)
+        first = self._owner(start)
+        samples.failed_seqs |= {first + i: reason for i, reason in found.failed_seqs.items()}
+        samples.pooled |= {first + i: vector for i, vector in found.pooled.items()}
         samples.forward_ns += found.forward_ns
         samples.sample_ns += found.sample_ns
         samples.stages = sum_stages(samples.stages, found.stages)
@@ -156,6 +161,20 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
         rows=rows,
         prompt_rows=_prompt_part(batch, start, stop, first_seq=first),
         adapters=None if batch.adapters is None else batch.adapters[start:stop],
+        token_types=None if batch.token_types is None else batch.token_types[start:stop],
+        pooling=_pooling_part(batch, first, last, stop=stop),
+    )
+
+
+def _pooling_part(batch: Batch, first: int, last: int, *, stop: int) -> PoolingRows | None:
+    """The rows of sequences [first, last); the part has no vector of one that is cut at `stop`."""
+    rows = batch.pooling
+    if rows is None:
+        return None
+    return PoolingRows(
+        slots=rows.slots[first:last],
+        is_last=rows.is_last[first:last] & (batch.query_start[first + 1 : last + 1] <= stop),
+        num_skipped=rows.num_skipped[first:last],
     )
 
 

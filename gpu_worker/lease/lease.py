@@ -56,7 +56,11 @@ class Lease:
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
         self._stages: tuple[SectionStage, ...] = (BlockMoveStage(runner, **pools),)
         self._runner = runner
-        self._limit = TokenLimit(capacity.max_num_batched_tokens)
+        pooling = runner.model.pooling
+        self._limit = TokenLimit(
+            capacity.max_num_batched_tokens,
+            cuts_sequences=pooling is None or not pooling.is_bidirectional,
+        )
         self._ranks = capacity.ranks
         self._pipeline: StepPipeline | None = None
         if isinstance(runner, Launching) and runner.launches:
@@ -126,7 +130,7 @@ class Lease:
         if self._pipeline is None:
             return None
         try:
-            if len(batch.token_ids) <= self._limit.tokens:
+            if self._limit.allows(batch):
                 launched = self._pipeline.launch(batch, finish_result, on_error)
                 if self._limit.lowered is not None:
                     self._limit.count_step()
@@ -159,7 +163,7 @@ def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutpu
     Sequences that fail alone are in `failed_seqs` of the output.
     """
     fault: Fault | None = None
-    if len(batch.token_ids) <= limit.tokens:
+    if limit.allows(batch):
         try:
             samples = runner.execute(batch)
         except Exception as error:  # a kernel may raise anything; the service goes on

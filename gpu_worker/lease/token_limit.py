@@ -3,10 +3,13 @@
 The profiling run measures the largest step, but others share a card, and fragments of memory add
 up. A step that failed is run in parts; the largest part that could be is the limit from then on, of
 which the scheduler hears with each answer. It is doubled now and then, for what took the memory may
-be gone.
+be gone. A sequence whose attention sees both ways is computed whole: alone, it is tried even beyond
+the limit.
 """
 
 import logging
+
+from gpu_worker.batch.batch import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -17,13 +20,20 @@ STEPS_TO_RETRY = 256
 class TokenLimit:
     """`announced` is what the worker was profiled for."""
 
-    def __init__(self, announced: int) -> None:
+    def __init__(self, announced: int, *, cuts_sequences: bool = True) -> None:
+        """`cuts_sequences` is False if each sequence must be computed whole."""
+        self.cuts_sequences = cuts_sequences
         self.tokens = announced
         """Most tokens of a step that is tried as a whole."""
         self.lowered: int | None = None
         """Limit to report to the scheduler; None while the announced one holds."""
         self._announced = announced
         self._num_steps = 0
+
+    def allows(self, batch: Batch) -> bool:
+        """Returns whether a batch is tried as a whole."""
+        is_whole = not self.cuts_sequences and len(batch.query_start) == 2
+        return len(batch.token_ids) <= self.tokens or is_whole
 
     def lower(self, tokens: int) -> None:
         """Records the most tokens that could be computed at once."""

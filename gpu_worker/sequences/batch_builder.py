@@ -14,9 +14,10 @@ from contract.step import Step
 from contract.updates import RequestFailure
 from gpu_worker.batch.arrays import Int32Array, Int64Array, offsets
 from gpu_worker.batch.batch import NO_ADAPTER, Batch
+from gpu_worker.batch.pooling_rows import PoolingRows
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import sequence_failure
-from gpu_worker.sequences import draw_options, prompt_logprobs
+from gpu_worker.sequences import draw_options, pooled_prompts, prompt_logprobs
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_validation import Limits
 
@@ -41,6 +42,8 @@ class PlannedBatch:
     first."""
     prompt_rows: PromptRows | None = None
     """Rows of the batch that report log probabilities of the prompt."""
+    pooling: PoolingRows | None = None
+    """The sequences of a worker that pools, which draw nothing."""
     refused: dict[int, str] = field(default_factory=dict)
     """Reason by row, for draws to which no token is allowed."""
 
@@ -73,6 +76,9 @@ def plan(
     state = rows.state[planned_rows]
     _check_running(ids, state, num_new, num_blocks[planned_rows], limits)
     drawers, branches = _find_draws(state, num_new)
+    pooling = None
+    if limits.model.pooling is not None:
+        drawers, pooling = drawers[:0], pooled_prompts.rows_of(state, planned_rows, num_new)
     return PlannedBatch(
         epoch=step.epoch,
         step_id=step.step_id,
@@ -83,6 +89,7 @@ def plan(
         drawers=drawers,
         branches=branches,
         failures=failures,
+        pooling=pooling,
     )
 
 
@@ -112,9 +119,8 @@ def _check_size(seq_ids: list[int], num_new: Int64Array, limits: Limits) -> None
         raise InvalidArgument("sequences", len(seq_ids), f"at most {limit.max_num_seqs} a step")
     if len(num_new) and num_new.min() < 1:
         raise InvalidArgument("running.num_new_tokens", int(num_new.min()), "at least 1")
-    if (total := int(num_new.sum())) > limit.max_num_batched_tokens:
-        allowed = f"at most {limit.max_num_batched_tokens} a step"
-        raise InvalidArgument("num_new_tokens", total, allowed)
+    if (total := int(num_new.sum())) > (most := limits.most_tokens(len(seq_ids))):
+        raise InvalidArgument("num_new_tokens", total, f"at most {most} a step")
     if len(set(seq_ids)) != len(seq_ids):
         raise InvalidArgument("running.seq_ids", "a repeated sequence", "distinct sequences")
 
@@ -190,6 +196,8 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         fed_from=fed_from,
         complete_rows=add_rules,
         adapters=_adapters(planned, query_start),
+        token_types=pooled_prompts.token_types(planned.state, num_new, positions),
+        pooling=planned.pooling,
     )
 
 

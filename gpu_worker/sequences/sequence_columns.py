@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import InvalidArgument
+from contract.pooling import PoolingParams
 from contract.sampling_params import SamplingParams
 from contract.sections.forks import Fork
 from contract.step import NewSequence
@@ -46,9 +47,13 @@ _STATE = np.dtype(
         ("has_penalties", np.bool_),
         ("has_rules", np.bool_),
         ("has_logprob_tokens", np.bool_),
+        ("num_first_segment", np.int32),
+        ("num_skipped", np.int32),
     ],
     align=True,
 )
+
+NOT_POOLED = PoolingParams()
 
 
 class SequenceRows:
@@ -96,7 +101,7 @@ class SequenceRows:
         self.logprob_tokens += [()] * (num_rows - len(self))
         self.state = state
 
-    def write(self, row: int, new: NewSequence) -> None:
+    def write(self, row: int, new: NewSequence, pooling: PoolingParams = NOT_POOLED) -> None:
         """Writes a new sequence to a row."""
         params, num_tokens, num_blocks = new.params, len(new.token_ids), len(new.block_table)
         self.rules[row] = rules = self._rules(new)
@@ -123,6 +128,8 @@ class SequenceRows:
             penalties != (0.0, 0.0, 1.0),
             grammar is not None or (rules is not None and rules.always_apply),
             bool(params.logprob_token_ids),
+            pooling.num_first_segment_tokens,
+            pooling.num_skipped_tokens,
         )
         self.logprob_tokens[row] = params.logprob_token_ids
         self.tokens[row, :num_tokens] = new.token_ids

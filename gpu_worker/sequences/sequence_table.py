@@ -23,7 +23,7 @@ from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.sequences import batch_builder, prompt_logprobs
+from gpu_worker.sequences import batch_builder, pooled_prompts, prompt_logprobs
 from gpu_worker.sequences.batch_builder import PlannedBatch
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_staging import StagedStep
@@ -99,6 +99,7 @@ class SequenceTable:
         Raises InvalidArgument or FailedPrecondition, having changed nothing.
         """
         limits, rows = self._limits, self._rows
+        pooled_prompts.check_section(step, limits.model.pooling)
         row_of, failed, num_blocks = self._row_of, self._failed, rows.state["num_blocks"]
         staged = None
         if step.changes_sequences:
@@ -201,6 +202,7 @@ class SequenceTable:
                 planned.seq_ids, prompt_rows, samples.prompt_logprobs, failed=reasons
             ),
             failures=planned.failures,
+            pooled=pooled_prompts.vectors_of(planned.seq_ids, samples.pooled, failed=reasons),
         )
 
     def _failure_reasons(self, planned: PlannedBatch, samples: BatchOutput) -> dict[int, str]:

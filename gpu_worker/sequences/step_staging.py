@@ -13,11 +13,12 @@ import numpy as np
 
 from contract.columns import Column
 from contract.errors import InvalidArgument
+from contract.pooling import PoolingParams
 from contract.sections.forks import Fork
 from contract.step import NewSequence, Step, TablePatch
 from gpu_worker.batch.arrays import Int32Array, Int64Array, offsets
 from gpu_worker.sequences.batch_builder import find_rows
-from gpu_worker.sequences.sequence_columns import SequenceRows
+from gpu_worker.sequences.sequence_columns import NOT_POOLED, SequenceRows
 from gpu_worker.sequences.step_validation import Limits, check_new, check_range
 
 
@@ -49,8 +50,9 @@ class StagedStep:
         self._finish(step.finished)
         if step.forks:
             self._fork(step.forks)
+        pooling = step.pooling or {}
         for new in step.new:
-            self._add(new)
+            self._add(new, pooling.get(new.seq_id, NOT_POOLED))
         if step.patches:
             self.num_blocks = self.rows.state["num_blocks"].copy()
             self.patches = self._patch(step.patches)
@@ -92,14 +94,14 @@ class StagedStep:
                 "forks.parent_seq_ids", fork.parent, "a sequence whose prompt is computed"
             )
 
-    def _add(self, new: NewSequence) -> None:
+    def _add(self, new: NewSequence, pooling: PoolingParams) -> None:
         if new.seq_id in self.row_of:
             raise InvalidArgument(
                 "new_groups.sequences.seq_id", new.seq_id, "a sequence not known yet"
             )
         check_new(new, self.limits)
         row = self.free.pop()
-        self.rows.write(row, new)
+        self.rows.write(row, new, pooling)
         self.row_of[new.seq_id] = row
 
     def _patch(self, patches: Sequence[TablePatch]) -> Patches:

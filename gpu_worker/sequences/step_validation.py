@@ -39,6 +39,13 @@ class Limits:
         """Blocks of the longest sequence."""
         return -(-self.model.max_model_len // self.capacity.block_size)
 
+    def most_tokens(self, num_seqs: int) -> int:
+        """Returns the most tokens of a step: a sequence alone may be as long as it is whole."""
+        pooling, most = self.model.pooling, self.capacity.max_num_batched_tokens
+        if num_seqs == 1 and pooling is not None and pooling.is_bidirectional:
+            return max(most, self.model.max_model_len)
+        return most
+
 
 def check_range(field: str, values: NDArray[np.integer] | Sequence[int], end: int) -> None:
     """Checks that all values are in [0, end)."""

@@ -6,8 +6,6 @@ wrong block map, a stale block, a lost copy or another prefix's block changes it
 `expected_tokens` says what the output should have been, with no blocks in between.
 
 There are no logits: penalties, biases and filters change nothing, what may be drawn does.
-
-The hash is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 """
 
 import time
@@ -19,26 +17,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.model import Adapter, Arithmetic, ModelInfo, WorkerCapacity, WorkerRank
+from contract.pooling import PoolingModel
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
 from gpu_worker.adapters.adapter_config import read_adapter_config
 from gpu_worker.adapters.peft_adapter import CONFIG, describe_adapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
-from gpu_worker.batch.arrays import Int64Array
+from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
+from gpu_worker.simulated.hashing import (
+    MASK,
+    POSITION,
+    SALT,
+    SEGMENT,
+    TOKEN,
+    UInt64Array,
+    adapter_key,
+    mix,
+    mix_int,
+)
+from gpu_worker.simulated.simulated_pooler import SimulatedPooler
 from gpu_worker.simulated.stage_times import SimulatedStep, StageTimes
-
-UInt64Array = NDArray[np.uint64]
 
 POISON = 0xDEAD_BEEF_DEAD_BEEF
 """Content of a block before its first write."""
 
-_MASK = (1 << 64) - 1
-_TOKEN, _POSITION, _SALT = 0x9E37_79B9_7F4A_7C15, 0xD1B5_4A32_D192_ED03, 0x8CB9_2BA7_2F3D_8DD7
 _MAX_GATHERED = 1 << 21  # slots read at once: 16 MiB
 
 SIMULATED = Arithmetic(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
@@ -66,6 +73,8 @@ class SimulatedConfig:
     arithmetic: Arithmetic = SIMULATED
     adapters: tuple[Adapter, ...] = ()
     """Adapters, each of which changes what its requests write to their slots."""
+    pooling: PoolingModel | None = None
+    """None generates."""
 
     def __post_init__(self) -> None:
         if self.vocab_size < MIN_VOCAB_SIZE:
@@ -91,6 +100,7 @@ class SimulatedRunner:
         self.stages = StageTimes(self.config.stages)
         self._adapters = AdapterSlots(self.config.adapters)
         self._set_adapter_keys()
+        self._pooler = self._make_pooler()
         self.gpu_kv: UInt64Array = self._make_pool(0)
         self.cpu_kv: UInt64Array = self._make_pool(0)
 
@@ -110,6 +120,7 @@ class SimulatedRunner:
             sampling_defaults=self.config.sampling_defaults,
             arithmetic=self.config.arithmetic,
             adapters=self._adapters.loaded,
+            pooling=self.config.pooling,
         )
 
     @property
@@ -132,7 +143,7 @@ class SimulatedRunner:
         slots = self._adapters.of
         keys = np.zeros(max(slots.values(), default=-1) + 2, dtype=np.uint64)
         for sha256, slot in slots.items():
-            keys[slot] = _adapter_key(sha256)
+            keys[slot] = adapter_key(sha256)
         self._adapter_keys = keys  # NO_ADAPTER is the last
 
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -155,6 +166,7 @@ class SimulatedRunner:
         )
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._pooler = self._make_pooler()
         self.gpu_kv = self._make_pool(num_gpu_blocks)
         self.cpu_kv = self._make_pool(num_cpu_blocks)
 
@@ -199,7 +211,12 @@ class SimulatedRunner:
         self._write(batch)
         return self._attend(batch, batch.rows.token_index)
 
+    def _make_pooler(self) -> SimulatedPooler | None:
+        return None if self.config.pooling is None else SimulatedPooler(self.config.pooling)
+
     def _draw(self, batch: Batch, sums: UInt64Array) -> BatchOutput:
+        if self._pooler is not None and batch.pooling is not None:
+            return self._pooler.pool(batch, batch.pooling, self._attend)
         samples = self._sample(sums, batch.rows)
         if batch.prompt_rows is not None:
             samples.prompt_logprobs = self._prompt_logprobs(batch, batch.prompt_rows)
@@ -211,10 +228,11 @@ class SimulatedRunner:
     def _write(self, batch: Batch) -> None:
         """Writes each new token's slot, continuing from the slot before the first of them."""
         slots, first = self.gpu_kv.reshape(-1), batch.query_start[:-1]
-        own = _mix(
-            batch.token_ids.astype(np.uint64) * np.uint64(_TOKEN)
-            + batch.positions.astype(np.uint64) * np.uint64(_POSITION)
+        own = mix(
+            batch.token_ids.astype(np.uint64) * np.uint64(TOKEN)
+            + batch.positions.astype(np.uint64) * np.uint64(POSITION)
             + (self._adapter_keys[batch.adapters] if batch.adapters is not None else np.uint64(0))
+            + (_segments(batch.token_types) if batch.token_types is not None else np.uint64(0))
         )
         sums = np.cumsum(own, dtype=np.uint64)
         offset = self._before(batch, batch.positions[first]) - (sums[first] - own[first])
@@ -249,10 +267,10 @@ class SimulatedRunner:
         return total
 
     def _sample(self, sums: UInt64Array, rows: SampleRows) -> BatchOutput:
-        salt = _mix(rows.seed * np.uint64(_SALT) + rows.branch.astype(np.uint64))
+        salt = mix(rows.seed * np.uint64(SALT) + rows.branch.astype(np.uint64))
         key = np.where(rows.temperature > 0, salt, np.uint64(0))
         vocab_size = self.config.vocab_size
-        best = (_mix(sums ^ key) % np.uint64(vocab_size)).astype(np.int32)
+        best = (mix(sums ^ key) % np.uint64(vocab_size)).astype(np.int32)
         drawn, failed = best.copy(), dict[int, str]()
         if rows.suppressed is not None or rows.allowed is not None:
             for row, allowed in enumerate(_allowed(rows, vocab_size)):
@@ -269,7 +287,7 @@ class SimulatedRunner:
 
     def _prompt_logprobs(self, batch: Batch, rows: PromptRows) -> list[Logprobs]:
         """Returns simulated log probabilities of each token, from its context's blocks."""
-        best = _mix(self._attend(batch, rows.token_index)) % np.uint64(self.config.vocab_size)
+        best = mix(self._attend(batch, rows.token_index)) % np.uint64(self.config.vocab_size)
         return [
             _logprobs(row, best=likely, token=token, num=num, size=self.config.vocab_size)
             for row, (likely, token, num) in enumerate(
@@ -309,14 +327,14 @@ def expected_tokens(
 
     It draws past stop tokens; before min_tokens it draws none. `adapter` is an adapter's SHA-256.
     """
-    of_adapter = _adapter_key(adapter)
-    key = _mix_int(seed * _SALT + branch) if temperature > 0 else 0
+    of_adapter = adapter_key(adapter)
+    key = mix_int(seed * SALT + branch) if temperature > 0 else 0
     tokens, slot, total = list(prompt), 0, 0
     for position in range(len(prompt) + num_tokens - 1):
-        slot += _mix_int(tokens[position] * _TOKEN + position * _POSITION + of_adapter)
-        total += slot * (_mix_int(position) | 1)
+        slot += mix_int(tokens[position] * TOKEN + position * POSITION + of_adapter)
+        total += slot * (mix_int(position) | 1)
         if position + 1 == len(tokens):
-            best = _mix_int((total & _MASK) ^ key) % vocab_size
+            best = mix_int((total & MASK) ^ key) % vocab_size
             starved = len(tokens) - len(prompt) < min_tokens
             allowed = np.ones(vocab_size, dtype=np.bool_)
             allowed[list(stop_token_ids) if starved else []] = False
@@ -387,24 +405,9 @@ def _with_tokens(
     ]
 
 
-def _adapter_key(sha256: str) -> int:
-    """Returns what an adapter adds before a token is hashed; the base model's is 0."""
-    return int(sha256[:16], 16) if sha256 else 0
+def _segments(token_types: Int32Array) -> UInt64Array:
+    return token_types.astype(np.uint64) * np.uint64(SEGMENT)
 
 
 def _weights(positions: UInt64Array) -> UInt64Array:
-    return _mix(positions) | np.uint64(1)
-
-
-def _mix(x: UInt64Array) -> UInt64Array:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
-    mixed: UInt64Array = x ^ (x >> np.uint64(31))
-    return mixed
-
-
-def _mix_int(x: int) -> int:
-    x &= _MASK
-    x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
-    return x ^ (x >> 31)
+    return mix(positions) | np.uint64(1)

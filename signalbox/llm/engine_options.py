@@ -31,6 +31,7 @@ SERVICE_ONLY: Mapping[str, str] = {
     "simulated_cpu_blocks": "use `signalbox serve --simulate`",
     "simulated_step_ms": "use `signalbox serve --simulate`",
     "simulated_token_us": "use `signalbox serve --simulate`",
+    "simulated_pooling": "use `signalbox serve --simulate`",
     "prefix_caching": "its name here is enable_prefix_caching, as in vLLM",
     "max_queued_requests": _NO_QUEUE,
     "max_queued_tokens": _NO_QUEUE,
