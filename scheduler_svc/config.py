@@ -44,6 +44,9 @@ class StepLimits:
     """Pipeline stages of the worker."""
     max_adapters: int | None = None
     """LoRA adapters of a step; None is all."""
+    cuts_prompts: bool = True
+    """False if each prompt is computed whole, because attention sees both ways; one that exceeds
+    max_num_batched_tokens has a step of its own, up to the model's window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         " replay`; it holds the token ids of prompts and outputs, for its owner alone to read",
     )
 
-    def step_limits(self, capacity: WorkerCapacity) -> StepLimits:
+    def step_limits(self, capacity: WorkerCapacity, *, cuts_prompts: bool = True) -> StepLimits:
         """Returns the limits of a worker's steps, within those that it announces."""
         most_tokens, most_steps = capacity.max_num_batched_tokens, capacity.max_steps_in_flight
         return StepLimits(
@@ -182,6 +185,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
             max_in_flight=min(self.max_steps_in_flight or most_steps, most_steps),
             num_stages=capacity.pipeline_parallel_size,
             max_adapters=self.max_loras,
+            cuts_prompts=cuts_prompts,
         )
 
 

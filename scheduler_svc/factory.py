@@ -35,9 +35,15 @@ def make_scheduler(
     admission: AdmissionQueue,
     worker_name: str = "",
 ) -> Scheduler:
-    """Returns the scheduler of a worker that joins, within what it can hold."""
+    """Returns the scheduler of a worker that joins, within what it can hold.
+
+    A vector that reads all tokens takes no prefix from the cache, so that there is none.
+    """
+    pooling = model.pooling
+    is_bidirectional = pooling is not None and pooling.is_bidirectional
+    reads_all_tokens = is_bidirectional or (pooling is not None and pooling.reads_all_tokens)
     return Scheduler(
-        limits=config.step_limits(capacity),
+        limits=config.step_limits(capacity, cuts_prompts=not is_bidirectional),
         cache=CacheShape(
             block_size=capacity.block_size,
             num_gpu_blocks=min(
@@ -46,7 +52,7 @@ def make_scheduler(
             num_cpu_blocks=capacity.num_cpu_blocks,
             watermark=config.watermark,
             max_model_len=model.max_model_len,
-            prefix_caching=config.prefix_caching,
+            prefix_caching=config.prefix_caching and not reads_all_tokens,
             cpu_prefix_cache=config.cpu_prefix_cache,
         ),
         admission=admission,

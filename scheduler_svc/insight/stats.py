@@ -35,7 +35,7 @@ class StepStats:
 
     def observe(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Takes a step that was answered; it began when the one before it was."""
-        num_tokens, num_decodes = plan.total_tokens, plan.num_new_tokens.count(1)
+        num_tokens, num_decodes = plan.total_tokens, plan.num_decodes
         duration_ns = int((now - max(plan.planned_at, self._last_answer_at)) * S)
         self.tokens.observe(num_tokens)
         self.num_prefill_tokens += num_tokens - num_decodes
@@ -74,7 +74,7 @@ class RequestStats:
     """Requests of which a worker failed to compute a sequence."""
     queue_ns: Histogram = field(default_factory=times)
     prefill_ns: Histogram = field(default_factory=times)
-    """Nanoseconds from the first step to the first token."""
+    """Nanoseconds from the first step to the first token, or to the vector."""
     decode_ns: Histogram = field(default_factory=times)
     """Nanoseconds from the first token to the last, preemptions included."""
     inference_ns: Histogram = field(default_factory=times)
@@ -95,8 +95,17 @@ class RequestStats:
             self.preemptions.observe(group.num_preemptions, trace_id=trace_id)
         if at.first_token is not None:
             self._observe_tokens(group, at.first_token, trace_id)
+        elif group.pools and group.failure is None:
+            self._observe_vector(group, trace_id)
         if group.failure is None:
             self.duration_ns.observe(_ns(now - at.arrival), trace_id=trace_id)
+
+    def _observe_vector(self, group: SequenceGroup, trace_id: str) -> None:
+        at = group.times
+        if at.first_scheduled is not None and at.last_token is not None:
+            pooled_ns = _ns(at.last_token - at.first_scheduled)
+            self.prefill_ns.observe(pooled_ns, trace_id=trace_id)
+            self.inference_ns.observe(pooled_ns, trace_id=trace_id)
 
     def _observe_tokens(self, group: SequenceGroup, first_token: float, trace_id: str) -> None:
         at = group.times

@@ -35,7 +35,7 @@ def begin(plan: StepPlan, *, worker: str) -> None:
 def _open(
     plan: StepPlan, parent: RequestTrace, *, worker: str, start_ns: int | None = None
 ) -> StepTrace:
-    num_decode = plan.num_new_tokens.count(1)
+    num_decode = plan.num_decodes
     attributes: dict[str, str | int] = {
         "rpc.system.name": "grpc",
         "rpc.method": METHOD,

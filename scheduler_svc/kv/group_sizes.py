@@ -23,7 +23,12 @@ class GroupSizes:
         return group.num_prompt_tokens // self.block_size * self.block_size
 
     def longest(self, group: SequenceGroup) -> int:
-        """Returns the length in tokens at which a sequence of the group has its last."""
+        """Returns the length in tokens at which a sequence of the group has its last.
+
+        The vector of one that pools counts as a token, even behind the model's window.
+        """
+        if group.pools:
+            return group.num_prompt_tokens + 1
         return min(group.num_prompt_tokens + group.max_tokens, self.max_model_len)
 
     def most_blocks(self, group: SequenceGroup) -> int:

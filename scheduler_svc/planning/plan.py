@@ -10,6 +10,7 @@ from contract.columns import int32s, int64s
 from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import NO_MOVES, BlockMoves
 from contract.sections.forks import Fork
+from contract.sections.pooling import Pooling
 from contract.step import NewSequence, Step, TablePatch
 from contract.step_result import StepResult
 from scheduler_svc.requests.open_spans import StepTrace
@@ -98,6 +99,12 @@ class StepPlan:
         return self.block_moves.counts if self.has_sections else _NO_COUNTS
 
     @property
+    def num_decodes(self) -> int:
+        """Sequences that compute one token, as prompts that are pooled rarely do."""
+        pools = bool(self.seqs) and self.seqs[0].group.pools  # all do, or none
+        return 0 if pools else self.num_new_tokens.count(1)
+
+    @property
     def total_tokens(self) -> int:
         return sum(self.num_new_tokens)
 
@@ -123,7 +130,14 @@ class StepPlan:
             tracestate=tracestate,
             forks=tuple(self.forks),
             block_moves=self.block_moves,
+            pooling=self._pooling() if self.new else None,
         )
+
+    def _pooling(self) -> Pooling | None:
+        """Returns how the new sequences are pooled; None on a worker that generates."""
+        new = (self.seqs[i] for i in self.new)
+        pooling = {seq.seq_id: how for seq in new if (how := seq.group.request.pooling)}
+        return pooling or None
 
     def _new_sequences(self) -> tuple[NewSequence, ...]:
         params: dict[SequenceGroup, SamplingParams] = {}

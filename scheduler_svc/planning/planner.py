@@ -2,7 +2,9 @@
 
 Iteration-level scheduling follows Orca (Yu et al., OSDI 2022), mixing chunks of prefills with
 decodes Sarathi-Serve (Agrawal et al., OSDI 2024). How much of the prompts goes along is not a fixed
-budget of tokens as there but a share of what waits.
+budget of tokens as there but a share of what waits. A model whose attention sees both ways computes
+each prompt whole: the next one that a step has no tokens left for begins another step, so that none
+is passed by shorter ones.
 """
 
 from contract.model import Arithmetic
@@ -193,8 +195,20 @@ class Planner:
             for seq in group.sequences:
                 if not plan.token_budget:
                     return
-                if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1:
+                waits = seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
+                if waits and self._has_tokens(plan, seq):
                     self._add_prefill(plan, seq)
+
+    def _has_tokens(self, plan: StepPlan, seq: Sequence) -> bool:
+        """Says whether a step takes a chunk of a prompt; if not, it takes no more of others.
+
+        A prompt that is not cut may exceed the budget alone.
+        """
+        if self._limits.cuts_prompts or not plan.seqs:
+            return True
+        if seq.num_remaining_tokens > plan.token_budget:
+            plan.token_budget = 0
+        return plan.token_budget > 0
 
     def _add_prefill(self, plan: StepPlan, seq: Sequence) -> None:
         starts = not seq.block_table
@@ -203,7 +217,9 @@ class Planner:
         self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens if starts else 0)
 
     def _add_chunk(self, plan: StepPlan, seq: Sequence, *, num_cached_tokens: int = 0) -> None:
-        num_new_tokens = min(seq.num_remaining_tokens, plan.token_budget)
+        num_new_tokens = seq.num_remaining_tokens
+        if self._limits.cuts_prompts:
+            num_new_tokens = min(num_new_tokens, plan.token_budget)
         self._worker_state.add(plan, seq, num_new_tokens)
         seq.group.timeline.add(
             EventKind.PREFILL,
@@ -264,7 +280,7 @@ class Planner:
         admission = self._queues.admission
         while plan.token_budget and admission.groups and not self._queues.swapped:
             group = self._group_selection.next_group()
-            if group is None:
+            if group is None or not self._has_tokens(plan, group.unfinished[0]):
                 return
             self._bring_in(group, plan, now)
 

@@ -31,7 +31,7 @@ class WorkerState:
         plan.seq_ids.append(seq.seq_id)
         plan.num_new_tokens.append(num_new_tokens)
         plan.num_samples.append(seq.group.num_draws if draws else 0)
-        plan.token_budget -= num_new_tokens
+        plan.token_budget = max(0, plan.token_budget - num_new_tokens)
         first = seq.num_sent_blocks
         if seq.is_on_worker and len(seq.block_table) > first:
             plan.patches.append(TablePatch(seq.seq_id, first, tuple(seq.block_table[first:])))

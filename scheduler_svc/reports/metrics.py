@@ -96,7 +96,7 @@ def _add_requests(requests: RequestStats, families: Families, model: str) -> Non
 
     times("request_queue_time_seconds", "From arrival to the first step.", requests.queue_ns)
     times(
-        "request_prefill_time_seconds", "From the first step to the first token.",
+        "request_prefill_time_seconds", "From the first step to the first token or the vector.",
         requests.prefill_ns,
     )  # fmt: skip
     times("request_decode_time_seconds", "From the first token to the last.", requests.decode_ns)

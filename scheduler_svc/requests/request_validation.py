@@ -10,6 +10,7 @@ from contract.model import ModelInfo
 from contract.request import Request
 from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from scheduler_svc.requests.beam_search import find_fault_in_search
+from scheduler_svc.requests.pooling_validation import find_fault_in_pooling
 
 MAX_PRIORITY = 1000
 """Bound of a priority, above and below 0; it bounds how long a request may be kept waiting."""
@@ -23,8 +24,12 @@ MAX_BAD_TOKENS = 16_384
 
 def find_fault(request: Request, model: ModelInfo) -> str | None:
     """Says in one line why no worker of the model could serve a request; None if it can be."""
+    if fault := find_fault_in_pooling(request, model):
+        return fault
     num_prompt_tokens = len(request.prompt_token_ids)
-    if num_prompt_tokens >= model.max_model_len:
+    if request.pooling is not None and num_prompt_tokens > (window := model.max_model_len):
+        return f"the prompt has {num_prompt_tokens} tokens; the model's window has {window}"
+    if request.pooling is None and num_prompt_tokens >= model.max_model_len:
         return (
             f"the prompt has {num_prompt_tokens} tokens; the model's window of"
             f" {model.max_model_len} leaves none to generate"

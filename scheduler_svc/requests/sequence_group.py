@@ -85,6 +85,11 @@ class SequenceGroup:
         return self.request.payer or self.request.tenant
 
     @property
+    def pools(self) -> bool:
+        """True if the prompt is pooled, so that its only draw is a vector."""
+        return self.request.pooling is not None
+
+    @property
     def has_started(self) -> bool:
         """True if a worker has worked on the group, here or at a scheduler that was lost."""
         return self.request.attempt > 0 or self.times.first_scheduled is not None

@@ -35,6 +35,7 @@ class EventKind(Enum):
     ENDED = auto()
     SUSPECTED = auto()
     CLEARED = auto()
+    POOLED = auto()
 
 
 class Event(NamedTuple):

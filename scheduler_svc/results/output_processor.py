@@ -99,7 +99,9 @@ class OutputProcessor:
                 self._fail(seq, result.failures[seq.seq_id], outcome, now)
                 continue
             self._blocks.cache_blocks(seq)
-            if num_samples:
+            if num_samples and seq.group.pools:
+                self._accept_vector(seq, result, outcome, now)
+            elif num_samples:
                 keys = [(seq.seq_id, seq.branch + i) for i in range(num_samples)]
                 rows = [runs[key].start for key in keys if key in runs]
                 self._accept_draws(seq, rows, num_samples, result, outcome, now)
@@ -128,6 +130,20 @@ class OutputProcessor:
         for branch, row in zip(branches, rows, strict=True):
             outcome.tokens.append((branch, token_ids[row], result.logprobs.get(row)))
             self._accept_token(branch, token_ids[row], outcome, now)
+
+    def _accept_vector(
+        self, seq: Sequence, result: StepResult, outcome: StepOutcome, now: float
+    ) -> None:
+        """Ends a sequence that has no other draw than its vector."""
+        vector = result.pooled.get(seq.seq_id)
+        if vector is None:
+            message = "the worker made no vector of the prompt"
+            self._fail(seq, RequestFailure(Code.INTERNAL, message), outcome, now)
+            return
+        self.num_prompt_tokens += seq.group.num_prompt_tokens
+        seq.group.timeline.add(EventKind.POOLED, now)
+        outcome.pooled.append((seq.group, vector))
+        self._finish(seq, FinishReason.STOP, outcome, now)
 
     def _record_first_token(self, group: SequenceGroup, now: float) -> None:
         if group.times.first_token is None:

@@ -1,10 +1,13 @@
 """Says what is wrong with a worker's result, before anything of it reaches requests.
 
-A result belongs to a plan: each branch that draws has a run of one token, or its sequence has an
-error, and no other sequence is in it. The rules are those of ExecuteModelResponse in worker.proto.
+A result belongs to a plan: each branch that draws has a run of one token, or a vector if it pools,
+or its sequence has an error, and no other sequence is in it. The rules are those of
+ExecuteModelResponse in worker.proto.
 """
 
 import math
+
+import numpy as np
 
 from contract.errors import Code
 from contract.logprobs import PromptLogprobs
@@ -18,11 +21,18 @@ MAX_TIMING_S = 3600
 MAX_STAGES = 1024
 
 
-def find_fault(plan: StepPlan, result: StepResult, *, vocab_size: int) -> str | None:
-    """Returns in one line why the result cannot be used; None if it can."""
+def find_fault(
+    plan: StepPlan, result: StepResult, *, vocab_size: int, num_outputs: int = 0
+) -> str | None:
+    """Returns in one line why the result cannot be used; None if it can.
+
+    Args:
+        num_outputs: length of the vectors; 0 of a worker that generates.
+    """
     return (
         _fault_of_tokens(result, vocab_size)
         or _fault_of_runs(plan, result)
+        or _fault_of_vectors(plan, result, num_outputs)
         or _fault_of_logprobs(plan, result, vocab_size)
         or _fault_of_prompts(plan, result)
         or _fault_of_timings(result)
@@ -65,7 +75,7 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
     wanted = {
         (seq.seq_id, seq.branch + i)
         for seq, num_samples in zip(plan.seqs, plan.num_samples, strict=True)
-        for i in range(0 if seq.seq_id in result.failures else num_samples)
+        for i in range(0 if seq.group.pools or seq.seq_id in result.failures else num_samples)
     }
     runs = plan.runs(result)
     if runs.keys() != wanted:
@@ -74,6 +84,29 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
         return f"{what} for branch {branch} of sequence {seq_id}"
     if len(result.token_ids) != len(wanted):
         return f"{len(result.token_ids)} of {len(wanted)} tokens"
+    return None
+
+
+def _fault_of_vectors(plan: StepPlan, result: StepResult, num_outputs: int) -> str | None:
+    """Compares vectors with the prompts that end in the step."""
+    if not num_outputs and not result.pooled:
+        return None
+    if num_outputs and len(result.token_ids):
+        return f"{len(result.token_ids)} tokens of a worker that pools"
+    wanted = {
+        seq.seq_id
+        for seq, num_samples in zip(plan.seqs, plan.num_samples, strict=True)
+        if num_samples and seq.group.pools and seq.seq_id not in result.failures
+    }
+    if other := wanted ^ result.pooled.keys():
+        seq_id = min(other)
+        what = "no vector" if seq_id in wanted else "an unwanted vector"
+        return f"{what} for sequence {seq_id}"
+    for seq_id, vector in result.pooled.items():
+        if len(vector) != num_outputs:
+            return f"{len(vector)} of {num_outputs} elements for sequence {seq_id}"
+        if not np.isfinite(vector).all():
+            return f"a vector that is not finite for sequence {seq_id}"
     return None
 
 

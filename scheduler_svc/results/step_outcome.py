@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 
 from contract.logprobs import TokenLogprobs
+from contract.pooling import Vector
 from contract.updates import (
     FinishedRequest,
     FinishedSequence,
+    PooledOutput,
     PromptRun,
     RequestUpdates,
     Usage,
@@ -27,6 +29,7 @@ class StepOutcome:
         default_factory=list
     )
     """Group, position of the first token, and log probabilities from that position on."""
+    pooled: list[tuple[SequenceGroup, Vector]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     """Sequences that have just ended; each has its reason."""
     ended: list[SequenceGroup] = field(default_factory=list)
@@ -50,6 +53,9 @@ def router_updates(outcome: StepOutcome, *, now: float) -> dict[RouterSession, R
         news = updates.setdefault(group.reply_to, RequestUpdates())
         run = PromptRun(group.request.handle, first_position, prompt_logprobs)
         news.prompt_logprobs.append(run)
+    for group, vector in outcome.pooled:
+        news = updates.setdefault(group.reply_to, RequestUpdates())
+        news.pooled.append(PooledOutput(group.request.handle, vector))
     for seq in outcome.finished:
         news = updates.setdefault(seq.group.reply_to, RequestUpdates())
         news.finished_sequences.append(_finished(seq))

@@ -3,6 +3,7 @@
 So a worker that crashes on any input costs no request but those of its first loss.
 """
 
+from contract.pooling import PoolingParams
 from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestUpdates
@@ -15,10 +16,17 @@ class _NoRouter:
     def send(self, updates: RequestUpdates) -> None: ...
 
 
-def make_check_plan() -> StepPlan:
-    """Returns the first step of a lease: one sequence of one token, which draws another."""
+def make_check_plan(*, pools: bool = False) -> StepPlan:
+    """Returns the first step of a lease: one sequence of one token, which draws another.
+
+    On a worker that pools it has a vector.
+    """
     request = Request(
-        request_id="worker-check", prompt_token_ids=[0], params=SamplingParams(), max_tokens=1
+        request_id="worker-check",
+        prompt_token_ids=[0],
+        params=SamplingParams(),
+        max_tokens=1,
+        pooling=PoolingParams() if pools else None,
     )
     group = new_group(request, reply_to=_NoRouter(), now=0.0)
     seq = Sequence(seq_id=1, branch=0, group=group, block_table=[0])

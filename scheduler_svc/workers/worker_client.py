@@ -87,7 +87,7 @@ class WorkerClient:
         self._call: grpc.aio.StreamStreamCall[pb.ExecuteModelRequest, pb.ExecuteModelResponse]
         self._reconnected_at = float("-inf")
         self._is_reconnecting = False
-        self._vocab_size = 0  # until `info` has asked
+        self._vocab_size = self._num_outputs = 0  # until `info` has asked
 
     async def info(self) -> tuple[ModelInfo, WorkerCapacity]:
         """Asks the worker what it is. Raises WorkerLostError if another one answers."""
@@ -100,6 +100,7 @@ class WorkerClient:
         if answer.epoch != self.epoch:
             raise WorkerLostError("another worker answers there")
         self._vocab_size = answer.model.vocab_size
+        self._num_outputs = answer.model.pooling.num_outputs
         return decode_model(answer.model), decode_capacity(answer.capacity)
 
     async def tokenizer_files(self) -> dict[str, bytes]:
@@ -131,7 +132,7 @@ class WorkerClient:
         Raises WorkerLostError. It is not on record: the scheduler hears of its outcome alone.
         """
         await self.open(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
-        plan = make_check_plan()
+        plan = make_check_plan(pools=self._num_outputs > 0)
         request = encode_step(plan.to_step(epoch=self.epoch))
         self._unanswered.append(_SentStep(plan, request))
         try:
@@ -205,7 +206,9 @@ class WorkerClient:
         if result.step_id != expected:
             raise WorkerLostError(f"it answered step {result.step_id} instead of {expected}")
         plan = self._unanswered[0].plan
-        if fault := result_validation.find_fault(plan, result, vocab_size=self._vocab_size):
+        if fault := result_validation.find_fault(
+            plan, result, vocab_size=self._vocab_size, num_outputs=self._num_outputs
+        ):
             raise WorkerLostError(f"its answer to step {result.step_id} cannot be used: {fault}")
         if result.failures or self._failed_all_before:
             self._judge_failures(plan, result)

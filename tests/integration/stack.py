@@ -10,6 +10,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contract import updates
+from contract.pooling import Vector
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.registration_client import Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
@@ -140,6 +141,7 @@ class Got:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     reasons: dict[int, int] = field(default_factory=dict)
+    vector: Vector | None = None
     end: pb.FinishedRequest | None = None
 
 
@@ -159,6 +161,9 @@ class Router:
             self.num_model_changes += message.model_changed
             outputs = message.updates
             self._add_tokens(outputs)
+            for handle, vector in updates.decode(outputs).pooled:
+                assert self.got[handle].vector is None, "a request has two vectors"
+                self.got[handle].vector = vector
             for finished in outputs.finished_sequences:
                 self.got[finished.handle].reasons[finished.index] = finished.reason
             for ended in outputs.finished_requests:

@@ -8,8 +8,11 @@ slot depends on all tokens up to its own, so another prefix's block is a wrong o
 import itertools
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from contract.columns import int32s, int64s
 from contract.logprobs import TokenLogprobs
+from contract.pooling import PoolingModel, Vector
 from contract.request import BeamSearchParams
 from contract.sections.block_moves import BlockMapping
 from contract.step_result import StepResult
@@ -43,6 +46,11 @@ def expected(prompt: list[int], *, num_tokens: int, branch: int = 0) -> list[int
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids, branch=branch))
     return token_ids[len(prompt) :]
+
+
+def pooled_vector(token_ids: list[int]) -> Vector:
+    """Returns the vector of a prompt, which differs with each token of it."""
+    return np.array([next_token(token_ids, branch=0), len(token_ids)], dtype=np.float32)
 
 
 def distribution(token_ids: list[int], *, num_logprobs: int) -> Candidates:
@@ -102,6 +110,7 @@ class Drawn:
     branches: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    pooled: dict[int, Vector] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -109,6 +118,7 @@ class FakeWorker:
     """Executes plans in order."""
 
     block_size: int
+    pooling: PoolingModel | None = None
     gpu: dict[int, Block] = field(default_factory=dict)
     cpu: dict[int, Block] = field(default_factory=dict)
     sequences: dict[int, Known] = field(default_factory=dict)
@@ -122,6 +132,8 @@ class FakeWorker:
         self._fork(plan)
         for known_id, known in plan.new:
             assert known_id not in self.sequences, "a known sequence is sent in full"
+            if self.pooling is not None and self.pooling.reads_all_tokens:
+                assert not known.num_computed_tokens, "tokens that a vector reads are not computed"
             self.sequences[known_id] = known
         for patch in plan.patches:
             table = self.sequences[patch.seq_id].block_table
@@ -134,6 +146,8 @@ class FakeWorker:
         # What counts as computed must be there before the step, not by grace of a neighbour in it.
         contexts = {seq_id: self._read(self.sequences[seq_id]) for seq_id, _ in work}
         for seq_id, num_new_tokens in work:
+            if self.pooling is not None and self.pooling.is_bidirectional:
+                assert num_new_tokens == len(self.sequences[seq_id].token_ids), "a prompt is cut"
             contexts[seq_id] += self._write(self.sequences[seq_id], num_new_tokens)
         for seq_id, _ in work:
             self._sample(seq_id, contexts[seq_id], drawn)
@@ -144,6 +158,7 @@ class FakeWorker:
             branches=None if drawn.branches == own_branches else int32s(drawn.branches),
             token_ids=int32s(drawn.token_ids),
             logprobs=drawn.logprobs,
+            pooled=drawn.pooled,
         )
 
     def _fork(self, plan: "EncodedPlan") -> None:
@@ -210,6 +225,9 @@ class FakeWorker:
     def _sample(self, seq_id: int, context: list[int], drawn: Drawn) -> None:
         known = self.sequences[seq_id]
         if known.num_computed_tokens < len(known.token_ids):
+            return
+        if self.pooling is not None:
+            drawn.pooled[seq_id] = pooled_vector(context)
             return
         branches = range(known.branch, known.branch + known.num_samples)
         token_ids = [next_token(context, branch=branch) for branch in branches]

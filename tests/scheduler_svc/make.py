@@ -7,6 +7,7 @@ from typing import Any
 
 from contract.errors import Code
 from contract.model import Arithmetic, ModelInfo
+from contract.pooling import PoolingModel, PoolingParams, Vector
 from contract.request import BeamSearchParams, Request
 from contract.sampling_params import SamplingParams
 from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
@@ -62,6 +63,7 @@ def make_scheduler(
     max_in_flight: int = 2,
     num_stages: int = 1,
     max_adapters: int | None = None,
+    cuts_prompts: bool = True,
     max_model_len: int = 128,
     watermark: float = 0.0,
     admission: AdmissionQueue | None = None,
@@ -81,6 +83,7 @@ def make_scheduler(
             max_in_flight=max_in_flight,
             num_stages=num_stages,
             max_adapters=max_adapters,
+            cuts_prompts=cuts_prompts,
         ),
         cache=CacheShape(
             block_size=block_size,
@@ -138,6 +141,7 @@ def make_request(
     num_prompt_logprobs: int | None = None,
     structured_output: tuple[str, ...] | None = None,
     grammar_cost: GrammarCost = UNMEASURED,
+    pooling: PoolingParams | None = None,
 ) -> SequenceGroup:
     return make_group(
         make_arrival(
@@ -159,6 +163,7 @@ def make_request(
             beam_search=beam_search,
             cache_salt=cache_salt,
             adapter=adapter,
+            pooling=pooling,
         )
     )
 
@@ -173,6 +178,7 @@ class Loop:
     now: float = 0.0
     sent: deque[EncodedPlan] = field(default_factory=deque)
     ended: list[SequenceGroup] = field(default_factory=list)
+    pooled: dict[SequenceGroup, Vector] = field(default_factory=dict)
     preparing: Preparation | None = None
 
     def send(self) -> bool:
@@ -191,7 +197,8 @@ class Loop:
             return False
         limits = self.scheduler.limits
         assert len(plan.seqs) <= limits.max_num_seqs
-        assert plan.total_tokens <= limits.max_num_batched_tokens
+        if limits.cuts_prompts or len(plan.seqs) > 1:
+            assert plan.total_tokens <= limits.max_num_batched_tokens
         adapters = {seq.group.request.adapter for seq in plan.seqs} - {""}
         assert len(adapters) <= (limits.max_adapters or len(adapters))
         self._check_suspects(plan)
@@ -212,6 +219,9 @@ class Loop:
             return None
         outcome = self.scheduler.update(self.worker.execute(self.sent.popleft()), self.now)
         self.ended += outcome.ended
+        for group, vector in outcome.pooled:
+            assert group not in self.pooled, "a request has two vectors"
+            self.pooled[group] = vector
         return outcome
 
     def compile(self, *, fault: str = "") -> bool:
@@ -259,8 +269,15 @@ def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:
     return content
 
 
-def make_loop(scheduler: Scheduler, *, depth: int = 2, loses_copies: bool = False) -> Loop:
-    worker = FakeWorker(scheduler.blocks.block_size, loses_copies=loses_copies)
+def make_loop(
+    scheduler: Scheduler,
+    *,
+    depth: int = 2,
+    loses_copies: bool = False,
+    pooling: PoolingModel | None = None,
+) -> Loop:
+    size = scheduler.blocks.block_size
+    worker = FakeWorker(size, pooling=pooling, loses_copies=loses_copies)
     return Loop(scheduler, worker, depth)
 
 

@@ -3,11 +3,13 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contract.columns import int32s, int64s
 from contract.errors import Code
 from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.pooling import Vector
 from contract.sampling_params import SamplingParams
 from contract.step_result import StepResult
 from contract.updates import FinishReason, RequestFailure
@@ -162,3 +164,50 @@ def test_a_sequence_that_failed_or_ended_reports_no_prompt() -> None:
     assert find_fault(plan, failed, vocab_size=VOCAB_SIZE) is None
     seq.finish(FinishReason.STOP)
     assert find_fault(plan, make_result(seq), vocab_size=VOCAB_SIZE) is None
+
+
+VECTOR = np.zeros(3, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "fault"),
+    [
+        ({1: VECTOR}, None),
+        ({}, "no vector for sequence 1"),
+        ({1: VECTOR, 2: VECTOR}, "an unwanted vector for sequence 2"),
+        ({1: VECTOR[:2]}, "2 of 3 elements for sequence 1"),
+        ({1: VECTOR + np.nan}, "a vector that is not finite for sequence 1"),
+    ],
+)
+def test_a_prompt_that_is_pooled_has_one_vector_of_the_models_length(
+    vectors: dict[int, Vector], fault: str | None
+) -> None:
+    plan = make_check_plan(pools=True)
+    answer = StepResult(step_id=1, pooled=vectors)
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE, num_outputs=3) == fault
+
+
+def test_a_prompt_that_is_pooled_has_no_token_and_a_failed_one_no_vector() -> None:
+    plan = make_check_plan(pools=True)
+    (seq,) = plan.seqs
+    answer = make_result(seq, pooled={1: VECTOR})
+    fault = find_fault(plan, answer, vocab_size=VOCAB_SIZE, num_outputs=3)
+    assert fault == "1 tokens of a worker that pools"
+    failed = StepResult(step_id=1, failures={1: RequestFailure(Code.INTERNAL, "no")})
+    assert find_fault(plan, failed, vocab_size=VOCAB_SIZE, num_outputs=3) is None
+
+
+def test_a_prompt_that_goes_on_has_no_vector_yet() -> None:
+    plan = make_check_plan(pools=True)
+    plan.num_samples = [0]
+    answer = StepResult(step_id=1)
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE, num_outputs=3) is None
+    answer.pooled = {1: VECTOR}
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE, num_outputs=3) is not None
+
+
+def test_a_worker_that_generates_has_no_vectors() -> None:
+    plan = make_check_plan()
+    (seq,) = plan.seqs
+    answer = make_result(seq, pooled={1: VECTOR})
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) is not None

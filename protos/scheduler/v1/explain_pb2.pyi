@@ -31,6 +31,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_ENDED: _ClassVar[EventKind]
     EVENT_KIND_SUSPECTED: _ClassVar[EventKind]
     EVENT_KIND_CLEARED: _ClassVar[EventKind]
+    EVENT_KIND_POOLED: _ClassVar[EventKind]
 
 class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +62,7 @@ EVENT_KIND_SEQUENCE_FINISHED: EventKind
 EVENT_KIND_ENDED: EventKind
 EVENT_KIND_SUSPECTED: EventKind
 EVENT_KIND_CLEARED: EventKind
+EVENT_KIND_POOLED: EventKind
 WAIT_REASON_UNSPECIFIED: WaitReason
 WAIT_REASON_NEXT_STEP: WaitReason
 WAIT_REASON_NO_WORKER: WaitReason
