@@ -56,7 +56,7 @@ class AdapterSite:
     depth: int
     """Columns of all of them."""
     is_interleaved: bool = False
-    """True if it packs 16 rows of each of two matrices in turn, as for SWIGLU."""
+    """True if it packs 16 rows of each of two matrices in turn, as for GATED."""
 
     @property
     def parts(self) -> NDArray[np.uint8]:

@@ -19,8 +19,14 @@ from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
+    ADDED,
+    CENTRED,
+    OF_ROWS,
+    TO_FLOATS,
+    Activation,
     Element,
     Epilogue,
+    Index,
     OpKind,
     Row,
     SbAdapter,
@@ -100,16 +106,28 @@ class ProgramBuilder:
         self.buffers.append(SbBuffer(width, row))
         return len(self.buffers) - 1
 
-    def embed(self, dst: int, table: Packed, *, first_token: int = 0, scale: float = 1.0) -> None:
-        """Adds an op that turns token ids to rows of a packed matrix, which may also be the
-        head; a token that the matrix lacks becomes zeros.
+    def embed(
+        self,
+        dst: int,
+        table: Packed,
+        *,
+        index: Index = Index.TOKEN_IDS,
+        adds: bool = False,
+        first_token: int = 0,
+        scale: float = 1.0,
+    ) -> None:
+        """Adds an op that turns tokens to rows of a packed matrix, which may also be the head; a
+        token that the matrix lacks becomes zeros.
 
         Args:
-            first_token: that of the matrix's first row.
+            index: what of a token is looked up.
+            adds: adds the rows to what is there.
+            first_token: index of the matrix's first row.
             scale: factor of the rows.
         """
         self._add(
             OpKind.EMBED,
+            mode=index | (ADDED if adds else 0),
             dst=dst,
             n=table.num_rows,
             weight=table.address,
@@ -135,12 +153,37 @@ class ProgramBuilder:
         """
         self._add(
             OpKind.NORM,
-            mode=int(of_rows),
+            mode=OF_ROWS if of_rows else 0,
             src=src,
             dst=dst,
             weight=self._floats(weight),
             eps=eps,
             adapter=int(for_adapters),
+        )
+
+    def layer_norm(
+        self,
+        src: int,
+        dst: int,
+        weight: AnyArray,
+        bias: AnyArray | None,
+        *,
+        eps: float,
+        to_floats: bool = False,
+    ) -> None:
+        """Adds LayerNorm of every token.
+
+        Args:
+            to_floats: writes a buffer of floats, which may be src.
+        """
+        self._add(
+            OpKind.NORM,
+            mode=CENTRED | (TO_FLOATS if to_floats else 0),
+            src=src,
+            dst=dst,
+            weight=self._floats(weight),
+            bias=None if bias is None else self._floats(bias),
+            eps=eps,
         )
 
     def code(self, src: int, dst: int, order: NDArray[np.int32] | None = None) -> None:
@@ -157,14 +200,16 @@ class ProgramBuilder:
         bias: AnyArray | None,
         epilogue: Epilogue,
         *,
+        activation: Activation = Activation.SILU,
         column: int = 0,
         gate: int = 0,
         adapted: Adapted | None = None,
     ) -> None:
-        """Adds a product; for SWIGLU the weight is [gate; up].
+        """Adds a product; for GATED the weight is [gate; up].
 
         Args:
             src: a buffer of elements, or of codes for a quantised weight.
+            activation: of GATED, GATE and ACTIVATE.
             column: first column of dst for STORE, which writes whole panels: what comes behind this
                 matrix is stored later, and dst is wide enough for the last one's padding.
             gate: buffer of floats that GATE multiplies the product with.
@@ -172,7 +217,7 @@ class ProgramBuilder:
         """
         if adapted is not None:
             self._shrink(adapted)
-        interleaved = epilogue is Epilogue.SWIGLU
+        interleaved = epilogue is Epilogue.GATED
         packed = self.arena.pack(weight, interleaved=interleaved)
         self._add(
             OpKind.LINEAR,
@@ -185,6 +230,7 @@ class ProgramBuilder:
             storage=packed.type,
             column=column,
             gate=gate,
+            activation=activation,
             **({} if adapted is None else self._adapter_fields(adapted)),
         )
 
@@ -207,17 +253,20 @@ class ProgramBuilder:
         norms: tuple[AnyArray, AnyArray] | None = None,
         eps: float = 0.0,
         kv_scales: tuple[float, float] = (1.0, 1.0),
+        rotary: NDArray[np.float32] | None = None,
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
         cache.
 
         Args:
             kv_scales: of K and V in E4M3: values are codes times these.
+            rotary: as `build` takes it, of layers that have another one.
         """
         query, key = (None, None) if norms is None else map(self._floats, norms)
         scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
         norm = {"norm_q": query, "norm_k": key, "eps": eps}
-        self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, **norm, **scales)
+        table = None if rotary is None else self.arena.keep(rotary)
+        self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, weight=table, **norm, **scales)
 
     def attend(
         self,
@@ -226,11 +275,25 @@ class ProgramBuilder:
         *,
         layer: int,
         window: int | None = None,
+        is_causal: bool = True,
         kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        """Adds attention over the cache; `rotate` explains the scales."""
+        """Adds attention over the cache; `rotate` explains the scales.
+
+        Args:
+            window: a token sees those less than so many positions away; None sees all.
+            is_causal: False if it sees later tokens, too; a step then has whole sequences.
+        """
         scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
-        self._add(OpKind.ATTEND, src=src, dst=dst, layer=layer, window=window or 0, **scales)
+        self._add(
+            OpKind.ATTEND,
+            mode=int(not is_causal),
+            src=src,
+            dst=dst,
+            layer=layer,
+            window=window or 0,
+            **scales,
+        )
 
     def head(self, src: int, weight: Packed, *, first_token: int = 0) -> None:
         """Adds the product with the head. Of several ranks, each has as many tokens as the first,

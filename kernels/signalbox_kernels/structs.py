@@ -50,8 +50,32 @@ class Epilogue(IntEnum):
 
     STORE = 0
     ADD = 1
-    SWIGLU = 2
+    GATED = 2
     GATE = 3
+    ACTIVATE = 4
+
+
+class Activation(IntEnum):
+    """Function of the result of a product."""
+
+    SILU = 0
+    GELU = 1
+    GELU_TANH = 2
+    RELU = 3
+
+
+class Index(IntEnum):
+    """What a table has a row for."""
+
+    TOKEN_IDS = 0
+    POSITIONS = 1
+    TOKEN_TYPES = 2
+
+
+ADDED = 4
+"""Bit of an embedding's mode: its rows are added."""
+OF_ROWS, CENTRED, TO_FLOATS = 1, 2, 4
+"""Bits of a norm's mode."""
 
 
 class SbOp(ctypes.Structure):
@@ -78,6 +102,7 @@ class SbOp(ctypes.Structure):
         ("k_scale", c_float),
         ("v_scale", c_float),
         ("scale", c_float),
+        ("activation", c_int32),
     )
 
 
@@ -178,6 +203,7 @@ class SbBatch(ctypes.Structure):
         ("is_finite", c_void_p),
         ("logits", c_void_p),
         ("adapters", c_void_p),
+        ("token_types", c_void_p),
     )
 
 
@@ -223,15 +249,15 @@ class StepArrays:
     is_finite: NDArray[np.uint8]
     logits: NDArray[np.float32]
     adapters: NDArray[np.int32] | None = None
+    token_types: NDArray[np.int32] | None = None
 
     def as_struct(self) -> SbBatch:
-        adapters = self.adapters
-        names = (name for name in self.__slots__ if name not in ("attention", "adapters"))
+        absent = {name for name in ("adapters", "token_types") if getattr(self, name) is None}
+        names = (name for name in self.__slots__ if name != "attention" and name not in absent)
         return SbBatch(
             num_tokens=len(self.token_ids),
             num_rows=len(self.row_tokens),
             attention=self.attention.as_struct(),
-            adapters=None if adapters is None else adapters.ctypes.data,
             **_addresses(self, names),
         )
 

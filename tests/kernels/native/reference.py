@@ -3,6 +3,7 @@
 `signalbox_kernels.torch.reference` says the same of PyTorch's ops.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,24 @@ def quantised_linear(x: AnyArray, weight: AnyArray) -> Doubles:
     return linear(coded[:, : rows.shape[1]], weight)
 
 
+def gelu(x: Doubles) -> Doubles:
+    risen: Doubles = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    return risen
+
+
+def gelu_tanh(x: Doubles) -> Doubles:
+    risen: Doubles = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return risen
+
+
+def layer_norm(x: AnyArray, weight: AnyArray, bias: AnyArray | None, *, eps: float) -> Doubles:
+    values = wide(x)
+    centred = values - values.mean(axis=-1, keepdims=True)
+    scale = 1 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+    normed: Doubles = centred * scale * wide(weight)
+    return normed if bias is None else normed + wide(bias)
+
+
 def silu_and_mul(gate_up: Doubles) -> Doubles:
     gate, up = np.split(gate_up, 2, axis=-1)
     product: Doubles = gate / (1 + np.exp(-gate)) * up
@@ -64,7 +83,13 @@ def rotate(heads: AnyArray, angles: AnyArray) -> Doubles:
 
 
 def paged_attention(
-    query: Doubles, cache: Doubles, at: AttentionArrays, *, scale: float, window: int | None
+    query: Doubles,
+    cache: Doubles,
+    at: AttentionArrays,
+    *,
+    scale: float,
+    window: int | None,
+    is_causal: bool = True,
 ) -> Doubles:
     """Attention of [tokens, heads, head_size] over [blocks, 2, block_size, kv heads, head_size]."""
     block_size, kv_heads, head_size = cache.shape[2:]
@@ -77,7 +102,8 @@ def paged_attention(
         queries = query[rows].reshape(count, kv_heads, -1, head_size).transpose(1, 2, 0, 3)
         scores = scale * queries @ keys[:, None].swapaxes(2, 3)
         age = np.arange(context - count, context)[:, None] - np.arange(context)
-        scores[..., (age < 0) | (age >= (window or context))] = -np.inf
+        hidden = np.abs(age) >= (window or context)
+        scores[..., hidden | (age < 0) if is_causal else hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         attended = weights @ values[:, None]

@@ -171,7 +171,7 @@ class SmallDecoder:
         builder.linear(source, residual, matrices["out"], None, Epilogue.ADD, adapted=added)
         normed("m")
         added = adapted("gate_up", plain)
-        builder.linear(left, gated, matrices["gate_up"], None, Epilogue.SWIGLU, adapted=added)
+        builder.linear(left, gated, matrices["gate_up"], None, Epilogue.GATED, adapted=added)
         source, added = factors(gated), adapted("down", gated)
         builder.linear(source, residual, matrices["down"], None, Epilogue.ADD, adapted=added)
         builder.norm(residual, left, self.norms["f"], eps=EPS, of_rows=True)

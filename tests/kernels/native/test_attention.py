@@ -53,6 +53,7 @@ class Cached:
     kv_dtype: Dtype
     norms: tuple[AnyArray, AnyArray] | None
     window: int | None
+    is_causal: bool
     pool: AnyArray
     """[num_blocks, block_bytes] uint8, which the program uses."""
     cache: Doubles
@@ -67,11 +68,12 @@ class Cached:
         shape, count = self.program.shape, len(heads)
         source, _, out = self.buffers
         width = heads.shape[1] * shape.head_size
-        view = self.program.view(source, width=width, num_tokens=200, dtype=FLOAT32)
+        most = max(count, 200)
+        view = self.program.view(source, width=width, num_tokens=most, dtype=FLOAT32)
         view[:count, :width] = heads.reshape(count, -1)
         self.program.run(arrays)
         width = shape.num_heads * shape.head_size
-        actual = self.program.view(out, width=width, num_tokens=200, dtype=self.dtype)
+        actual = self.program.view(out, width=width, num_tokens=most, dtype=self.dtype)
         return actual[:count, :width].reshape(count, shape.num_heads, -1).copy()
 
     def _expected(self, arrays: StepArrays, heads: AnyArray) -> Doubles:
@@ -98,6 +100,7 @@ class Cached:
             at,
             scale=shape.scale,
             window=self.window,
+            is_causal=self.is_causal,
         )
 
     def decoded(self, part: int) -> Doubles:
@@ -134,6 +137,7 @@ def make_cached(
     isa: Isa | None = None,
     qk_norm: bool = False,
     window: int | None = None,
+    is_causal: bool = True,
     **shape: int,
 ) -> Cached:
     builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
@@ -148,12 +152,14 @@ def make_cached(
     used = norms if qk_norm else None
     scales = KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)
     builder.rotate(buffers[0], buffers[1], layer=1, norms=used, eps=1e-6, kv_scales=scales)
-    builder.attend(buffers[1], buffers[2], layer=1, window=window, kv_scales=scales)
+    builder.attend(
+        buffers[1], buffers[2], layer=1, window=window, is_causal=is_causal, kv_scales=scales
+    )
     program = make_program(builder, isa)
     pool = np.full((60, sizes.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
     cache = np.zeros((60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size))
-    return Cached(program, buffers, dtype, kv_dtype, used, window, pool, cache)
+    return Cached(program, buffers, dtype, kv_dtype, used, window, is_causal, pool, cache)
 
 
 def make_step(
@@ -211,6 +217,17 @@ def test_long_contexts_pass_several_softmax_chunks(isa: Isa, dtype: Dtype, kv_dt
     cached = make_cached(dtype, kv_dtype, isa=isa, num_heads=4, num_kv_heads=2)
     for i, (context, count) in enumerate([(190, 190), (380, 190), (570, 190), (571, 1), (575, 4)]):
         cached.check_step(*make_step(cached, [context], [count], seed=i))
+
+
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+@pytest.mark.parametrize("window", [None, 1, 21, 290])
+def test_attention_both_ways_equals_the_reference(
+    isa: Isa, dtype: Dtype, kv_dtype: Dtype, window: int | None
+) -> None:
+    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 48}
+    cached = make_cached(dtype, kv_dtype, isa=isa, window=window, is_causal=False, **shape)
+    for i, contexts in enumerate(([300, 1, 17], [1, 1, 1], [9, 270, 31])):
+        cached.check_step(*make_step(cached, contexts, contexts, seed=i))
 
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)

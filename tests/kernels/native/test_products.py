@@ -7,7 +7,7 @@ from signalbox_kernels import native
 from signalbox_kernels.compilation import flags_of_sets, machine
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.native import ISA_VARIABLE, Isa, NativeUnavailable
-from signalbox_kernels.structs import Epilogue, Row
+from signalbox_kernels.structs import Activation, Epilogue, Index, Row
 from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.matrices import FLOAT32, make_floats
@@ -78,7 +78,7 @@ def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: Dtype, size: int) ->
     builder = make_builder(dtype)
     x_buffer, out = builder.buffer(70), builder.buffer(size)
     weight, bias = make_floats(2 * size, 70, dtype=dtype), make_floats(2 * size, dtype=dtype)
-    builder.linear(x_buffer, out, weight, bias, Epilogue.SWIGLU)
+    builder.linear(x_buffer, out, weight, bias, Epilogue.GATED)
     program = make_program(builder, isa)
     x = make_floats(7, 70, dtype=dtype)
     program.view(x_buffer, width=70, num_tokens=7, dtype=dtype)[:, :70] = x
@@ -86,6 +86,64 @@ def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: Dtype, size: int) ->
     expected = reference.silu_and_mul(linear(x, weight) + wide(bias))
     actual = program.view(out, width=size, num_tokens=7, dtype=dtype)[:, :size]
     assert_near(actual, expected, dtype)
+
+
+FUNCTIONS = {
+    Activation.GELU: reference.gelu,
+    Activation.GELU_TANH: reference.gelu_tanh,
+    Activation.RELU: lambda x: np.maximum(x, 0),
+    Activation.SILU: lambda x: x / (1 + np.exp(-x)),
+}
+
+
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_of_products(isa: Isa, dtype: Dtype, activation: Activation) -> None:
+    """Alone, and of a gate: also far from zero, where exponentials overflow."""
+    builder, size, function = make_builder(dtype), 45, FUNCTIONS[activation]
+    x_buffer, alone, gated = (builder.buffer(width) for width in (70, 2 * size, size))
+    weight, bias = make_floats(2 * size, 70, dtype=dtype), make_floats(2 * size, dtype=dtype)
+    for out, epilogue in ((alone, Epilogue.ACTIVATE), (gated, Epilogue.GATED)):
+        builder.linear(x_buffer, out, weight, bias, epilogue, activation=activation)
+    program = make_program(builder, isa)
+    rows = make_floats(7, 70)
+    rows[5] *= 100
+    x = to_dtype(rows, dtype)
+    program.view(x_buffer, width=70, num_tokens=7, dtype=dtype)[:, :70] = x
+    program.run(make_arrays(7))
+    product = linear(x, weight) + wide(bias)
+    assert np.abs(product).max() > 100
+    with np.errstate(over="ignore"):
+        expected = function(product)
+    actual = program.view(alone, width=2 * size, num_tokens=7, dtype=dtype)[:, : 2 * size]
+    assert_near(actual, expected, dtype)
+    actual = program.view(gated, width=size, num_tokens=7, dtype=dtype)[:, :size]
+    assert_near(actual, expected[:, :size] * product[:, size:], dtype)
+
+
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+def test_embeddings_of_types_and_positions_then_layer_norm(isa: Isa, dtype: Dtype) -> None:
+    builder, offset = make_builder(dtype), 2
+    residual, normed = builder.buffer(50, row=Row.FLOATS), builder.buffer(50)
+    tables = [make_floats(rows, 50, dtype=dtype, seed=rows) for rows in (97, 45, 3)]
+    tokens, places, types = (builder.arena.pack(table) for table in tables)
+    weight, bias = make_floats(50, dtype=dtype, seed=2), make_floats(50, dtype=dtype, seed=3)
+    builder.embed(residual, tokens)
+    builder.embed(residual, places, index=Index.POSITIONS, first_token=-offset, adds=True)
+    builder.embed(residual, types, index=Index.TOKEN_TYPES, adds=True)
+    builder.layer_norm(residual, normed, weight, None, eps=1e-5)
+    builder.layer_norm(residual, residual, weight, bias, eps=1e-5, to_floats=True)
+    program, arrays = make_program(builder, isa), make_arrays(40)
+    for given in (None, np.arange(40, dtype=np.int32) % 3):
+        arrays.token_types = given
+        program.run(arrays)
+        chosen = np.zeros(40, dtype=np.int32) if given is None else given
+        rows = wide(tables[0][:40]) + wide(tables[1][offset:][:40]) + wide(tables[2][chosen])
+        actual = program.view(normed, width=50, num_tokens=40, dtype=dtype)
+        assert_near(actual[:, :50], reference.layer_norm(rows, weight, None, eps=1e-5), dtype)
+        actual = program.view(residual, width=50, num_tokens=40, dtype=FLOAT32)
+        assert_near(actual[:, :50], reference.layer_norm(rows, weight, bias, eps=1e-5), FLOAT32)
+        assert not actual[:, 50:].any()  # padding stays zero
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.7])

@@ -70,7 +70,7 @@ def test_gated_products_equal_silu_and_mul(
     raw, codes = builder.buffer(96), builder.buffer(96, row=Row.CODES)
     out = builder.buffer(size)
     builder.code(raw, codes)
-    builder.linear(codes, out, weight, None, Epilogue.SWIGLU)
+    builder.linear(codes, out, weight, None, Epilogue.GATED)
     program = make_program(builder, isa)
     x = make_floats(7, 96, dtype=dtype)
     program.view(raw, width=96, num_tokens=7, dtype=dtype)[:] = x

@@ -33,7 +33,7 @@ def products(
     isa: Isa, weight: Matrix, bias: AnyArray, epilogue: Epilogue, *, num_threads: int = 2
 ) -> list[AnyArray]:
     """[rows, n] of each number of rows, alike for all weights of a shape."""
-    (n, k), wide = weight.shape, epilogue is not Epilogue.SWIGLU
+    (n, k), wide = weight.shape, epilogue is not Epilogue.GATED
     builder = make_builder(FLOAT32)
     source = builder.buffer(k)
     width = n if wide else n // 2
@@ -53,7 +53,7 @@ def products(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", STORAGES)
-@pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.ADD, Epilogue.SWIGLU])
+@pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.ADD, Epilogue.GATED])
 def test_products_have_the_bits_of_the_expanded_weight(
     isa: Isa, kind: Storage, epilogue: Epilogue
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
     fused, apart = builder.buffer(size), builder.buffer(size)
     source = codes if is_coded else raw
     builder.code(raw, codes)
-    builder.linear(source, fused, gate_up, bias, Epilogue.SWIGLU)
+    builder.linear(source, fused, gate_up, bias, Epilogue.GATED)
     builder.linear(source, gate, gate_up.rows(0, size), bias[:size], Epilogue.STORE)
     up = gate_up.rows(size, size)
     builder.linear(source, apart, up, bias[size:], Epilogue.GATE, gate=gate)

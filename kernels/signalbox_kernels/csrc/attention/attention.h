@@ -42,6 +42,9 @@ struct Attend {
       table = attention.block_tables + static_cast<int64_t>(task.seq) * attention.table_stride;
       start = window && first >= window ? (first - window + 1) / kKeyChunk * kKeyChunk : 0;
       end = first + task.count;
+      if (!p.op->mode) return;
+      const int64_t length = attention.context_lens[task.seq];
+      end = window ? std::min(end + window - 1, length) : length;
     }
 
     const unit* keys(const sb::Phase& p, int64_t token) const {
@@ -126,7 +129,7 @@ struct Attend {
   }
 
   void begin() {
-    fetch_first(first_position + task.count);
+    fetch_first(lie.end);
     for (int r = 0; r < rows; ++r) {
       const auto* q = static_cast<const typename A::scalar*>(phase.src.data) +
                       (task.first + r / group) * phase.src.stride +
@@ -340,6 +343,7 @@ struct Attend {
   template <class Products>
   void run(Products& products) {
     const int64_t end = lie.end, window = phase.op->window;
+    const bool sees_later = phase.op->mode;
     for (int64_t chunk = lie.start; chunk < end; chunk += kKeyChunk) {
       const int count = static_cast<int>(end - chunk < kKeyChunk ? end - chunk : kKeyChunk);
       const int padded = (count + W - 1) / W * W;
@@ -348,8 +352,9 @@ struct Attend {
       for (int r = 0; r < rows; ++r) {
         const int64_t position = first_position + r / group - chunk;
         const int64_t low = window ? position - window + 1 : 0;
-        const int high = static_cast<int>(position + 1 < count ? position + 1 : count);
-        soften(r, static_cast<int>(low > 0 ? low : 0), high, padded);
+        const int64_t high = !sees_later ? position + 1 : window ? position + window : count;
+        soften(r, static_cast<int>(low > 0 ? low : 0), static_cast<int>(std::min<int64_t>(high, count)),
+               padded);
       }
       products.gather_chunk(chunk, count);
     }

@@ -20,22 +20,35 @@ SB_INLINE Range rows_of_tile(const sb::Phase& phase, int32_t tile) {
   return {first, end < phase.rows ? end : phase.rows};
 }
 
+SB_INLINE int64_t index_of(const sb::Phase& phase, int64_t row) {
+  const SbBatch& batch = *phase.batch;
+  const int32_t index = phase.op->mode & SB_INDEX_MASK;
+  if (index == SB_POSITIONS) return batch.positions[row];
+  if (index == SB_TOKEN_TYPES) return batch.token_types ? batch.token_types[row] : 0;
+  return batch.token_ids[row];
+}
+
 inline void embed_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const auto* packed = static_cast<const char*>(phase.op->weight);
   const Range range = rows_of_tile(phase, claim.tile);
+  const int64_t width = phase.dst.stride;
+  const bool adds = phase.op->mode & SB_ADDED;
   for (int64_t row = range.first; row < range.end; ++row) {
-    float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
-    const int64_t token = phase.batch->token_ids[row] - phase.op->first_token;
-    if (token < 0 || token >= phase.op->n) {  // of another rank
-      std::memset(out, 0, sizeof(float) * static_cast<size_t>(phase.dst.stride));
+    float* out = static_cast<float*>(phase.dst.data) + row * width;
+    const int64_t index = index_of(phase, row) - phase.op->first_token;
+    if (index < 0 || index >= phase.op->n) {  // of another rank
+      if (!adds) std::memset(out, 0, sizeof(float) * static_cast<size_t>(width));
       continue;
     }
+    float* found = adds ? reinterpret_cast<float*>(claim.scratch) : out;
     sb::with_storage(phase.op->storage, [&](auto s) SB_LAMBDA {
-      read_row<decltype(s)>(packed, token, phase.dst.stride, out);
+      read_row<decltype(s)>(packed, index, width, found);
     });
     const float scale = phase.op->scale;
     if (scale != 1.0f)
-      for (int64_t i = 0; i < phase.dst.stride; i += W) store(out + i, load(out + i) * scale);
+      for (int64_t i = 0; i < width; i += W) store(found + i, load(found + i) * scale);
+    if (adds)
+      for (int64_t i = 0; i < width; i += W) store(out + i, load(out + i) + load(found + i));
   }
 }
 
@@ -96,20 +109,53 @@ static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
 }
 
 template <class E>
-static void norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
+static void rms_norm_row(const sb::Phase& phase, int64_t row, const float* x) {
   const auto* weight = static_cast<const float*>(phase.op->weight);
   const int64_t padded = phase.src.stride;
+  V squares{};
+  for (int64_t i = 0; i < padded; i += W) squares = fused(load(x + i), load(x + i), squares);
+  const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
+  const V factor = splat(1.0f / std::sqrt(mean + phase.op->eps));
+  put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {
+    return load(x + i) * factor * load(weight + i);
+  });
+}
+
+// The padding, which is zero, stays so, because that of weight and bias is.
+template <class E>
+static void layer_norm_row(const sb::Phase& phase, int64_t row, const float* x) {
+  const auto* weight = static_cast<const float*>(phase.op->weight);
+  const float* bias = phase.op->bias;
+  const int64_t padded = phase.src.stride, size = phase.shape->hidden_size;
+  V total{};
+  for (int64_t i = 0; i < padded; i += W) total += load(x + i);
+  const float mean = sum(total) / static_cast<float>(size);
+  V squares{};
+  for (int64_t i = 0; i < padded; i += W) {
+    const V centred = load(x + i) - mean;
+    squares = fused(centred, centred, squares);
+  }
+  const float of_padding = static_cast<float>(padded - size) * mean * mean;
+  const float variance = (sum(squares) - of_padding) / static_cast<float>(size);
+  const V factor = splat(1.0f / std::sqrt(variance + phase.op->eps));
+  put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {
+    const V normed = (load(x + i) - mean) * factor * load(weight + i);
+    return bias ? normed + load(bias + i) : normed;
+  });
+}
+
+template <class E>
+SB_INLINE void norm_row(const sb::Phase& phase, int64_t row, const float* x) {
+  phase.op->mode & SB_CENTRED ? layer_norm_row<E>(phase, row, x) : rms_norm_row<E>(phase, row, x);
+}
+
+template <class E>
+static void norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
-    const int64_t token = phase.op->mode ? phase.batch->row_tokens[row] : row;
+    const int64_t token = phase.op->mode & SB_OF_ROWS ? phase.batch->row_tokens[row] : row;
     const float* x = static_cast<const float*>(phase.src.data) + token * phase.src.stride;
-    V squares{};
-    for (int64_t i = 0; i < padded; i += W) squares = fused(load(x + i), load(x + i), squares);
-    const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
-    const V factor = splat(1.0f / std::sqrt(mean + phase.op->eps));
-    put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {
-      return load(x + i) * factor * load(weight + i);
-    });
+    phase.op->mode & SB_TO_FLOATS ? norm_row<F32>(phase, row, x) : norm_row<E>(phase, row, x);
   }
 }
 
@@ -222,7 +268,8 @@ static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
   const SbShape& shape = *phase.shape;
   const int size = shape.head_size, group = shape.num_heads / shape.num_kv_heads;
   float* heads = static_cast<float*>(phase.src.data) + row * phase.src.stride;
-  const float* angles = shape.rotary + phase.batch->positions[row] * size;
+  const auto* own = static_cast<const float*>(phase.op->weight);
+  const float* angles = (own ? own : shape.rotary) + phase.batch->positions[row] * size;
   const auto turn = [=](float* head, const float* weight) {
     if (weight) norm_head(head, weight, size, phase.op->eps);
     rotate_head(head, angles, size);

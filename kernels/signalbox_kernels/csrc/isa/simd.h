@@ -175,6 +175,30 @@ SB_INLINE V silu_roughly(V x) {
 #endif
 }
 
+// erf(x) within 2e-7 (Abramowitz and Stegun, 1964, 7.1.26).
+SB_INLINE V erf(V x) {
+  const V size = magnitude(x);
+  const V t = 1.0f / fused(size, splat(0.3275911f), 1.0f);
+  V p = splat(1.061405429f);
+  p = fused(p, t, -1.453152027f);
+  p = fused(p, t, 1.421413741f);
+  p = fused(p, t, -0.284496736f);
+  p = fused(p, t, 0.254829592f);
+  const V risen = 1.0f - p * t * exp(-size * size);
+  return from_bits(bits(risen) | (bits(x) & 0x80000000u));
+}
+
+// x times the normal distribution's share below x (Hendrycks and Gimpel, 2016), and its approximation.
+SB_INLINE V gelu(V x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
+
+SB_INLINE V gelu_tanh(V x) {
+  const V inner = 0.79788456080286536f * fused(x * x * x, splat(0.044715f), x);
+  const V size = magnitude(inner);
+  const V low = select(size > splat(40.0f), splat(40.0f), size);
+  const V risen = 1.0f - 2.0f / (1.0f + exp(2.0f * low));
+  return 0.5f * x * (1.0f + from_bits(bits(risen) | (bits(inner) & 0x80000000u)));
+}
+
 SB_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 SB_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }

@@ -30,15 +30,34 @@ SB_INLINE void put(const sb::Phase& phase, const Spot& at, const float* c) {
     }
 }
 
+// The function of a product; the rough one is for what is rounded to bfloat16 next.
 template <class E>
-SB_INLINE void put_swiglu(const sb::Phase& phase, const Spot& at, const float* c) {
+SB_INLINE V activated(const sb::Phase& phase, V x) {
+  switch (phase.op->activation) {
+    case SB_GELU: return gelu(x);
+    case SB_GELU_TANH: return gelu_tanh(x);
+    case SB_RELU: return larger(V{}, x);
+    default: return E::G == 2 ? silu_roughly(x) : silu(x);
+  }
+}
+
+template <class E>
+SB_INLINE void put_activated(const sb::Phase& phase, const Spot& at, const float* c) {
+  auto* out = static_cast<typename E::scalar*>(phase.dst.data) + at.row * phase.dst.stride + at.panel * kPanel;
+  for (int r = 0; r < at.rows; ++r, out += phase.dst.stride)
+    for (int j = 0; j < kPanel; j += W)
+      E::store(out + j, activated<E>(phase, biased(phase, at.panel, j, load(c + r * kPanel + j))));
+}
+
+template <class E>
+SB_INLINE void put_interleaved(const sb::Phase& phase, const Spot& at, const float* c) {
   constexpr int half = kPanel / 2;
   auto* out = static_cast<typename E::scalar*>(phase.dst.data) + at.row * phase.dst.stride;
   for (int r = 0; r < at.rows; ++r, out += phase.dst.stride)
     for (int j = 0; j < half; j += W) {
       const V gate = biased(phase, at.panel, j, load(c + r * kPanel + j));
       const V up = biased(phase, at.panel, j + half, load(c + r * kPanel + j + half));
-      E::store(out + at.panel * half + j, (E::G == 2 ? silu_roughly(gate) : silu(gate)) * up);
+      E::store(out + at.panel * half + j, activated<E>(phase, gate) * up);
     }
 }
 
@@ -51,7 +70,7 @@ SB_INLINE void put_gated(const sb::Phase& phase, const Spot& at, const float* c)
     for (int j = 0; j < kPanel; j += W) {
       const V up = biased(phase, at.panel, j, load(c + r * kPanel + j));
       const V x = load(gate + at.panel * kPanel + j);
-      E::store(out + at.panel * kPanel + j, (E::G == 2 ? silu_roughly(x) : silu(x)) * up);
+      E::store(out + at.panel * kPanel + j, activated<E>(phase, x) * up);
     }
 }
 
@@ -106,8 +125,9 @@ static void finish_sums(const sb::Phase& phase, const Spot& at, const float* c) 
   if (!at.claim->may_write(phase)) return;
   if (phase.op->kind == SB_HEAD) return put_logits(phase, at, c);
   if (phase.op->mode == SB_ADD) return put<true>(phase, at, c);
-  if (phase.op->mode == SB_SWIGLU) return put_swiglu<E>(phase, at, c);
+  if (phase.op->mode == SB_GATED) return put_interleaved<E>(phase, at, c);
   if (phase.op->mode == SB_GATE) return put_gated<E>(phase, at, c);
+  if (phase.op->mode == SB_ACTIVATE) return put_activated<E>(phase, at, c);
   put<false>(phase, at, c);
 }
 

@@ -23,6 +23,8 @@ bool is_valid(const SbShape& s) {
 bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
+  if (op.kind == SB_EMBED && op.mode & SB_ADDED && 4 * int64_t{buffers[op.dst].width} > sb::kProductScratch)
+    return false;
   if (op.kind != SB_LINEAR && op.kind != SB_HEAD) return true;
   if (buffers[op.src].row == SB_CODES) return sb::is_blocks(op.storage);
   return element == SB_F32 || op.storage == SB_STORED_BF16 || sb::is_float_codes(op.storage);

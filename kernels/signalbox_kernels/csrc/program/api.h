@@ -55,11 +55,12 @@ enum SbIntegers : int32_t {
 enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2, SB_SHARED = 3 };
 
 enum SbOpKind : int32_t {
-  SB_EMBED = 0,   // token ids -> dst (float32): scaled rows of a packed matrix, zeros of those it lacks
-  SB_NORM = 1,    // RMSNorm of src (float32) -> dst (elements, codes); mode 1: of logit rows only
+  SB_EMBED = 0,   // an SbIndex of tokens -> dst (float32): scaled rows of a packed matrix, zeros of those it
+                  // lacks; with SB_ADDED in the mode they are added to dst
+  SB_NORM = 1,    // RMSNorm, or LayerNorm, of src (float32) -> dst (elements, codes; or float32); mode has SbNorms
   SB_LINEAR = 2,  // src (elements, codes) times a packed weight; mode is an SbEpilogue
   SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache
-  SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements)
+  SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements); mode 1: also against later tokens
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
   SB_CODE = 6,    // src (elements) -> dst (codes, elements), perhaps in another order of columns
   SB_SHRINK = 7,  // src (elements) times A of each row's adapter -> dst (elements)
@@ -70,8 +71,22 @@ enum SbOpKind : int32_t {
 enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias
   SB_ADD = 1,     // dst (float32) += product + bias
-  SB_SWIGLU = 2,  // dst (elements) = silu(gate + bias) * (up + bias); weight packed interleaved
-  SB_GATE = 3,    // dst (elements) = silu(gate) * (product + bias), of a gate in float32
+  SB_GATED = 2,   // dst (elements) = f(gate + bias) * (up + bias); weight packed interleaved
+  SB_GATE = 3,    // dst (elements) = f(gate) * (product + bias), of a gate in float32
+  SB_ACTIVATE = 4,  // dst (elements) = f(product + bias)
+};
+
+// The function f of a product.
+enum SbActivation : int32_t { SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_RELU = 3 };
+
+// What SB_EMBED looks up of a token: its id, its position, or its type.
+enum SbIndex : int32_t { SB_TOKEN_IDS = 0, SB_POSITIONS = 1, SB_TOKEN_TYPES = 2, SB_INDEX_MASK = 3, SB_ADDED = 4 };
+
+// Bits of SB_NORM's mode.
+enum SbNorms : int32_t {
+  SB_OF_ROWS = 1,   // of logit rows only
+  SB_CENTRED = 2,   // LayerNorm: less the mean, and plus the bias, if there is one
+  SB_TO_FLOATS = 4,  // dst is float32, and may be src
 };
 
 struct SbOp {
@@ -80,10 +95,11 @@ struct SbOp {
   int32_t src;  // buffer
   int32_t dst;  // buffer
   int32_t layer;
-  int32_t window;  // positions that a query sees; 0 is all
+  int32_t window;  // a query sees tokens less than so many positions away; 0 is all
   int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table
   float eps;
-  const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null
+  const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
+                        // its own table in place of the shape's, or null
   const float* bias;    // padded as the weight's columns, or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
@@ -95,11 +111,12 @@ struct SbOp {
   int32_t adapter;
   int32_t shrunk;        // buffer that SB_SHRINK writes, and its SB_LINEAR reads
   const uint8_t* parts;  // of each 16 packed columns of an SB_LINEAR: the part that they belong to
-  int32_t first_token;   // of SB_EMBED and SB_HEAD: the token of the weight's first row
+  int32_t first_token;   // of SB_EMBED and SB_HEAD: the token, position or type of the weight's first row
   // Of SB_ROTATE and SB_ATTEND with K and V in SB_E4M3: a value is a code times the layer's scale.
   float k_scale;
   float v_scale;
   float scale;           // of SB_EMBED: the factor of its rows
+  int32_t activation;    // of a product with a function: an SbActivation
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.
@@ -155,6 +172,7 @@ struct SbBatch {
   uint8_t* is_finite;             // [num_rows], written
   float* logits;                  // [*, vocab_size], written
   const int32_t* adapters;        // [num_tokens] row of the program's table, or -1; null if all are -1
+  const int32_t* token_types;     // [num_tokens]; null if all are 0
 };
 
 #if defined(__GNUC__)

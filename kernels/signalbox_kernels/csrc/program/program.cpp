@@ -279,7 +279,7 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   phase.batch = &batch;
   phase.src = view(op.src);
   phase.dst = view(op.dst);
-  const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && op.mode);
+  const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && (op.mode & SB_OF_ROWS));
   phase.rows = is_of_rows ? batch.num_rows : batch.num_tokens;
   phase.gate = view(op.gate);
   phase.reads_codes = has_codes(op.src);
@@ -314,7 +314,7 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
 
 void Program::plan_product(Phase& phase) const {
   const SbOp& op = *phase.op;
-  const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_SWIGLU;
+  const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_GATED;
   phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
   phase.panel_bytes = panel_bytes(op.storage, phase.depth * (phase.reads_codes ? kGroup : 1));
   if (!phase.rows) return;
