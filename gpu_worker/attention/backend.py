@@ -56,6 +56,8 @@ class AttentionShape:
     """[num_layers]: the scales of K and V, which the cache holds in E4M3; or None."""
     has_int8_cache: bool = False
     """True if the cache holds K and V in int8, with a scale for each token and head."""
+    is_bidirectional: bool = False
+    """True if tokens see those behind them too; a window is as wide on both sides."""
 
     @property
     def needs_scores(self) -> bool:

@@ -68,8 +68,13 @@ class TorchExecutor:
             ForwardContext(
                 self._attention.plan(batch),
                 adapters=batch_adapters(batch.adapters, self._device),
+                token_types=self._token_types(batch),
             ),
         )
+
+    def _token_types(self, batch: Batch) -> Tensor | None:
+        types = batch.token_types
+        return None if types is None else torch.from_numpy(types).to(self._device)
 
     def _tensor(self, array: Int64Array) -> Tensor:
         return torch.from_numpy(array).to(self._device)

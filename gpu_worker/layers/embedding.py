@@ -88,6 +88,7 @@ class VocabularyEnds:
         is_tied: bool,
         placement: Placement,
         group: ParallelGroup,
+        has_head: bool = True,
     ) -> None:
         def make(kind: type[ShardT]) -> ShardT:
             return kind(
@@ -97,7 +98,7 @@ class VocabularyEnds:
         self._is_tied = is_tied
         self._embedding = make(VocabParallelEmbedding) if stage.is_first else None
         self._head: ParallelLMHead | None = None
-        if stage.is_last:
+        if stage.is_last and has_head:
             self._head = make(ParallelLMHead)
             if is_tied and self._embedding is not None:
                 self._embedding.tie(self._head)

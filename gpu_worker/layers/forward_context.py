@@ -86,6 +86,8 @@ class ForwardContext:
 
     adapters: BatchAdapters = ()
     """Adapters of the batch; empty if no token has one."""
+    token_types: Tensor | None = None
+    """[num_tokens] int32, segment of each token; None if all are in segment 0."""
 
     @property
     def hidden_before(self) -> Tensor:

@@ -51,24 +51,29 @@ class OffsetRMSNorm(RMSNorm):
 
 
 class LayerNorm:
-    """Normalises the last dimension, with a weight and a bias or without both."""
+    """Normalises the last dimension, with a weight and a bias, a weight alone, or neither."""
 
     def __init__(
-        self, size: int, *, eps: float, placement: Placement, is_affine: bool = True
+        self,
+        size: int,
+        *,
+        eps: float,
+        placement: Placement,
+        is_affine: bool = True,
+        has_bias: bool = True,
     ) -> None:
         self._size = size
         self._eps = eps
         self._weight = placement.empty(size, around=1.0) if is_affine else None
-        self._bias = placement.empty(size) if is_affine else None
+        self._bias = placement.empty(size) if is_affine and has_bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, (self._size,), self._weight, self._bias, self._eps)
 
     def weight_targets(self, name: str) -> dict[str, WeightTarget]:
         """`name` is the norm's in the checkpoint."""
-        if self._weight is None or self._bias is None:
-            return {}
-        return {
-            f"{name}.weight": partial(copy_checked, self._weight),
-            f"{name}.bias": partial(copy_checked, self._bias),
-        }
+        targets: dict[str, WeightTarget] = {}
+        for end, values in (("weight", self._weight), ("bias", self._bias)):
+            if values is not None:
+                targets[f"{name}.{end}"] = partial(copy_checked, values)
+        return targets

@@ -3,9 +3,11 @@
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig, decoder_shapes
 from gpu_worker.models.registry import (
+    Encoder,
     HasSinks,
     Model,
     ModelSpec,
+    Pooled,
     ServedConfig,
     SoftCapped,
     Staged,
@@ -15,15 +17,18 @@ from gpu_worker.models.registry import (
     find_model,
     has_native_program,
     model_spec,
+    only_pools,
     register_model,
 )
 
 __all__ = [
     "DecoderConfig",
+    "Encoder",
     "HasSinks",
     "Model",
     "ModelError",
     "ModelSpec",
+    "Pooled",
     "ServedConfig",
     "SoftCapped",
     "Staged",
@@ -34,5 +39,6 @@ __all__ = [
     "find_model",
     "has_native_program",
     "model_spec",
+    "only_pools",
     "register_model",
 ]

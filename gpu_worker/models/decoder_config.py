@@ -68,6 +68,10 @@ class DecoderConfig:
     logit_divisor: float = 1.0
     has_fused_projections: bool = False
     """True if checkpoints have FUSED_PROJECTIONS."""
+    has_head: bool = True
+    """False of a model whose hidden states are pooled, and make no logits."""
+    is_bidirectional: bool = False
+    """True if tokens see those behind them too, by a window as wide on both sides."""
 
     @property
     def usual_length(self) -> int:

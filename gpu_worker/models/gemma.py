@@ -26,6 +26,7 @@ from gpu_worker.layers.adapters import BatchAdapters
 from gpu_worker.layers.rotary import Angles
 from gpu_worker.models.decoder_config import (
     DecoderConfig,
+    counted,
     decoder_shapes,
     rope_config,
     sliding_windows,
@@ -85,13 +86,15 @@ def gemma2_config(config: Mapping[str, Any]) -> GemmaConfig:
 def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
     head_size = int(config.get("head_dim", _HEAD_SIZE))
     ropes = _gemma3_ropes(config)
+    both_ways = bool(config.get("use_bidirectional_attention"))
     return _gemma_config(
         config,
         qk_norm=True,
         rope=rope_config(ropes[_FULL], head_size),
         sliding_rope=rope_config(ropes[_SLIDING], head_size),
         query_scalar=float(config.get("query_pre_attn_scalar", 256)),
-        sliding_windows=_windows(config, every=int(config.get("sliding_window_pattern", 6))),
+        sliding_windows=_gemma3_windows(config, both_ways=both_ways),
+        is_bidirectional=both_ways,
         attention_soft_cap=config.get("attn_logit_softcapping"),
         logit_soft_cap=config.get("final_logit_softcapping"),
     )
@@ -104,8 +107,8 @@ def _gemma_config(config: Mapping[str, Any], **fields: Any) -> GemmaConfig:
         raise ModelError(
             f"{architecture} with activation {activation!r} is not supported; use gelu_pytorch_tanh"
         )
-    if config.get("use_bidirectional_attention"):
-        raise ModelError(f"{architecture} sees later tokens too; use a model that generates")
+    if config.get("use_bidirectional_attention") and not fields.get("is_bidirectional"):
+        raise ModelError(f"{architecture} that sees later tokens is not supported; use Gemma 3")
     bias = bool(config.get("attention_bias", False))
     explicit = {"head_dim": _HEAD_SIZE, "tie_word_embeddings": True, **config}
     explicit["rope_parameters"] = None  # in `fields`, one for each kind of layer
@@ -125,6 +128,14 @@ def _gemma3_ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         _FULL: {"rope_theta": config.get("rope_theta", 1e6), "rope_scaling": scaling},
         _SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
     }
+
+
+def _gemma3_windows(config: Mapping[str, Any], *, both_ways: bool) -> tuple[int | None, ...]:
+    """Returns the layers' windows; half of one is on either side if tokens see both."""
+    if both_ways:
+        window = counted(config, "sliding_window", _WINDOW) // 2 + 1
+        config = {**config, "sliding_window": window}
+    return _windows(config, every=int(config.get("sliding_window_pattern") or 6))
 
 
 def _windows(config: Mapping[str, Any], *, every: int) -> tuple[int | None, ...]:

@@ -215,10 +215,12 @@ class DecoderStack(Generic[LayerT]):
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             is_tied=config.tie_embeddings,
+            has_head=config.has_head,
             placement=placement,
             group=group,
         )
         self._is_tied = config.tie_embeddings
+        self._has_head = config.has_head
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.ends.weight_targets("model.embed_tokens.weight", "lm_head.weight")
@@ -229,13 +231,18 @@ class DecoderStack(Generic[LayerT]):
         return targets
 
     def ignores(self, name: str) -> bool:
-        tied_head = self._is_tied and name == "lm_head.weight"
-        return tied_head or name.endswith(".rotary_emb.inv_freq")
+        is_unused = self._is_tied or not self._has_head
+        other_head = name == "score.weight" and not self._has_head  # a classifier's
+        is_unused = (is_unused and name == "lm_head.weight") or other_head
+        return is_unused or name.endswith(".rotary_emb.inv_freq")
 
     def finish(self) -> None:
         for layer in self.layers:
             layer.finish()
         self.ends.finish()
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.ends.head(self.norm(hidden))

@@ -24,6 +24,7 @@ from gpu_worker.models.decoder_config import (
     qwen2_config,
     qwen3_config,
 )
+from gpu_worker.models.encoder_config import bert_config, modernbert_config, roberta_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +91,27 @@ class HasSinks(Protocol):
 
 
 @runtime_checkable
+class Pooled(Protocol):
+    """Properties of the configuration of a model whose hidden states can be pooled."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def is_bidirectional(self) -> bool:
+        """True if tokens see those behind them too, so that sequences are computed whole."""
+        ...
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Optional property of a model."""
+
+    def normed(self, hidden: "Tensor") -> "Tensor":
+        """Returns the hidden states that are pooled, for forward's result."""
+        ...
+
+
+@runtime_checkable
 class Staged(Protocol):
     """Property of the configuration of a model with `ModelSpec.has_stages`."""
 
@@ -108,7 +130,7 @@ class Stretched(Protocol):
 
 
 class Model(Protocol):
-    """A decoder-only language model over a paged cache."""
+    """A language model over a paged cache, or an encoder."""
 
     def weight_targets(self) -> "dict[str, WeightTarget]":
         """Returns where each tensor of a checkpoint goes, by its name there."""
@@ -152,6 +174,8 @@ class ModelSpec:
     is_llama: bool = False
     """True if `read_config` returns a `DecoderConfig` that describes the whole model: a native
     program can compute it, and takes the weights by Llama's names, or in fused ones."""
+    generates: bool = True
+    """False for an architecture that only pools."""
 
 
 _specs: dict[str, ModelSpec] = {}
@@ -165,6 +189,13 @@ def register_model(spec: ModelSpec) -> None:
 def architectures() -> frozenset[str]:
     """Returns the architectures that have a model."""
     return frozenset(_specs)
+
+
+def only_pools(config: Mapping[str, Any]) -> bool:
+    """Says whether a config.json names an architecture that generates no tokens."""
+    names = config.get("architectures") or ()
+    known = any(name in _specs and not _specs[name].generates for name in names)
+    return known or bool(config.get("use_bidirectional_attention"))
 
 
 def has_native_program(names: Iterable[str]) -> bool:
@@ -282,3 +313,37 @@ for _name, _module, _reader_name, _model_name in (
 ):
     _read, _build = _from(_module, _reader_name), _from(_module, _model_name)
     register_model(ModelSpec(_name, _read, _build, has_stages=True))
+for _family, _reader in (
+    ("Llama", llama_config),
+    ("Mistral", mistral_config),
+    ("Qwen2", qwen2_config),
+    ("Qwen3", qwen3_config),
+):
+    for _end in ("Model", "ForSequenceClassification"):
+        register_model(
+            ModelSpec(
+                f"{_family}{_end}",
+                _reader,
+                _from("llama", "Decoder"),
+                is_llama=True,
+                generates=False,
+            )
+        )
+register_model(
+    ModelSpec(
+        "Gemma3TextModel",
+        _from("gemma", "gemma3_config"),
+        _from("gemma", "GemmaDecoder"),
+        generates=False,
+    )
+)
+_encoder_reader: Callable[[Mapping[str, Any]], ServedConfig]
+for _family, _encoder_reader, _module, _model_name in (
+    ("Bert", bert_config, "bert", "BertEncoder"),
+    ("Roberta", roberta_config, "bert", "BertEncoder"),
+    ("XLMRoberta", roberta_config, "bert", "BertEncoder"),
+    ("ModernBert", modernbert_config, "modernbert", "ModernBertEncoder"),
+):
+    for _end in ("Model", "ForMaskedLM", "ForSequenceClassification"):
+        _build = _from(_module, _model_name)
+        register_model(ModelSpec(f"{_family}{_end}", _encoder_reader, _build, generates=False))

@@ -49,7 +49,7 @@ def read(reader: Reader, config: Mapping[str, object], **changes: object) -> Any
         (opt_config, OPT, {"ffn_dim": None}, "has no 'ffn_dim'"),
         (gemma_config, SHAPES, {"hidden_act": "silu"}, "activation 'silu' is not supported"),
         (gemma2_config, SHAPES, {"hidden_activation": "relu"}, "activation 'relu'"),
-        (gemma3_config, SHAPES, {"use_bidirectional_attention": True}, "sees later tokens"),
+        (gemma2_config, SHAPES, {"use_bidirectional_attention": True}, "sees later tokens"),
         (mixtral_config, MIXTRAL, {"num_experts_per_tok": 5}, r"must be in \[1, 4\]"),
         (mixtral_config, MIXTRAL, {"num_local_experts": None}, "has no 'num_local_experts'"),
         (qwen3_moe_config, MIXTRAL, {}, "has no 'moe_intermediate_size'"),
