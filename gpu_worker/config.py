@@ -151,6 +151,20 @@ class ModelConfig(NameSettings):
         Literal["auto", "signalbox", "transformers"],
         BeforeValidator(renamed({"vllm": "signalbox"})),
     ] = Field("auto", description="implementation of the model; auto is signalbox where it has one")
+    runner: Literal["auto", "generate", "pooling"] = Field(
+        "auto",
+        description="what the worker makes of a prompt: generate continues it, pooling makes one"
+        " vector of its hidden states, an embedding or scores; auto is pooling for directories of"
+        " sentence-transformers, encoders and classifiers",
+    )
+    convert: Annotated[
+        Literal["auto", "embed", "classify"], BeforeValidator(renamed({"none": "auto"}))
+    ] = Field(
+        "auto",
+        description="with --runner pooling, what vectors are; auto is what the model's files say,"
+        " which are embeddings unless it is a classifier. classify makes a decoder's answer yes or"
+        " no, as Qwen3-Reranker's, a score",
+    )
     trust_remote_code: bool = Field(
         False, description="allow code in the model's repository to run on this machine"
     )

@@ -65,6 +65,7 @@ def measure_capacity(
     graphs_bytes: int = 0,
     adapters_bytes: int = 0,
     step_divisor: int = 1,
+    computes_whole: bool = False,
 ) -> WorkerCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
@@ -75,6 +76,7 @@ def measure_capacity(
         others_bytes: of the device, in use before this worker took any.
         graphs_bytes: what graphs will take, which are not there yet.
         adapters_bytes: what is reserved for adapters, less what those have that are loaded.
+        computes_whole: True if sequences are not cut, so that the longest is a step.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
     activations, tokens_per_s = _measure_step(
@@ -84,6 +86,8 @@ def measure_capacity(
         max_model_len=max_model_len,
         block_size=block_size,
         divisor=step_divisor,
+        # On a CPU, whose memory is shared, it would delay the start for little.
+        least_tokens=max_model_len if computes_whole and device.type == "cuda" else 0,
     )
     budget = _budget(
         cache_config,
@@ -120,10 +124,11 @@ def _measure_step(
     max_model_len: int,
     block_size: int,
     divisor: int,
+    least_tokens: int,
 ) -> tuple[int, float]:
     """Returns the bytes that the largest step takes, and its tokens per second. Raises
     MemoryError."""
-    num_tokens = cache_config.num_batched_tokens(device.type)
+    num_tokens = max(least_tokens, cache_config.num_batched_tokens(device.type))
     num_seqs = -(-cache_config.max_num_seqs // divisor)
     num_run = max(num_seqs, -(-num_tokens // divisor))
     batch = largest_batch(

@@ -5,6 +5,7 @@ The model's directory needs no more than config.json; without a tokenizer there 
 
 from pathlib import Path
 
+from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from gpu_worker.loading.hf_directory import DirectorySource
 from gpu_worker.loading.tokenizer_files import has_tokenizer
@@ -22,6 +23,11 @@ class DummySource(DirectorySource):
 
     def files(self) -> list[Path]:
         return [self._path / "config.json"]
+
+    def stored(self) -> dict[str, StoredTensor]:
+        raise ModelError(
+            f"load_format 'dummy' makes no weights of {self._path}'s head; leave it out"
+        )
 
     def tokenizer_files(self) -> dict[str, bytes]:
         if has_tokenizer(self._path):

@@ -51,6 +51,7 @@ class GGUFSource:
     """Satisfies `ModelSource`."""
 
     directory: Path | None = None
+    root: Path | None = None
     is_half = True  # quantised, or 16 bits; 32 are rare, and lose nothing that matters
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:

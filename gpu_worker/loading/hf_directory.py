@@ -25,8 +25,10 @@ _OLD_QUANTIZATION = ("quantize_config.json", "quant_config.json")
 class DirectorySource:
     """Satisfies `ModelSource`."""
 
-    def __init__(self, path: Path, *, name: str) -> None:
+    def __init__(self, path: Path, *, name: str, root: Path | None = None) -> None:
+        """Args: root: with all of the model's files; None is `path`."""
         self._path = self.directory = path
+        self.root = root or path
         self.name = name
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json; give a model in Hugging Face's layout")

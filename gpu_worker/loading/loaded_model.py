@@ -39,8 +39,9 @@ from gpu_worker.loading.dummy_weights import dummy_placement
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_config
 from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.models import HasSinks, Model, ServedConfig, SoftCapped, Staged
+from gpu_worker.models import HasSinks, Model, Pooled, ServedConfig, SoftCapped, Staged
 from gpu_worker.models.few_rows import choose_products
+from gpu_worker.pooling.pooler import Pooler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.sampling.sampler_factory import describe_sampler, make_sampler
 from signalbox_kernels.torch import registry
@@ -67,6 +68,8 @@ class LoadedModel:
     block_size: int
     """Tokens in a block; the attention backend chooses it unless it is configured."""
     sampler: Sampler[Tensor]
+    pooler: Pooler | None
+    """None of a model that generates."""
     backends: tuple[BackendInUse, ...]
     group: ParallelGroup
     stage: StageLayers
@@ -116,6 +119,10 @@ def load_model(
         scales = _fp8_scales(source, config.num_layers)
         shape = replace(shape, fp8_scales=tuple(scales[i] for i in stage.indices))
     shape = replace(shape, has_int8_cache=kv_dtype == _INT8)
+    if shape.is_bidirectional and kv_dtype not in ("auto", info.dtype):
+        raise ModelError(
+            f"kv_cache_dtype is {kv_dtype!r}, but {info.architecture} keeps no K and V; use 'auto'"
+        )
     attention = choose_attention_backend(device_config.attention_backend, shape)
     quantization = choose_quantization(
         model_config,
@@ -150,6 +157,7 @@ def load_model(
         attention=attention.backend,
         block_size=attention.block_size,
         sampler=sampler,
+        pooler=None if opened.pooling is None else opened.pooling.make_pooler(source),
         backends=(
             BackendInUse("attention", attention.name, attention.is_last_resort),
             describe_sampler(sampler, device_config, device),
@@ -254,6 +262,7 @@ def _attention_shape(
         sliding_windows=tuple(windows[i] for i in stage.indices),
         soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
         has_sinks=isinstance(config, HasSinks) and config.has_sinks,
+        is_bidirectional=isinstance(config, Pooled) and config.is_bidirectional,
         dtype=placement.dtype,
         device=placement.device,
     )

@@ -14,6 +14,7 @@ from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import find_variants, format_bytes, gguf_name
 from gpu_worker.hub.model_name import parse_hub_name
 from gpu_worker.models import has_native_program
+from gpu_worker.pooling.sentence_transformers import transformer_folder
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Weight files of a directory in Hugging Face's layout."""
@@ -35,6 +36,11 @@ class ModelSource(Protocol):
     @property
     def directory(self) -> Path | None:
         """Directory in Hugging Face's layout with the model's files; None for other sources."""
+        ...
+
+    @property
+    def root(self) -> Path | None:
+        """Directory with all of the model's files, of which `directory` may be a part."""
         ...
 
     @property
@@ -138,7 +144,8 @@ def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
     from gpu_worker.loading.dummy_source import DummySource
     from gpu_worker.loading.hf_directory import DirectorySource
 
-    return DummySource(path, name=name) if is_dummy else DirectorySource(path, name=name)
+    kind, folder = (DummySource if is_dummy else DirectorySource), transformer_folder(path)
+    return kind(folder, name=name, root=path)
 
 
 def model_name(config: ModelConfig) -> str:
@@ -180,5 +187,5 @@ def weight_sizes(config: ModelConfig) -> WeightSizes | None:
         return gguf_sizes(content.tensors.values(), is_native=is_native)
     from gpu_worker.loading.hf_directory import DirectorySource
 
-    source = DirectorySource(path, name=path.name)
+    source = DirectorySource(transformer_folder(path), name=path.name)
     return None if config.load_format == "dummy" else source.sizes

@@ -1,7 +1,8 @@
 """Opens a model: finds its files, its family and its configuration, and reads no weights."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from contract.model import ModelInfo
@@ -11,7 +12,15 @@ from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.model_source import ModelSource, open_model
-from gpu_worker.models import ModelSpec, ServedConfig, Stretched, find_model
+from gpu_worker.loading.pooling_model import OpenedPooling, is_pooling, open_pooling
+from gpu_worker.models import (
+    DecoderConfig,
+    ModelSpec,
+    Pooled,
+    ServedConfig,
+    Stretched,
+    find_model,
+)
 from gpu_worker.models.plugins import import_plugins
 from signalbox_kernels import build
 
@@ -28,6 +37,12 @@ class OpenedModel:
     source: ModelSource
     spec: ModelSpec
     config: ServedConfig
+    pooling: OpenedPooling | None = None
+    """None of a model that generates."""
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """Returns the files that routers need."""
+        return self.source.tokenizer_files()
 
 
 def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> OpenedModel:
@@ -35,14 +50,27 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
     build.on_compiled = partial(_report_compiled, progress)
     source = open_model(model_config, progress)
     import_plugins(model_config.plugins, source.config)
+    pools = is_pooling(model_config, source)
     with needing_pytorch(THROUGH_PYTORCH):
         spec = find_model(
             source.config,
-            impl=model_config.model_impl,
+            impl="signalbox" if pools else model_config.model_impl,
             directory=source.directory,
             trust_remote_code=model_config.trust_remote_code,
         )
-        return OpenedModel(source, spec, spec.read_config(source.config))
+        config = spec.read_config(source.config)
+    if pools:
+        if model_config.model_impl == "transformers":
+            raise ModelError("--model-impl transformers has no pooling; leave it out")
+        pooling = open_pooling(model_config, source, config)
+        if isinstance(config, DecoderConfig):
+            config = replace(config, has_head=False)
+        return OpenedModel(source, spec, config, pooling)
+    if not spec.generates or (isinstance(config, Pooled) and config.is_bidirectional):
+        raise ModelError(f"{config.architecture} generates no tokens; use --runner pooling")
+    if model_config.convert != "auto":
+        raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
+    return OpenedModel(source, spec, config)
 
 
 def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:
@@ -53,11 +81,14 @@ def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> Mo
     """Describes a model whose floats are computed in `dtype`. Raises ModelError."""
     source, config = opened.source, opened.config
     length = model_config.max_model_len or _usual_length(config)
+    if opened.pooling is not None and model_config.max_model_len is None:
+        length = min(length, opened.pooling.max_length or length)
     if length > config.max_position:
         raise ModelError(
             f"max_model_len is {length}; {source.name} allows at most {config.max_position}"
         )
     generation = read_generation_config(model_config, source)
+    pooling = opened.pooling
     return ModelInfo(
         name=model_config.served_name or source.name,
         architecture=config.architecture,
@@ -66,7 +97,8 @@ def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> Mo
         max_model_len=length,
         eos_token_ids=within_vocabulary(generation.eos_token_ids, config.vocab_size),
         sampling_defaults=generation.defaults,
-        fingerprint=fingerprint(source.files()),
+        fingerprint=fingerprint([*source.files(), *(pooling.files if pooling else ())]),
+        pooling=pooling.model if pooling else None,
     )
 
 

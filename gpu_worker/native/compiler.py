@@ -178,7 +178,7 @@ class _Compiler:
             build.embed(out, packed, first_token=self._first_token, scale=scale)
             if self._shared is not None:
                 build.sum(self._shared, self._residual, adds=False)
-        if not self._stage.is_last:
+        if not self._stage.is_last or not self._config.has_head:
             return None
         if is_tied and packed is not None:
             return packed, self._source(self._normed, table)

@@ -103,6 +103,8 @@ def _why_no_program(
         return f"it has no program for {opened.spec.architecture}"
     if model_config.dtype == "float16":
         return "it computes in float32 and bfloat16, not in float16"
+    if isinstance(opened.config, DecoderConfig) and opened.config.is_bidirectional:
+        return "its attention sees earlier tokens alone"
     if opened.config.head_size % _GRAIN:
         return f"head size {opened.config.head_size} is no multiple of {_GRAIN}"
     if block_size % _GRAIN:

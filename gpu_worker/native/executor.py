@@ -84,12 +84,18 @@ class NativeExecutor:
     def _execute_stage(self, batch: Batch) -> BatchOutput:
         """Computes the hidden states that the next stage continues with."""
         start = time.perf_counter_ns()
-        none = np.empty(0, dtype=np.int64)
         with span("forward"):
-            self._run(batch, self._arrays(batch, none, none, _suppressed(None, none, 0)))
-            hidden = self._hidden(len(batch.token_ids)).copy().view(np.uint8)
+            hidden = self.hidden_states(batch).copy().view(np.uint8)
+        none = np.empty(0, dtype=np.int32)
         forward_ns = time.perf_counter_ns() - start
-        return BatchOutput(token_ids=none.astype(np.int32), hidden=hidden, forward_ns=forward_ns)
+        return BatchOutput(token_ids=none, hidden=hidden, forward_ns=forward_ns)
+
+    def hidden_states(self, batch: Batch) -> FloatArray:
+        """Computes a batch without the head; returns [num_tokens, hidden_size], not normed, which
+        the next run overwrites."""
+        none = np.empty(0, dtype=np.int64)
+        self._run(batch, self._arrays(batch, none, none, _suppressed(None, none, 0)))
+        return self._hidden(len(batch.token_ids))
 
     def _run(self, batch: Batch, arrays: StepArrays) -> None:
         if batch.hidden is not None:

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.adapters.given_adapters import AdapterOpener
+from gpu_worker.batch.arrays import FloatArray
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
@@ -29,8 +32,9 @@ from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.random_weights import random_tensors
 from gpu_worker.native.tensor_share import tensor_share
 from gpu_worker.native.threads import default_num_threads
-from gpu_worker.native.weight_shapes import module_shapes
+from gpu_worker.native.weight_shapes import NORM, module_shapes
 from gpu_worker.native.weights import Weights
+from gpu_worker.pooling.pooler import Pooler
 from gpu_worker.sampling.native_sampler import CpuSampler
 from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.group import Group
@@ -38,6 +42,27 @@ from signalbox_kernels.native import best_isa, multiplies_bfloat16
 from signalbox_kernels.program import Program
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """The RMSNorm behind the last layer, for [num_rows, hidden_size]."""
+
+    weight: FloatArray
+    eps: float
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        squares = np.square(x, dtype=np.float32).mean(axis=-1, keepdims=True)
+        normed: FloatArray = x / np.sqrt(squares + np.float32(self.eps)) * self.weight
+        return normed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePooling:
+    """What makes vectors of a program's hidden states."""
+
+    norm: FinalNorm
+    pooler: Pooler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +73,8 @@ class NativeModel:
     program: Program
     sampler: CpuSampler
     adapters: NativeAdapters
+    pooling: NativePooling | None
+    """None of a model that generates."""
 
 
 def load_natively(
@@ -116,7 +143,13 @@ def load_natively(
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     adapters = NativeAdapters(opener, program, given, share)
     info = replace(info, arithmetic=arithmetic, adapters=adapters.slots.loaded)
-    return NativeModel(info=info, program=program, sampler=sampler, adapters=adapters)
+    pooling = None
+    if opened.pooling is not None:
+        norm = FinalNorm(weights.vector(NORM), config.rms_norm_eps)
+        pooling = NativePooling(norm=norm, pooler=opened.pooling.make_pooler(opened.source))
+    return NativeModel(
+        info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling
+    )
 
 
 def _arithmetic(program: Program) -> Arithmetic:

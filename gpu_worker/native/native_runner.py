@@ -23,7 +23,8 @@ from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
 from gpu_worker.native.block_pools import BlockPools
 from gpu_worker.native.executor import NativeExecutor
-from gpu_worker.native.native_model import load_natively
+from gpu_worker.native.native_model import NativeModel, load_natively
+from gpu_worker.native.pooling_executor import NativePoolingExecutor
 from gpu_worker.native.recording import NativeRecording
 from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.program import Program
@@ -71,11 +72,17 @@ class NativeRunner:
         self.layers = layers
         self._info, self._program, self._adapters = loaded.info, loaded.program, loaded.adapters
         self._group = group
-        self._executor = NativeExecutor(
-            loaded.program, loaded.sampler, layers, draws=parallel_config.tensor_rank == 0
-        )
+        self._executor = self._make_executor(loaded, draws=parallel_config.tensor_rank == 0)
         self._device = HostDevice()
         self._cache: BlockPools | None = None
+
+    def _make_executor(self, loaded: NativeModel, *, draws: bool) -> NativeExecutor:
+        program, sampler, pooling = loaded.program, loaded.sampler, loaded.pooling
+        if pooling is None:
+            return NativeExecutor(program, sampler, self.layers, draws=draws)
+        return NativePoolingExecutor(
+            program, sampler, self.layers, norm=pooling.norm, pooler=pooling.pooler
+        )
 
     @property
     def model(self) -> ModelInfo:

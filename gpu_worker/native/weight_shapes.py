@@ -9,6 +9,8 @@ from gpu_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
 Shape = tuple[int, ...]
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+CLASSIFIER = "score.weight"
+"""Head of a model that makes scores of classes."""
 TABLES = (EMBEDDING, HEAD)
 """Matrices with a row for each token of the vocabulary, or more, which are not used."""
 
@@ -17,7 +19,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
     """Returns all tensors by their names in Hugging Face's checkpoints."""
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, Shape] = {EMBEDDING: table, NORM: (config.hidden_size,)}
-    if not config.tie_embeddings:
+    if config.has_head and not config.tie_embeddings:
         shapes[HEAD] = table
     of_layer = _attention(config) | _feed_forward(config)
     for index in range(config.num_layers):
@@ -35,7 +37,9 @@ def names_of_stage(config: DecoderConfig, stage: StageLayers) -> set[str]:
     if stage.is_first:
         names.add(EMBEDDING)
     if stage.is_last:
-        names |= {NORM, EMBEDDING if config.tie_embeddings else HEAD}
+        names.add(NORM)
+    if stage.is_last and config.has_head:
+        names.add(EMBEDDING if config.tie_embeddings else HEAD)
     return names
 
 
@@ -84,8 +88,11 @@ def layer_prefix(index: int) -> str:
 
 def is_ignored(name: str, config: DecoderConfig) -> bool:
     """Says whether a tensor may be in a checkpoint although the model does not need it."""
-    tied_head = config.tie_embeddings and name == HEAD
-    return tied_head or name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
+    if name == HEAD:
+        return config.tie_embeddings or not config.has_head
+    if name == CLASSIFIER:
+        return not config.has_head
+    return name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
 
 
 def _attention(config: DecoderConfig) -> dict[str, Shape]:

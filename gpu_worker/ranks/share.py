@@ -10,7 +10,7 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress, igno
 from gpu_worker.batch.runner_protocol import AdapterLoading, Inspectable, Runner
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization
-from gpu_worker.config import DeviceConfig, ParallelConfig
+from gpu_worker.config import DeviceConfig, ModelError, ParallelConfig
 from gpu_worker.device.keys import Keys
 from gpu_worker.loading.layer_partition import stage_layers
 from gpu_worker.loading.missing_packages import needing_pytorch
@@ -66,6 +66,11 @@ def load_share(
     start = replace(start, device=_shared(start.device, start.parallel))
     with naming(start.model.model):
         opened = open_with_config(start.model, progress)
+        if opened.pooling is not None and start.parallel.num_ranks > 1:
+            raise ModelError(
+                "a model that pools runs on one rank; use tensor_parallel_size 1 and "
+                "pipeline_parallel_size 1, and several workers"
+            )
         layers = stage_layers(opened, start.parallel)
         why_not = why_not_natively(opened, start.model, start.cache, start.device, start.parallel)
         group: Group | str | None = why_not

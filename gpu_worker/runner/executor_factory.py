@@ -9,6 +9,7 @@ from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
 from gpu_worker.executors.async_executor import AsyncExecutor
 from gpu_worker.executors.graph_inputs import GraphBuffers
+from gpu_worker.executors.pooling_executor import PoolingExecutor
 from gpu_worker.executors.stage_executor import HiddenShape, StageExecutor
 from gpu_worker.executors.step_graphs import DevicePlanning, StepGraphs, graph_sizes
 from gpu_worker.executors.torch_executor import TorchExecutor
@@ -33,6 +34,10 @@ def make_executor(
     Args:
         max_graph_tokens: tokens of the largest mixed step that is a graph.
     """
+    if loaded.pooler is not None:
+        return PoolingExecutor(
+            loaded.model, loaded.attention, loaded.sampler, loaded.device, loaded.pooler
+        )
     if not loaded.stage.is_whole:
         return StageExecutor(
             loaded.model,

@@ -153,6 +153,7 @@ class ModelRunner:
 
     def profile(self) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))
+        pooling = self.model.pooling
         return measure_capacity(
             cache_config=self._cache_config,
             block_size=self._loaded.block_size,
@@ -164,6 +165,7 @@ class ModelRunner:
             others_bytes=self._loaded.others_bytes,
             graphs_bytes=self._measure_graphs(),
             adapters_bytes=self._loaded.adapters.memory.left,
+            computes_whole=pooling is not None and pooling.is_bidirectional,
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:

@@ -73,6 +73,8 @@ class EngineArgs(VllmOptions):
     tensor_parallel_size: int = option("tensor_parallel_size")
     pipeline_parallel_size: int = option("pipeline_parallel_size")
     pipeline_layer_partition: str | None = option("pipeline_layer_partition")
+    runner: str = option("runner")
+    convert: str = option("convert")
     dtype: object = option("dtype")
     quantization: str | None = option("quantization", default=None)
     revision: str | None = option("revision")

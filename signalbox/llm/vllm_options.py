@@ -35,8 +35,6 @@ class VllmOptions:
 
     # Tasks of the model.
     task: object = _taken("auto", "generate", None)
-    runner: object = _taken("auto", "generate", None)
-    convert: object = _taken("auto", "none", None)
     skip_tokenizer_init: object = _taken(False)
     served_model_name: object = _taken(None, ANY)
     pooler_config: object = _taken(None)

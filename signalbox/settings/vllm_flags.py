@@ -72,8 +72,6 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     # The model and its name.
     "model_tag": Alias(setting="model"),
     "task": NoEffect(why=_NO_POOLING, values=("auto", "generate"), otherwise=_NO_POOLING),
-    "runner": NoEffect(why=_NO_POOLING, values=("auto", "generate"), otherwise=_NO_POOLING),
-    "convert": NoEffect(why=_NO_POOLING, values=("auto", "none"), otherwise=_NO_POOLING),
     "tokenizer": Refused(remedy="the tokenizer that comes with MODEL is used"),
     "tokenizer_mode": NoEffect(why=_OURS_ALONE, values=("auto",), otherwise="leave it auto"),
     "tokenizer_revision": Refused(remedy="--revision is that of weights and tokenizer"),

@@ -145,7 +145,7 @@ class RankAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ..., certified_name: _Optional[str] = ...) -> None: ...
 
 class RankModelConfig(_message.Message):
-    __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len", "lora", "max_lora_rank", "adapter_dir", "max_cpu_loras")
+    __slots__ = ("served_model_name", "model", "revision", "dtype", "quantization", "load_format", "model_plugin", "model_impl", "trust_remote_code", "generation_config", "override_generation_config", "max_model_len", "lora", "max_lora_rank", "adapter_dir", "max_cpu_loras", "runner", "convert")
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,8 @@ class RankModelConfig(_message.Message):
     MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIR_FIELD_NUMBER: _ClassVar[int]
     MAX_CPU_LORAS_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    CONVERT_FIELD_NUMBER: _ClassVar[int]
     served_model_name: _containers.RepeatedScalarFieldContainer[str]
     model: str
     revision: str
@@ -178,7 +180,9 @@ class RankModelConfig(_message.Message):
     max_lora_rank: int
     adapter_dir: str
     max_cpu_loras: int
-    def __init__(self, served_model_name: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., load_format: _Optional[str] = ..., model_plugin: _Optional[str] = ..., model_impl: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., generation_config: _Optional[str] = ..., override_generation_config: _Optional[str] = ..., max_model_len: _Optional[int] = ..., lora: _Optional[_Iterable[str]] = ..., max_lora_rank: _Optional[int] = ..., adapter_dir: _Optional[str] = ..., max_cpu_loras: _Optional[int] = ...) -> None: ...
+    runner: str
+    convert: str
+    def __init__(self, served_model_name: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., load_format: _Optional[str] = ..., model_plugin: _Optional[str] = ..., model_impl: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., generation_config: _Optional[str] = ..., override_generation_config: _Optional[str] = ..., max_model_len: _Optional[int] = ..., lora: _Optional[_Iterable[str]] = ..., max_lora_rank: _Optional[int] = ..., adapter_dir: _Optional[str] = ..., max_cpu_loras: _Optional[int] = ..., runner: _Optional[str] = ..., convert: _Optional[str] = ...) -> None: ...
 
 class RankCacheConfig(_message.Message):
     __slots__ = ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype", "swap_space", "gpu_memory_utilization", "kv_cache_memory")

@@ -1,0 +1,234 @@
+"""Every family and pooling against sentence-transformers, on random weights."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as st
+from transformers import AutoModelForCausalLM
+
+from contract.pooling import PoolingParams
+from gpu_worker.config import ModelError
+from gpu_worker.pooling.pooler import CHUNK_LOST
+from tests.gpu_worker.model_runners import make_runner
+from tests.gpu_worker.pooling.encoder_models import edit_json, make_texts, save_model, token_ids_of
+from tests.gpu_worker.pooling.pooled_batches import make_batch, make_prompts, pool
+
+pytestmark = pytest.mark.slow
+
+TEXTS = make_texts(1, 3, 9, 16, 17, 40, 41, 120, 200)
+MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "modernbert-biased", "embedding-gemma")
+SIZE = 48
+TOLERANCE = 1e-5
+
+
+def save(path: Path, family: str, *modules: Any, mode: Any = "mean", **options: Any) -> Any:
+    """Saves a model of sentence-transformers, and returns it."""
+    save_model(path / "model", family)
+    torch.manual_seed(1)
+    pooling = st.Pooling(SIZE, pooling_mode=mode, **options)
+    model = SentenceTransformer(
+        modules=[st.Transformer(str(path / "model")), pooling, *modules], device="cpu"
+    )
+    model.save(str(path / "saved"), create_model_card=False)
+    return model
+
+
+def assert_same(runner: Any, model: Any, texts: list[str] = TEXTS, **options: Any) -> None:
+    tokens = token_ids_of(model.tokenizer, texts)
+    expected = model.encode(texts, normalize_embeddings=False)
+    actual = pool(runner, tokens, **options)
+    if runner.model.pooling.activation == "normalize":
+        actual /= np.linalg.norm(actual, axis=-1, keepdims=True)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_of_encoders_are_the_same(family: str, tmp_path: Path) -> None:
+    model = save(tmp_path, family, st.Normalize())
+    runner = make_runner(tmp_path / "saved")
+    assert runner.model.pooling.is_bidirectional
+    assert runner.model.pooling.reads_all_tokens
+    assert_same(runner, model)
+
+
+@pytest.mark.parametrize("mode", [*MODES, MODES])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_each_mode_pools_the_same_in_chunks(mode: Any, backend: str, tmp_path: Path) -> None:
+    model = save(tmp_path, "qwen3", st.Normalize(), mode=mode)
+    runner = make_runner(tmp_path / "saved", cpu_backend=backend)
+    assert runner.model.pooling.reads_all_tokens is (mode != "lasttoken")
+    for chunk in (1 << 20, 16, 7):
+        assert_same(runner, model, chunk=chunk)
+
+
+def test_modules_behind_pooling_are_the_same(tmp_path: Path) -> None:
+    dense = [
+        st.Dense(2 * SIZE, 40, bias=False, activation_function=torch.nn.Identity()),
+        st.Dense(40, 32, activation_function=torch.nn.GELU()),
+        st.LayerNorm(32),
+        st.Dense(32, 32, activation_function=torch.nn.Tanh(), use_residual=True),
+    ]
+    model = save(tmp_path, "bert", *dense, st.Normalize(), mode=("max", "cls"))
+    runner = make_runner(tmp_path / "saved")
+    assert runner.model.pooling.num_outputs == 32
+    assert_same(runner, model)
+
+
+def test_an_old_directory_is_read(tmp_path: Path) -> None:
+    """Of an old release: its class names, flags of modes, and a folder for the transformer."""
+    model = save(tmp_path, "bert", mode=("cls", "mean"))
+    saved = tmp_path / "saved"
+    (saved / "0_Transformer").mkdir()
+    for file in [one for one in saved.iterdir() if one.is_file()]:
+        if file.name not in ("modules.json", "config_sentence_transformers.json"):
+            file.rename(saved / "0_Transformer" / file.name)
+    entries = [
+        {"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (saved / "modules.json").write_text(json.dumps(entries))
+    flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+    edit_json(saved / "1_Pooling" / "config.json", pooling_mode=None, **flags)
+    assert_same(make_runner(saved), model)
+
+
+def test_tokens_of_a_prompt_are_left_out(tmp_path: Path) -> None:
+    model = save(tmp_path, "qwen3", mode=MODES, include_prompt=False)
+    prompt, texts = "w9 w10 w11 ", TEXTS[:6]
+    expected = model.encode(texts, prompt=prompt)
+    tokens = token_ids_of(model.tokenizer, [prompt + text for text in texts])
+    params = [PoolingParams(num_skipped_tokens=4)] * len(texts)  # with the token before the text
+    runner = make_runner(tmp_path / "saved")
+    for chunk in (300, 3):
+        actual = pool(runner, tokens, chunk=chunk, params=params)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_directory_without_modules_pools_as_there(tmp_path: Path) -> None:
+    save_model(tmp_path, "bert")
+    model = SentenceTransformer(str(tmp_path), device="cpu")
+    assert_same(make_runner(tmp_path), model)
+
+
+def test_decoders_without_modules_pool_if_they_are_asked_to(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3", "AutoModelForCausalLM")
+    model = SentenceTransformer(str(tmp_path), device="cpu")
+    runner = make_runner(tmp_path, runner="pooling")
+    assert not runner.model.pooling.reads_all_tokens
+    assert_same(runner, model, chunk=16)
+    assert make_runner(tmp_path).model.pooling is None
+
+
+CLASSIFIERS = [
+    ("bert", {"num_labels": 1}),
+    ("bert", {"num_labels": 3}),
+    ("roberta", {"num_labels": 1}),
+    ("xlm-roberta", {"num_labels": 1}),
+    ("modernbert", {"num_labels": 1, "classifier_pooling": "mean"}),
+    ("modernbert-biased", {"num_labels": 2, "classifier_bias": True}),
+    ("qwen2", {"num_labels": 1}),
+    ("qwen3", {"num_labels": 4}),
+]
+
+
+def assert_same_scores(
+    runner: Any, model: Any, pairs: list[tuple[str, str]], **options: Any
+) -> None:
+    """Compares scores before the activation function."""
+    expected = model.predict(pairs, activation_fn=torch.nn.Identity()).reshape(len(pairs), -1)
+    encoded = [model.tokenizer(*pair) for pair in pairs]
+    params = [PoolingParams(_first_segment(one)) for one in encoded]
+    actual = pool(runner, [one["input_ids"] for one in encoded], params=params, **options)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+
+
+def _first_segment(encoded: Any) -> int:
+    types = encoded.get("token_type_ids", [0])
+    return types.index(1) if 1 in types else 0
+
+
+@pytest.mark.parametrize(("family", "options"), CLASSIFIERS)
+def test_scores_of_classifiers_are_the_same(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    save_model(tmp_path, family, "AutoModelForSequenceClassification", **options)
+    model = CrossEncoder(str(tmp_path), device="cpu")
+    runner = make_runner(tmp_path)
+    pooling = runner.model.pooling
+    assert (pooling.task, pooling.num_outputs) == ("classify", options["num_labels"])
+    assert pooling.activation == ("sigmoid" if options["num_labels"] == 1 else "softmax")
+    pairs = [(a, b) for a, b in pairwise(make_texts(2, 5, 18, 60, 90))]
+    assert_same_scores(runner, model, pairs)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_scores_by_yes_and_no_are_the_same(backend: str, tmp_path: Path) -> None:
+    save_model(tmp_path / "plain", "qwen3", "AutoModelForCausalLM")
+    model = CrossEncoder(str(tmp_path / "plain"), device="cpu")
+    model.save(str(tmp_path / "saved"))
+    pairs = [(a, b) for a, b in pairwise(make_texts(2, 5, 18, 60, 90))]
+    tokens = [model.tokenizer(*pair)["input_ids"] for pair in pairs]
+    expected = _by_yes_and_no(tmp_path / "plain", tokens)
+    for folder, options in (("plain", {"convert": "classify", "runner": "pooling"}), ("saved", {})):
+        runner = make_runner(tmp_path / folder, cpu_backend=backend, **options)
+        pooling = runner.model.pooling
+        assert (pooling.task, pooling.num_outputs, pooling.activation) == ("classify", 1, "sigmoid")
+        actual = pool(runner, tokens, chunk=16)
+        np.testing.assert_allclose(actual[:, 0], expected, rtol=0, atol=TOLERANCE)
+
+
+def _by_yes_and_no(path: Path, tokens: list[list[int]]) -> list[float]:
+    """Returns the difference of both logits at the end of each prompt, by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    with torch.no_grad():
+        logits = [model(torch.tensor([one])).logits[0, -1] for one in tokens]
+    return [float(one[3] - one[4]) for one in logits]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"type": "sentence_transformers.models.CNN"}, "models.CNN, which is not supported"),
+        ({"type": "my_package.Pooling"}, "my_package.Pooling, which is not supported"),
+        ({"path": "../other"}, "which is not in its folder"),
+    ],
+)
+def test_modules_that_are_not_served_are_refused(
+    changes: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    save(tmp_path, "bert", st.Normalize())
+    file = tmp_path / "saved" / "modules.json"
+    entries = json.loads(file.read_text())
+    entries[2] |= changes
+    file.write_text(json.dumps(entries))
+    with pytest.raises(ModelError, match=message):
+        make_runner(tmp_path / "saved")
+
+
+def test_encoders_and_pooling_are_refused_where_they_do_nothing(tmp_path: Path) -> None:
+    save_model(tmp_path, "bert")
+    with pytest.raises(ModelError, match="BertModel generates no tokens; use --runner pooling"):
+        make_runner(tmp_path, runner="generate")
+    with pytest.raises(ValueError, match="lets no token see those behind it"):
+        make_runner(tmp_path, attention_backend="triton")
+    with pytest.raises(ModelError, match="keeps no K and V"):
+        make_runner(tmp_path, kv_cache_dtype="int8")
+
+
+def test_a_chunk_that_is_lost_or_not_finite_fails_its_sequence_alone(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3")
+    runner = make_runner(tmp_path / "saved")
+    prompts = make_prompts([[5] * 40, [6] * 40])
+    runner.execute(make_batch(prompts[:1], 16))
+    for one in prompts:
+        one.num_computed = 16
+    output = runner.execute(make_batch(prompts))
+    assert output.pooled.keys() == {0}
+    assert output.failed_seqs == {1: CHUNK_LOST}
