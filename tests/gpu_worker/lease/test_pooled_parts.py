@@ -22,7 +22,7 @@ from tests.gpu_worker.lease.test_failure_isolation import (
     on_poison,
     spare,
 )
-from tests.gpu_worker.pooling import BOTH_WAYS, LAST, MEAN, MODELS, NAMES, make_pooling_step
+from tests.gpu_worker.pooled_steps import BOTH_WAYS, LAST, MEAN, MODELS, NAMES, make_pooling_step
 
 NUM_SEQS = 13
 

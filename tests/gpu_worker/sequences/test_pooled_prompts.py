@@ -14,7 +14,7 @@ from contract.step import NewSequence, Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
-from tests.gpu_worker.pooling import BOTH_WAYS, LAST, MEAN, make_pooling_step
+from tests.gpu_worker.pooled_steps import BOTH_WAYS, LAST, MEAN, make_pooling_step
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 VECTOR = np.array([0.5, -1.0, 2.0], dtype=np.float32)

@@ -12,7 +12,7 @@ from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.simulated_pooler import expected_vector
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_runner, make_step, make_table
-from tests.gpu_worker.pooling import BOTH_WAYS, LAST, MEAN, MODELS, NAMES, make_pooling_step
+from tests.gpu_worker.pooled_steps import BOTH_WAYS, LAST, MEAN, MODELS, NAMES, make_pooling_step
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 PARAMS = [
