@@ -24,7 +24,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     [("native", 1, 1), ("torch", 1, 1), ("native", 1, 3), ("native", 2, 1), ("torch", 2, 2)],
 )
 def test_a_slot_that_is_free_is_used_again(
-    adapted: Adapted, backend: str, tp: int, pp: int
+    adapted: Adapted, backend: str, tp: int, pp: int, request: pytest.FixtureRequest
 ) -> None:
     if backend == "native":
         skip_without_native_kernels()
@@ -33,6 +33,7 @@ def test_a_slot_that_is_free_is_used_again(
         adapted.path, ParallelConfig(), cpu_backend=backend, max_lora_rank=16, max_cpu_loras=8
     )
     runner = load_threads(with_sizes(start, tp, pp))
+    request.addfinalizer(lambda: close(runner))
     runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
 
     def load(number: int) -> Adapter:
@@ -70,4 +71,3 @@ def test_a_slot_that_is_free_is_used_again(
         runner.remove_adapter(one)
     assert runner.adapter_slots == {}
     check()
-    close(runner)
