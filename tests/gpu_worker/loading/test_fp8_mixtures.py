@@ -43,7 +43,7 @@ def save_both(path: Path, encode: Encode, config: dict[str, Any]) -> tuple[Path,
     for each in (encoded, decoded):
         each.mkdir()
         make_model(
-            each, "qwen3-moe", hidden_size=160, moe_intermediate_size=192, num_hidden_layers=2
+            each, "qwen3-moe", hidden_size=160, moe_intermediate_size=192, num_hidden_layers=1
         )
     tensors = {k: v for file in decoded.glob("*.safetensors") for k, v in load_file(file).items()}
     for each in (encoded, decoded):

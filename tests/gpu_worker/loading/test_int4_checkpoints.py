@@ -82,10 +82,8 @@ def test_a_card_holds_four_bits(form: str, family: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ampere", "triton_device")
 @pytest.mark.parametrize("form", ["awq", "gptq_v2, in another order"])
-def test_kernels_give_the_tokens_of_the_decoded_model(form: str, tmp_path: Path) -> None:
+def test_kernels_give_the_logits_of_the_decoded_model(form: str, tmp_path: Path) -> None:
     reference = save_quantised(tmp_path, "llama2", *FORMS[form], num_hidden_layers=1)
-    runner = make_runner(tmp_path, cpu_backend="torch")
-    assert_greedy(runner, reference, PROMPTS, num_tokens=3)
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPTS[0]])).logits[0, -1]
     runner = make_runner(tmp_path, cpu_backend="torch")

@@ -132,8 +132,10 @@ def test_programs_share_the_keys_of_long_contexts(
     assert_matches(problem, sharing=share(spare=spare), joins_inside=joins_inside)
 
 
-@pytest.mark.parametrize("rules", [{}, {"sliding_window": 100, "soft_cap": 3.0}])
-@pytest.mark.parametrize("query_lens", [(1, 1, 1), (40, 1, 70)])
+@pytest.mark.parametrize(
+    ("query_lens", "rules"),
+    [((1, 1, 1), {}), ((40, 1, 70), {"sliding_window": 100, "soft_cap": 3.0})],
+)
 def test_whoever_joins_shares_gives_the_same_bits(
     triton_device: str, query_lens: tuple[int, ...], rules: dict[str, Any]
 ) -> None:

@@ -51,29 +51,27 @@ def test_rows_are_rounded_to_the_nearest_codes(
     assert codes.float().abs().amax(dim=1)[[0, 1, 3, 4]].eq(448).all()
 
 
+MATRICES = [(40, 200, 1, True), (130, 512, 1, False), (160, 320, 32, False), (130, 256, 128, True)]
+"""Rows, columns, rows of a scale, and whether a bias is added."""
+
+
 @pytest.mark.parametrize(
-    ("num_tokens", "dtype"),  # each tile
+    ("num_tokens", "dtype", "matrix"),
     [
-        (1, torch.bfloat16),
-        (3, torch.float32),
-        (17, torch.bfloat16),
-        (65, torch.float32),
-        (513, torch.float32),
+        *((3, torch.float32, matrix) for matrix in MATRICES),
+        *((17, torch.bfloat16, matrix) for matrix in MATRICES),
+        (1, torch.bfloat16, MATRICES[3]),  # with these, each tile
+        (65, torch.float32, MATRICES[2]),
+        (513, torch.float32, MATRICES[0]),
     ],
-)
-@pytest.mark.parametrize(
-    ("rows", "columns", "rows_per_scale", "has_bias"),
-    [(40, 200, 1, True), (130, 512, 1, False), (160, 320, 32, False), (130, 256, 128, True)],
 )
 def test_products_are_those_of_decoded_codes(
     triton_device: str,
     num_tokens: int,
-    rows: int,
-    columns: int,
-    rows_per_scale: int,
-    has_bias: bool,
     dtype: torch.dtype,
+    matrix: tuple[int, int, int, bool],
 ) -> None:
+    rows, columns, rows_per_scale, has_bias = matrix
     x = torch.randn(num_tokens, columns, device=triton_device).to(dtype)
     weight = make_weight(rows, columns, triton_device)
     num_groups = 1 if rows_per_scale == 1 else -(-columns // 128)

@@ -65,8 +65,9 @@ def test_codes_and_scales_are_those_of_the_reference(
     assert_same_bits(cache, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_kv_heads", [4, 20])
+@pytest.mark.parametrize(
+    ("dtype", "num_kv_heads"), [(torch.float32, 4), (torch.bfloat16, 4), (torch.bfloat16, 20)]
+)
 def test_rotated_keys_are_written_as_the_reference_does(
     triton_device: str, dtype: torch.dtype, num_kv_heads: int
 ) -> None:
@@ -93,8 +94,14 @@ def test_rotated_keys_are_written_as_the_reference_does(
     assert_same_bits(cache, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rule", [{}, {"soft_cap": 20.0}, {"sliding_window": 9}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "rule"),
+    [
+        (torch.float32, {"soft_cap": 20.0}),
+        (torch.bfloat16, {}),
+        (torch.bfloat16, {"sliding_window": 9}),
+    ],
+)
 def test_attention_over_codes_matches_the_reference(
     triton_device: str, dtype: torch.dtype, rule: dict[str, Any]
 ) -> None:

@@ -97,20 +97,20 @@ def test_every_code_and_zero_point_is_decoded_exactly(triton_device: str) -> Non
     """Rows of the identity give the matrix: all codes at all places of a word, by zero points."""
     codes = torch.arange(128).view(8, 16).T.reshape(1, 128) % 16  # nibble i of word w: 16 i + w
     codes = torch.cat([(codes + shift) % 16 for shift in range(16)]).to(torch.uint8)
-    for zero in range(17):
-        for scale in (0.0, 2.0**-24, 0.1, 1.5, 65504.0):
-            scales = torch.full((1, 16), scale, dtype=torch.float16)
-            weight = Int4Weight(
-                int4.pack_words(codes).to(triton_device),
-                int4.pack_groups(scales, torch.full((1, 16), zero)).to(triton_device),
-                128,
-                128,
-                torch.zeros(1, dtype=torch.int32, device=triton_device),
-            )
-            expected = (codes.float() - zero) * scales.float().T
-            assert torch.equal(int4.dequantise(weight, torch.float32).cpu(), expected)
-            rows = torch.eye(128, device=triton_device)
-            assert torch.equal(ops.w4a16_linear(rows, weight, None).T.cpu(), expected)
+    kinds = torch.cartesian_prod(torch.arange(17.0), torch.tensor([0.0, 2.0**-24, 0.1, 65504.0]))
+    zeros, scales = kinds.repeat_interleave(16, dim=0).T[:, None]
+    codes, scales = codes.repeat(len(kinds), 1), scales.half()
+    weight = Int4Weight(
+        int4.pack_words(codes).to(triton_device),
+        int4.pack_groups(scales, zeros.long()).to(triton_device),
+        128,
+        128,
+        torch.zeros(-(-len(codes) // int4.COUNTED), dtype=torch.int32, device=triton_device),
+    )
+    expected = (codes.float() - zeros.T) * scales.float().T
+    assert torch.equal(int4.dequantise(weight, torch.float32).cpu(), expected)
+    rows = torch.eye(128, device=triton_device)
+    assert torch.equal(ops.w4a16_linear(rows, weight, None).T.cpu(), expected)
 
 
 def test_what_the_kernel_cannot_multiply_is_refused(triton_device: str) -> None:
