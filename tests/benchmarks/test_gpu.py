@@ -1,9 +1,10 @@
 """The GPU benchmark's own mistakes show on a CPU: every part runs there, with every size shrunk."""
 
+import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,35 @@ def make_bench(folder: Path, settings: Mapping[str, Any] | None = None) -> Bench
     return Bench(device=torch.device("cpu"), tiny=True, folder=folder, settings=settings or {})
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Measure]]:
+    """Returns what a part has measured; each runs once."""
+
+    @functools.cache
+    def of(name: str) -> list[Measure]:
+        part = PARTS[name]
+        return part.measurement()(make_bench(tmp_path_factory.mktemp("part"), part.settings))
+
+    return of
+
+
 @pytest.mark.parametrize("name", [name for name, part in PARTS.items() if not part.needs_card])
-def test_every_part_measures_what_it_is_for(name: str, tmp_path: Path) -> None:
-    part = PARTS[name]
-    found = part.measurement()(make_bench(tmp_path, part.settings))
+def test_every_part_measures_what_it_is_for(
+    name: str, measured: Callable[[str], list[Measure]]
+) -> None:
+    found = measured(name)
     names = [measure.name for measure in found]
     assert set(EXPECTED[name]) <= set(names)
     assert len(set(names)) == len(names)
     assert all(measure.value > 0 for measure in found)  # a probe that fails is 0
 
 
-def test_what_a_share_is_of_is_measured_by_an_earlier_part(tmp_path: Path) -> None:
+def test_what_a_share_is_of_is_measured_by_an_earlier_part(
+    measured: Callable[[str], list[Measure]],
+) -> None:
     earlier: list[Measure] = []
     for name in ("roofline", "steps", "swap", "steps-eager"):
-        found = PARTS[name].measurement()(make_bench(tmp_path))
+        found = measured(name)
         assert all(share(one, [*earlier, *found]) for one in found if one.of is not None)
         earlier += found
 
