@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import TypeVar
 
 from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.startup import ReportProgress, ignore_progress
@@ -33,26 +31,23 @@ from gpu_worker.batch.runner_protocol import (
     ProfileOptions,
     Recording,
 )
-from gpu_worker.config import ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.launchers import Launcher, LocalRank
 from gpu_worker.ranks.links import meet
-from gpu_worker.ranks.rank_network import RankNetwork, collective_hosts, host_of
+from gpu_worker.ranks.rank_network import RankNetwork
+from gpu_worker.ranks.rank_starts import check_alike, check_told, placed
 from gpu_worker.ranks.service.rank_messages import (
     AddAdapter,
     Ask,
     CacheReady,
-    Hello,
     InitCacheEngine,
     Loaded,
-    RankAddress,
     RemoveAdapter,
     Start,
 )
 from gpu_worker.ranks.share import Share, describe_rank, load_share
 from gpu_worker.ranks.stage import Stage
-from rpc.transport.tls import TlsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +115,8 @@ class RankedRunner:
         others = self._others
         others.wait_until_joined()
         for hello in others.hellos:
-            _check_told(hello, start)
-        own, *their = _placed(start, others.addresses, others.tls, is_placed=others.are_placed)
+            check_told(hello, start)
+        own, *their = placed(start, others.addresses, others.tls, is_placed=others.are_placed)
         meet(others)
         others.send_each(their)
         self._share = share = load_share(own, others.meeting, progress)
@@ -131,7 +126,7 @@ class RankedRunner:
         self._slots = AdapterSlots(share.model.adapters)  # as each rank has them
         loaded = Loaded.of(share.model)
         for rank, theirs in enumerate(others.answers(Loaded), start=1):
-            _check_alike(rank, theirs, loaded)
+            check_alike(rank, theirs, loaded)
 
     def _lose(self, reason: str) -> None:
         self._on_lost(reason)
@@ -304,60 +299,3 @@ class RankedRunner:
         self._others.close(failure)
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _placed(
-    start: Start, addresses: tuple[RankAddress, ...], tls: TlsConfig, *, is_placed: bool
-) -> list[Start]:
-    """Returns what each rank starts with. Raises ValueError; see `collective_hosts`."""
-    parallel, hosts = start.parallel, [host_of(one.address) for one in addresses]
-    collective = collective_hosts(
-        hosts, ranks_of_stage=parallel.tensor_parallel_size, trusted=tls.insecure
-    )
-    return [
-        replace(
-            start,
-            addresses=addresses,
-            parallel=replace(
-                parallel,
-                rank=rank,
-                local_rank=hosts[:rank].count(host),
-                local_size=hosts.count(host),
-                collective_host=collective[rank],
-                is_placed=is_placed,
-            ),
-        )
-        for rank, host in enumerate(hosts)
-    ]
-
-
-def _check_told(hello: Hello, start: Start) -> None:
-    """Raises ValueError if a rank was started with other settings than rank 0."""
-    if hello.told is None:
-        return
-    parts = ((hello.told, start, part) for part in ("model", "cache", "device", "parallel"))
-    names = [
-        name
-        for theirs, ours, part in parts
-        for name, value in _fields(getattr(theirs, part)).items()
-        if name != "rank" and value != _fields(getattr(ours, part))[name]
-    ]
-    if names:
-        raise ValueError(
-            f"rank {hello.rank} was started with another {', '.join(names)} than rank 0; start all"
-            " ranks by one command"
-        )
-
-
-def _fields(config: BaseModel | ParallelConfig) -> dict[str, Any]:
-    return asdict(config) if isinstance(config, ParallelConfig) else dict(config)
-
-
-def _check_alike(rank: int, other: Loaded, own: Loaded) -> None:
-    """Raises ValueError if a rank has loaded something else."""
-    for name, theirs, ours in zip(Loaded._fields, other, own, strict=True):
-        if theirs != ours:
-            raise ValueError(
-                f"rank {rank} has another {name} than rank 0, {theirs or 'none'} instead of"
-                f" {ours or 'none'}; give all ranks the same files on the same kind of device"
-            )
