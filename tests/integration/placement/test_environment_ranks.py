@@ -138,20 +138,14 @@ def test_a_rank_that_is_lost_ends_all_with_status_1(
     assert_free(port, port + 1, port + 2)
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-async def test_a_link_that_is_cut_ends_all_with_status_1(
-    is_told: bool, model: Path, tmp_path: Path
-) -> None:
+async def test_a_link_that_freezes_ends_all_with_status_1(model: Path, tmp_path: Path) -> None:
     port = free_port()
     proxy = FaultProxy(target=port)
     await proxy.start("127.0.0.9", port)
     with started_ranks(tmp_path) as ranks:
         start(ranks, model, port=port, leader="127.0.0.9")
         await until_ready(ranks)
-        if is_told:
-            proxy.cut()
-        else:
-            proxy.freeze()
+        proxy.freeze()
         assert await statuses(ranks) == [1, 1, 1]
         assert "has ended, or no longer answers; the worker exits" in ranks.log()
     await proxy.close()
@@ -256,20 +250,15 @@ def test_another_number_of_ranks_is_refused(model: Path, tmp_path: Path) -> None
         assert "has started 3 ranks, but --tensor-parallel-size times" in ranks.log()
 
 
-@pytest.mark.parametrize("is_trusted", [True, False])
-def test_tensor_parallel_ranks_on_two_hosts_need_a_trusted_network(
-    is_trusted: bool, model: Path, tmp_path: Path
+def test_tensor_parallel_ranks_may_be_on_two_hosts_of_a_trusted_network(
+    model: Path, tmp_path: Path
 ) -> None:
     port = free_port()
     with started_ranks(tmp_path) as ranks:
         for rank in range(2):
             ranks.start(
                 *(str(model), "--tensor-parallel-size=2", f"--rank-port={port}", NOWHERE),
-                *(f"--rank-host=127.0.0.{2 + rank}", *["--insecure"][:is_trusted]),
+                *(f"--rank-host=127.0.0.{2 + rank}", "--insecure"),
                 variables=of_set(rank, 2, "127.0.0.2"),
             )
-        if is_trusted:
-            ranks.until_ready()
-            return
-        assert ranks.statuses() == [1, 1]
-        assert "several hosts (127.0.0.2, 127.0.0.3)" in ranks.log()
+        ranks.until_ready()

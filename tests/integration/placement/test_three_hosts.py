@@ -123,15 +123,3 @@ def test_a_host_that_is_cut_off_ends_all_ranks(
         three[1].cut_off()
         assert [int(one.wait(EVENT_S)) for one in ranks.processes] == [1, 1, 1]
         assert "rank 1 has ended, or no longer answers; the worker exits" in ranks.log()
-
-
-def test_ranks_on_several_hosts_need_certificates_or_a_trusted_network(
-    three: list[Host], model: Path, tmp_path: Path
-) -> None:
-    with started_ranks(tmp_path) as ranks:
-        start(ranks, three, model)
-        assert ranks.statuses() == [1, 1, 1]
-        for rank in range(3):
-            assert "give --tls-cert, --tls-key and --tls-client-ca, or --insecure" in ranks.log(
-                rank
-            )
