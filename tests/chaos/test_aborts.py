@@ -11,7 +11,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from tests.integration.test_stack import make_request, make_stack
 
-NUM_ABORTS = int(os.environ.get("CHAOS_ABORTS", "1000"))
+NUM_ABORTS = int(os.environ.get("CHAOS_ABORTS", "300"))
 NUM_CLIENTS = 32
 TIME_LIMIT_S = 300 + NUM_ABORTS // 4
 

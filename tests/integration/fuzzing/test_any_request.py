@@ -1,7 +1,7 @@
 """Anything that clients may send, over a real router, scheduler and simulated worker.
 
 tests/hostile/inflated/test_inflated.py measures what large requests cost, on a router apart.
-FUZZ_REQUESTS says how many requests there are in all: 1,500 by default, 100,000 before a release.
+FUZZ_REQUESTS says how many requests there are in all: 500 by default, 100,000 before a release.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tests.integration.fuzzing.fuzzed_stack import (
 )
 from tests.waiting import EVENT_S
 
-NUM_REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "1500"))
+NUM_REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "500"))
 pytestmark = pytest.mark.timeout(300 + NUM_REQUESTS // 5)
 StatusCode = grpc.StatusCode
 REFUSALS = {

@@ -97,7 +97,7 @@ def with_writers(text: str, data: Any) -> Text:
     return Text(text, b"".join(writers))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_expression_renders_as_in_jinja(data: Any) -> None:
     draw = data.draw
@@ -116,7 +116,7 @@ def test_any_expression_renders_as_in_jinja(data: Any) -> None:
 GREEK = "αβγδεζηθικλμνξοπρσςτυφχψωΐΰ"
 
 
-@settings(max_examples=700)
+@settings(max_examples=200)
 @given(st.data())
 def test_what_a_client_writes_never_counts_as_the_templates(data: Any) -> None:
     source = make_source(data.draw)
