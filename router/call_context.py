@@ -9,8 +9,10 @@ from router.keys.api_keys import ApiKey
 from router.requests.api_request import TimeRemaining
 from router.work_limits.payers import ANYONE, Payer
 
-COMPLETION, CHAT = "text_completion", "chat"
-"""The GenAI conventions' names of the two operations."""
+COMPLETION, CHAT, EMBEDDINGS = "text_completion", "chat", "embeddings"
+"""The GenAI conventions' names of operations."""
+SCORE, CLASSIFY = "score", "classify"
+"""Operations that the conventions do not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +20,7 @@ class CallContext:
     """Properties of a call that its transport knows, beside the request's content."""
 
     operation: str
-    """COMPLETION or CHAT."""
+    """One of the names above."""
     transport: Transport
     parent: Context
     """Trace context of the caller."""

@@ -161,7 +161,9 @@ class Generator:
                 time_remaining=call_context.time_remaining,
             ) as observed,
             self._key_limits.request(
-                call_context.key, *model.names_of(api_request.model)
+                call_context.key,
+                *model.names_of(api_request.model),
+                may_owe=api_request.pooled is not None and not api_request.pooled.is_first,
             ) as account,
             self.live.reserve(api_request.request_id, tenant=call_context.tenant) as live,
         ):

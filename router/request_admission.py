@@ -9,18 +9,22 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from contract.errors import InvalidArgument, Unavailable
+from contract.pooling import PoolingParams
 from router.call_context import CallContext
 from router.config import RouterConfig
 from router.params import params_validation
-from router.params.generation_params import GenerationParams, SharedFields
+from router.params.generation_params import POOLED, GenerationParams, SharedFields
 from router.params.request_seeds import RequestSeeds
 from router.params.structured_output_check import GrammarChecker, Prepared
 from router.params.token_validation import check_token_ids
+from router.pooling.prompt_encoder import check_kind, check_truncation, encode_prompt, texts_of
 from router.prompt.conversation import Conversation
 from router.prompt.length_errors import ContextOverflow, TextTooLong
 from router.requests.active_request import ActiveRequest
 from router.requests.api_request import (
     ApiRequest,
+    PairPrompt,
+    Pooled,
     TextPrompt,
     TokensPrompt,
     timeout_ns,
@@ -43,6 +47,8 @@ class EncodedPrompt(NamedTuple):
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: Prepared | None = None
     """Constraint in the form that the worker compiles."""
+    pooling: PoolingParams | None = None
+    """How the prompt is pooled; None continues it."""
 
 
 class Admission:
@@ -63,6 +69,10 @@ class Admission:
         params_validation.check_model(api_request.model, model)
         params_validation.check_priority(api_request.priority)
         params_validation.check_cache_salt(api_request.cache_salt)
+        check_kind(api_request.pooled, model)
+        if api_request.pooled is not None:
+            self._check_pooled(api_request, api_request.pooled, model)
+            return
         _check_sampling(api_request.sampling, model)
         values = {"stream_interval": api_request.delivery.stream_interval}
         if api_request.truncate_prompt_tokens is not None:
@@ -75,6 +85,11 @@ class Admission:
     ) -> EncodedPrompt:
         """Returns the prompt's tokens, which fit the model's window, and the tokens of other
         texts."""
+        if api_request.pooled is not None:
+            token_ids, field, params = await encode_prompt(
+                api_request, model, max_bytes=self._config.max_prompt_bytes, payer=payer
+            )
+            return EncodedPrompt(token_ids, field, pooling=params)
         constraint, prepared = api_request.sampling.get("structured_output"), None
         if constraint is not None:
             prepared = await self._grammars.prepare(constraint, payer=payer)
@@ -131,7 +146,8 @@ class Admission:
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             prompt_field=prompt.field,
-            params=self._params(api_request, model, prompt),
+            params=self._params(api_request, model, prompt) if prompt.pooling is None else POOLED,
+            pooling=prompt.pooling,
             tokenizer=model.tokenizer,
             scheduler=self._schedulers,
             arrived_ns=arrived_ns,
@@ -179,6 +195,13 @@ class Admission:
             model, is_truncated=api_request.truncate_prompt_tokens is not None
         )
 
+    def _check_pooled(self, api_request: ApiRequest, pooled: Pooled, model: ServedModel) -> None:
+        check_truncation(api_request.truncate_prompt_tokens)
+        max_bytes = self._max_text_bytes_of(api_request, model)
+        for field, text in texts_of(api_request.prompt, pooled):
+            with self._naming_window(max_bytes, model):
+                params_validation.check_text(text, field=field, max_bytes=max_bytes)
+
     def _check_prompt(self, api_request: ApiRequest, model: ServedModel) -> None:
         match api_request.prompt:
             case TextPrompt(text=text):
@@ -214,6 +237,8 @@ class Admission:
                         conversation, max_bytes=max_bytes, last=last, payer=payer
                     )
                     return await encode, "messages"
+            case PairPrompt():
+                raise AssertionError("a pair is pooled")
 
     @contextmanager
     def _naming_window(self, max_bytes: int, model: ServedModel) -> Iterator[None]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from contract.model import Adapter, ModelInfo
+from contract.pooling import PoolingModel
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from router.tokenization.tokenizer import Tokenizer
 
@@ -21,6 +22,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    pooling: PoolingModel | None = None
+    """What the model makes of a prompt; None generates."""
     aliases: tuple[str, ...] = ()
     """Other names that requests may use."""
     adapters: tuple[Adapter, ...] = field(default=(), compare=False)
@@ -49,6 +52,7 @@ class ServedModel:
             eos_token_ids=model.eos_token_ids,
             tokenizer=tokenizer,
             sampling_defaults=model.sampling_defaults,
+            pooling=model.pooling,
             aliases=aliases,
             adapters=model.adapters,
             effective_max_model_len=effective_max_model_len,

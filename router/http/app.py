@@ -22,6 +22,7 @@ from router.http.openapi_description import (
     description_of,
 )
 from router.openai.adapter_routes import AdapterApi
+from router.openai.pooling_routes import PoolingApi
 from router.openai.requests.errors import CLIENT_CLOSED_REQUEST
 from router.openai.routes import Api
 from router.openai.streaming import error_response, json_response
@@ -44,7 +45,12 @@ Collect = Callable[[], Awaitable[Collector]]
 
 
 def make_app(
-    api: Api, adapters: AdapterApi, *, version: str, metrics: Collect | None = None
+    api: Api,
+    pooling: PoolingApi,
+    adapters: AdapterApi,
+    *,
+    version: str,
+    metrics: Collect | None = None,
 ) -> FastAPI:
     """Returns the application, with /metrics if `metrics` is given."""
     app = DescribedApp(
@@ -65,6 +71,15 @@ def make_app(
         (NAMED, api.model),
         ("/v1/completions", api.completions),
         ("/v1/chat/completions", api.chat_completions),
+        ("/v1/embeddings", pooling.embeddings),
+        ("/v2/embed", pooling.cohere_embed),
+        ("/v1/score", pooling.score),
+        ("/score", pooling.score),
+        ("/v1/rerank", pooling.rerank),
+        ("/v2/rerank", pooling.rerank),
+        ("/rerank", pooling.rerank),
+        ("/classify", pooling.classify),
+        ("/pooling", pooling.pooling),
         ("/tokenize", api.tokenize),
         ("/detokenize", api.detokenize),
         (LOAD_ADAPTER, adapters.load),

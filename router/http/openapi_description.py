@@ -10,22 +10,42 @@ from starlette.types import Receive, Scope, Send
 
 from router.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
 from router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
+from router.openai.requests.pooling_types import (
+    ClassifyBody,
+    CohereEmbedBody,
+    EmbeddingBody,
+    PoolingEndpointBody,
+    RerankBody,
+    ScoreBody,
+)
 from router.openai.requests.types import Body, CompletionBody
 
 ABOUT = (
-    "A language model over HTTP: OpenAI's API, with the extra fields of vLLM's server. Requests"
+    "A model over HTTP: OpenAI's API, with the extra fields of vLLM's server, and Cohere's for"
+    " rerankers and embeddings. A model generates, or makes embeddings, or classifies. Requests"
     " mean what they mean over gRPC. Closing the connection ends a request."
 )
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/embeddings": EmbeddingBody,
+    "/v2/embed": CohereEmbedBody,
+    "/v1/score": ScoreBody,
+    "/score": ScoreBody,
+    "/v1/rerank": RerankBody,
+    "/v2/rerank": RerankBody,
+    "/rerank": RerankBody,
+    "/classify": ClassifyBody,
+    "/pooling": PoolingEndpointBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     LOAD_ADAPTER: LoadAdapterBody,
     UNLOAD_ADAPTER: UnloadAdapterBody,
 }
 STREAMED = {"/v1/completions", "/v1/chat/completions"}
+_WITHOUT_MODEL = {"/tokenize", "/detokenize"}
+"""Endpoints with a body that need the tokenizer alone."""
 NAMED = "/v1/models/{name:path}"
 
 _REASONS = {
@@ -116,7 +136,8 @@ def description_of(path: str) -> dict[str, Any]:
         success["content"] = {"text/plain": {"schema": {"type": "string"}}}
         return _with_body(path, success, (409, *_OF_TOKENS))
     if path in BODIES:
-        return _with_body(path, success, _OF_TOKENS)
+        errors = _OF_TOKENS if path in _WITHOUT_MODEL else _OF_GENERATION
+        return _with_body(path, success, errors)
     if path == NAMED:
         name = {
             "name": "name",

@@ -16,6 +16,7 @@ from router.keys.api_keys import KeyRing
 from router.keys.tenants import Tenants
 from router.openai.adapter_routes import AdapterApi
 from router.openai.bodies.body_reader import BodyReader
+from router.openai.pooling_routes import PoolingApi
 from router.openai.routes import Api
 from router.schedulers.adapter_client import AdapterClient
 from rpc.http.host_check import HttpAccess
@@ -38,12 +39,13 @@ def make_http_server(
         max_bytes=config.max_http_body_bytes, refuses_unknown=config.unknown_fields == "refuse"
     )
     api = Api(generator, tenants=tenants, version=config.version, bodies=bodies)
+    pooling_api = PoolingApi(generator, tenants=tenants, bodies=bodies)
     adapter_api = AdapterApi(
         adapters if config.allow_adapter_loading else None, tenants=tenants, bodies=bodies
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     shown = _metrics_page(config, registry) if keys is None else None
-    app = make_app(api, adapter_api, version=config.version, metrics=shown)
+    app = make_app(api, pooling_api, adapter_api, version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")
     bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)

@@ -1,11 +1,17 @@
 """Converts the served model and the load to messages of inference.v1."""
 
+from contract.pooling import PoolingModel, Task
 from contract.sampling_defaults import SamplingDefaults
 from protos.inference.v1 import inference_pb2 as pb
 from router.params.sampling_defaults import BUILT_IN
 from router.requests.live_requests import LiveRequests
 from router.schedulers.load_client import ClusterLoad
 from router.served_model import ServedModel
+
+_TASKS: dict[Task, pb.PoolingTask] = {
+    "embed": pb.POOLING_TASK_EMBED,
+    "classify": pb.POOLING_TASK_CLASSIFY,
+}
 
 
 def load(cluster: ClusterLoad, live: LiveRequests) -> pb.GetLoadResponse:
@@ -34,6 +40,19 @@ def model(served: ServedModel) -> pb.GetModelResponse:
         effective_max_model_len=served.window,
         aliases=served.aliases,
         adapters=[adapter.name for adapter in served.adapters],
+        pooling=None if served.pooling is None else _pooling(served, served.pooling),
+    )
+
+
+def _pooling(served: ServedModel, pooling: PoolingModel) -> pb.PoolingInfo:
+    texts = served.tokenizer.pooling_texts
+    return pb.PoolingInfo(
+        task=_TASKS[pooling.task],
+        num_outputs=pooling.num_outputs,
+        dimensions=pooling.dimensions,
+        labels=texts.labels,
+        prompts=texts.prompts,
+        default_prompt_name=texts.default_prompt_name or "",
     )
 
 

@@ -1,17 +1,19 @@
 """The service of inference.v1: decode, call, encode."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from contract.errors import InvalidArgument
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from router.call_context import CHAT, COMPLETION, CallContext
+from router.call_context import CHAT, CLASSIFY, COMPLETION, EMBEDDINGS, SCORE, CallContext
 from router.generator import Generator
-from router.inference import generate_codec, info_codec, tokenize_codec
+from router.inference import generate_codec, info_codec, pooling_codec, tokenize_codec
 from router.insight.request_span import grpc_transport
 from router.keys.tenants import Caller, Tenants
 from router.params import params_validation
+from router.pooler import Pooler
 from router.schedulers.load_client import LoadClient
 from router.served_model import ServedModel
 from router.work_limits.payers import Payer, grpc_address
@@ -20,8 +22,14 @@ from rpc.limits.large_messages import LargeMessages
 from rpc.telemetry import tracing
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-OPERATIONS = {f"/{SERVICE_NAME}/Generate": COMPLETION, f"/{SERVICE_NAME}/Chat": CHAT}
-"""GenAI operation of each method that generates."""
+OPERATIONS = {
+    f"/{SERVICE_NAME}/Generate": COMPLETION,
+    f"/{SERVICE_NAME}/Chat": CHAT,
+    f"/{SERVICE_NAME}/Embed": EMBEDDINGS,
+    f"/{SERVICE_NAME}/Score": SCORE,
+    f"/{SERVICE_NAME}/Classify": CLASSIFY,
+}
+"""GenAI operation of each method that a model answers."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -31,6 +39,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, generator: Generator, *, tenants: Tenants, load: LoadClient, messages: LargeMessages
     ) -> None:
         self._generator = generator
+        self._pooler = Pooler(generator)
         self._tenants = tenants
         self._load = load
         self._messages = messages
@@ -56,6 +65,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             async for update in updates:
                 for response in generate_codec.responses(pb.ChatResponse, update):
                     yield response
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        call_context = self._call_context(context, operation=EMBEDDINGS, method="Embed")
+        with self._generator.reading(call_context):
+            call = await self._messages.convert(request, pooling_codec.embed_call)
+        answer = await self._pooler.embed(call, call_context)
+        return await asyncio.to_thread(pooling_codec.embed_response, request, answer)
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        call_context = self._call_context(context, operation=SCORE, method="Score")
+        with self._generator.reading(call_context):
+            call = await self._messages.convert(request, pooling_codec.score_call)
+        answer = await self._pooler.score(call, call_context)
+        return pooling_codec.score_response(request, answer)
+
+    async def Classify(self, request: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
+        call_context = self._call_context(context, operation=CLASSIFY, method="Classify")
+        with self._generator.reading(call_context):
+            call = await self._messages.convert(request, pooling_codec.classify_call)
+        answer = await self._pooler.classify(call, call_context)
+        return await asyncio.to_thread(pooling_codec.classify_response, request, answer)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         caller = self._caller(context)

@@ -7,7 +7,7 @@ import logging
 
 from router.config import LoggedRequests
 from router.requests.active_request import ActiveRequest
-from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from router.requests.api_request import ApiRequest, PairPrompt, TextPrompt, TokensPrompt
 from router.requests.request_output import End
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ def _prompt(api_request: ApiRequest) -> dict[str, object]:
             return {"prompt": text}
         case TokensPrompt(token_ids=token_ids):
             return {"prompt": token_ids}
+        case PairPrompt(query=query, document=document):
+            return {"query": query, "document": document}
         case conversation:
             messages = conversation.messages
             return {"messages": [{"role": one.role, "content": one.text} for one in messages]}

@@ -96,10 +96,12 @@ class RequestSpan:
     def set_request(self, request: ActiveRequest) -> None:
         if not self.is_recording:
             return
+        self._span.set_attribute("gen_ai.response.id", request.request_id)
+        if request.pooling is not None:
+            return
         params, sampling = request.params, request.params.sampling
         self._span.set_attributes(
             {
-                "gen_ai.response.id": request.request_id,
                 "gen_ai.request.max_tokens": params.max_tokens,
                 "gen_ai.request.temperature": sampling.temperature,
                 "gen_ai.request.top_p": sampling.top_p,

@@ -43,11 +43,15 @@ class KeyLimits:
         self._accounts: dict[str, Account] = {}
 
     @contextmanager
-    def request(self, key: ApiKey | None, *names: str) -> Iterator[Account | None]:
+    def request(
+        self, key: ApiKey | None, *names: str, may_owe: bool = False
+    ) -> Iterator[Account | None]:
         """Holds one of the key's places; yields the account to charge, if tokens are limited.
 
         Args:
             names: the model's names.
+            may_owe: whether a key that has used its tokens is not refused, as for the later inputs
+                of a call that was not.
 
         Raises PermissionDenied or ResourceExhausted.
         """
@@ -56,7 +60,7 @@ class KeyLimits:
             return
         key.check_model(*names)
         account = self._account(key)
-        _check(key, account)
+        _check(key, account, may_owe=may_owe)
         account.num_running += 1
         try:
             yield account if key.tokens_per_minute is not None else None
@@ -71,14 +75,14 @@ class KeyLimits:
         return account
 
 
-def _check(key: ApiKey, account: Account) -> None:
+def _check(key: ApiKey, account: Account, *, may_owe: bool) -> None:
     most, rate = key.max_concurrent_requests, key.tokens_per_minute
     if most is not None and account.num_running >= most:
         raise ResourceExhausted(
             f"{most} requests of the API key {key.name} run already, which is its limit",
             RETRY_AFTER_S,
         )
-    if rate is not None and account.tokens <= 0:
+    if rate is not None and account.tokens <= 0 and not may_owe:
         wait_s = (1 - account.tokens) / rate * MINUTE_S
         raise ResourceExhausted(
             f"the API key {key.name} has used its {rate} tokens a minute", wait_s

@@ -11,15 +11,14 @@ from starlette.responses import Response
 from contract.errors import Unavailable
 from router.call_context import CHAT, COMPLETION, CallContext
 from router.generator import Generator
-from router.insight.request_span import Transport, http_transport
-from router.keys.tenants import Caller, Tenants
+from router.keys.tenants import Tenants
 from router.openai.bodies.body_reader import BodyReader, Ids, ignored_header
+from router.openai.callers import Callers, transport
 from router.openai.chat_response import ChatAnswer
 from router.openai.completion_response import CompletionAnswer
 from router.openai.multi_prompt import merged
 from router.openai.requests import request_codec
 from router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
-from router.openai.requests.errors import http_status
 from router.openai.requests.types import CompletionBody, GenerationBody
 from router.openai.response_fields import Head
 from router.openai.streaming import (
@@ -33,7 +32,6 @@ from router.params import params_validation
 from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest
 from router.served_model import ServedModel
-from rpc.telemetry import tracing
 
 OWNER = "signalbox"
 
@@ -45,7 +43,7 @@ class Api:
         self, generator: Generator, *, tenants: Tenants, version: str, bodies: BodyReader
     ) -> None:
         self._generator = generator
-        self._tenants = tenants
+        self._callers = Callers(tenants)
         self._version = version
         self._bodies = bodies
         self._started = int(time.time())
@@ -99,7 +97,7 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
-        call_context = self._call_context(request, operation=COMPLETION)
+        call_context = self._callers.call_context(request, operation=COMPLETION)
         with self._generator.reading(call_context):
             body, (ids, many) = await self._bodies.read(
                 request, CompletionBody, into=lambda body: self._completions(request, body)
@@ -110,7 +108,7 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
-        call_context = self._call_context(request, operation=CHAT)
+        call_context = self._callers.call_context(request, operation=CHAT)
         with self._generator.reading(call_context):
             body, (ids, asked) = await self._bodies.read(
                 request, ChatBody, into=lambda body: self._chat(request, body)
@@ -121,7 +119,7 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """Turns a prompt or a conversation into token ids."""
-        caller = self._caller(request)
+        caller = self._callers.identify(request)
         model = self._generator.model
         body, conversation = await self._bodies.read(request, TokenizeBody, into=conversation_of)
         max_bytes = self._generator.admission.max_text_bytes(model)
@@ -132,7 +130,7 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         """Turns token ids into text."""
-        caller = self._caller(request)
+        caller = self._callers.identify(request)
         self._generator.model  # noqa: B018 - raises Unavailable
         body, _ = await self._bodies.read(request, DetokenizeBody, into=lambda _: None)
         with self._generator.place(caller) as place:
@@ -167,24 +165,6 @@ class Api:
             system_fingerprint=fingerprint(self._version, model),
         )
 
-    def _caller(self, request: Request) -> Caller:
-        address = request.client.host if request.client else ""
-        return self._tenants.identify(request.headers.items(), address=address)
-
-    def _call_context(self, request: Request, *, operation: str) -> CallContext:
-        """Returns the context that the headers give."""
-        headers = request.headers
-        caller = self._caller(request)
-        return CallContext(
-            operation=operation,
-            transport=_transport(request, is_streamed=False),
-            parent=tracing.extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
-            time_remaining=lambda: None,
-            tenant=caller.tenant,
-            key=caller.key,
-            payer=caller.payer,
-        )
-
     def _model_card(self, name: str) -> dict[str, object]:
         model = self._generator.model
         adapter = model.adapter(name)
@@ -208,18 +188,9 @@ def fingerprint(version: str, model: ServedModel) -> str:
 def _streamed(call_context: CallContext, request: Request, body: GenerationBody) -> CallContext:
     """Returns the context completed by the body's `stream`."""
     return (
-        replace(call_context, transport=_transport(request, is_streamed=True))
+        replace(call_context, transport=transport(request, is_streamed=True))
         if body.stream
         else call_context
-    )
-
-
-def _transport(request: Request, *, is_streamed: bool) -> Transport:
-    return http_transport(
-        method=request.method,
-        route=request.url.path,
-        is_streamed=is_streamed,
-        status_of=http_status,
     )
 
 

@@ -49,3 +49,7 @@ class GenerationParams:
     def is_ranked(self) -> bool:
         """True if the router chooses the sequences that the client gets."""
         return self.num_sequences > self.n
+
+
+POOLED = GenerationParams(sampling=SamplingParams(), max_tokens=1)
+"""Parameters of a request that is pooled, from which nothing is drawn."""

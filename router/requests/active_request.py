@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from contract.errors import Internal, ResourceExhausted, RpcError, Unavailable
 from contract.logprobs import TokenLogprobs
+from contract.pooling import PoolingParams, Vector
 from contract.request import DeliveredSequence
 from router.params.generation_params import GenerationParams
 from router.requests.best_of import BestOf
@@ -68,6 +69,8 @@ class ActiveRequest:
     payer: Payer = ANYONE
     priority: int = 0
     cache_salt: str = ""
+    pooling: PoolingParams | None = None
+    """How the prompt is pooled; None continues it."""
     adapter: str = ""
     """SHA-256 of the adapter that computes the request; empty is the base model."""
     trace_context: tuple[str, str] = ("", "")
@@ -84,6 +87,8 @@ class ActiveRequest:
     """Number of schedulers that the request was sent to and that were lost."""
     nonce: int = field(default_factory=lambda: secrets.randbits(64), init=False)
     """Random id, the same in every attempt."""
+    vector: Vector | None = field(default=None, init=False)
+    """What the prompt was pooled to, before the model's last function."""
     num_prompt_logprobs: int = field(default=0, init=False)
     """Positions of the prompt whose log probabilities have arrived."""
     time_to_first_token_ns: int | None = field(default=None, init=False)
@@ -124,6 +129,8 @@ class ActiveRequest:
     @property
     def num_needed_tokens(self) -> int:
         """Tokens of the shortest window that can hold a sequence of the request."""
+        if self.pooling is not None:
+            return len(self.prompt_token_ids)
         params = self.params
         most = 1 if params.max_tokens_is_default else params.max_tokens
         return len(self.prompt_token_ids) + most
@@ -148,6 +155,10 @@ class ActiveRequest:
         self._unread += len(token_ids) * self._token_cost
         if self._unread > self._max_unread:
             self._abort(ResourceExhausted("the client does not read what was generated for it"))
+
+    def add_vector(self, vector: Vector) -> None:
+        """Adds what the prompt was pooled to; the request's end follows."""
+        self.vector = vector
 
     def add_prompt_logprobs(self, first_position: int, logprobs: list[TokenLogprobs]) -> None:
         """Adds log probabilities of a part of the prompt; all of them come before the first
@@ -184,6 +195,8 @@ class ActiveRequest:
     @property
     def is_complete(self) -> bool:
         """True if all sequences have ended, so that no scheduler is needed any more."""
+        if self.pooling is not None:
+            return self.vector is not None
         return all(branch.finished or branch.ended for branch in self._branches)
 
     @property
@@ -299,6 +312,8 @@ class ActiveRequest:
         """Returns the end, with the tokens of all sequences counted as they were read."""
         if self._end is None:
             return None
+        if self.pooling is not None and self.vector is None:
+            raise Internal("the scheduler has ended the request without its vector")
         if not all(branch.finished for branch in self._branches):
             raise Internal("the scheduler has ended the request before all of its sequences")
         num_tokens = sum(branch.num_tokens for branch in self._branches)

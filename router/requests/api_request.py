@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from contract.errors import DeadlineExceeded
+from contract.pooling import Task
 from router.prompt.conversation import Conversation
 from router.requests.output_buffer import Delivery
 
@@ -19,6 +20,8 @@ TimeRemaining = Callable[[], float | None]
 class TextPrompt(NamedTuple):
     text: str
     add_special_tokens: bool
+    field: str = "text"
+    """Name of the field in the client's API."""
 
 
 class TokensPrompt(NamedTuple):
@@ -27,11 +30,36 @@ class TokensPrompt(NamedTuple):
     """Name of the field in the client's API."""
 
 
+class PairPrompt(NamedTuple):
+    """A query, and a document that may answer it."""
+
+    query: str
+    document: str
+    instruction: str | None = None
+    """Instruction for the template of a reranker; None is the template's."""
+    query_field: str = "queries"
+    """Name of the query's field in the client's API."""
+    document_field: str = "documents"
+
+
+class Pooled(NamedTuple):
+    """What is asked of a model that pools, beside the prompt."""
+
+    task: Task
+    prefix: str = ""
+    """Text before a text prompt."""
+    truncate_start: bool = False
+    """True if truncation keeps the end of the prompt."""
+    is_first: bool = True
+    """True of one of the requests that a call makes of its inputs; the others are not refused
+    because a key's tokens are used up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
     """A request as the client sent it."""
 
-    prompt: TextPrompt | TokensPrompt | Conversation
+    prompt: TextPrompt | TokensPrompt | PairPrompt | Conversation
     request_id: str = ""
     """Id of the request; one is made if it is empty."""
     model: str = ""
@@ -43,7 +71,11 @@ class ApiRequest:
     max_default_tokens: int | None = None
     """Default of an API for max_tokens, if `sampling` does not contain it."""
     truncate_prompt_tokens: int | None = None
+    """Tokens to keep of the prompt: its last; if it is pooled, its first, and -1 is all that
+    fit."""
     delivery: Delivery = field(default_factory=Delivery)
+    pooled: Pooled | None = None
+    """None continues the prompt."""
 
 
 def timeout_ns(time_remaining: TimeRemaining) -> int | None:

@@ -26,6 +26,9 @@ class RequestTable(dict[int, R]):
         for handle, index, token_ids, logprobs in updates.runs():
             if (request := self.get(handle)) is not None:
                 request.add_tokens(index, token_ids, logprobs)
+        for handle, vector in updates.pooled:
+            if (request := self.get(handle)) is not None:
+                request.add_vector(vector)
         for sequence in updates.finished_sequences:
             if (request := self.get(sequence.handle)) is not None:
                 request.end_sequence(sequence.index, finish_of(sequence))

@@ -34,6 +34,7 @@ def request_of(active: ActiveRequest) -> Request:
         attempt=active.attempt,
         age_ns=active.age_ns if is_resumed else 0,
         delivered=active.delivered if is_resumed else (),
+        pooling=active.pooling,
         num_delivered_prompt_logprobs=active.num_prompt_logprobs if is_resumed else 0,
     )
 
@@ -42,5 +43,6 @@ def error_of(failure: RequestFailure, request: ActiveRequest) -> RpcError:
     """Returns the error of a failed request, in the client's terms."""
     if (window := failure.exceeded_window) is not None:
         what = f"a prompt of {len(request.prompt_token_ids)} tokens"
-        return ContextOverflow(request.prompt_field, what, f"at most {window - 1}", window=window)
+        most = window if request.pooling is not None else window - 1
+        return ContextOverflow(request.prompt_field, what, f"at most {most}", window=window)
     return from_code(failure.code, failure.message, failure.retry_after_s)

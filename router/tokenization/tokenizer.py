@@ -8,7 +8,7 @@ the event loop continues meanwhile. Long texts are left to other processes (`lon
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +20,8 @@ from router.prompt.conversation import Conversation
 from router.prompt.provenance import Text, plain
 from router.tokenization.control_tokens import ControlTokens
 from router.tokenization.long_texts import Encoded, LongTexts, TextProcess
+from router.tokenization.pooling_texts import read_pooling_texts
+from router.tokenization.segments import Affixes
 from router.tokenization.tokenizer_settings import TokenizerSettings
 from router.tokenization.vocabulary import Vocabulary
 from router.work_limits.payers import ANYONE, Payer
@@ -55,6 +57,7 @@ class Tokenizer:
                 files.get("tokenizer_config.json", b""), chat_template=chat_template
             )
             self._control_tokens = ControlTokens(files["tokenizer.json"])
+            self.pooling_texts = read_pooling_texts(files)
         except Exception as error:  # the package raises plain Exception
             raise ValueError(f"the model's tokenizer files cannot be read: {error}") from error
         # The file may hold the settings of training, which would truncate prompts silently.
@@ -113,6 +116,16 @@ class Tokenizer:
         encode = self._backend.encode_batch_fast
         ids: list[int] = encode([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    @cached_property
+    def affixes(self) -> Affixes:
+        """Special tokens around a text."""
+        return Affixes.of_one(self._backend)
+
+    @cached_property
+    def pair_affixes(self) -> Affixes:
+        """Special tokens around and between a pair of texts."""
+        return Affixes.of_pair(self._backend, has_token_types=self.settings.has_token_types)
 
     async def offsets(
         self, text: str, *, add_special_tokens: bool, last: int, payer: Payer = ANYONE
@@ -178,9 +191,22 @@ class Tokenizer:
         # The template writes all special tokens itself, including the first.
         if conversation.parse_special_tokens:
             return await self.encode(plain(text), add_special_tokens=False, last=last, payer=payer)
+        return await self.encode_written(text, last=last, payer=payer)
+
+    async def encode_written(
+        self,
+        text: Text,
+        *,
+        field: str = "messages",
+        last: int | None = None,
+        payer: Payer = ANYONE,
+    ) -> list[int]:
+        """Returns token ids of a text in which only its template writes control tokens."""
         if len(text) > LONG_TEXT_CHARS:
             return await self._long_texts.run(
-                lambda process: self._control_tokens.encode(text, partial(_encode, process, last)),
+                lambda process: self._control_tokens.encode(
+                    text, partial(_encode, process, last, field)
+                ),
                 num_bytes=len(plain(text).encode()),
                 payer=payer,
             )
@@ -241,8 +267,10 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
 
-def _encode(process: TextProcess, last: int | None, text: str, places: Iterable[int]) -> Encoded:
+def _encode(
+    process: TextProcess, last: int | None, field: str, text: str, places: Iterable[int]
+) -> Encoded:
     """Returns the text encoded by the second of a process's tokenizers."""
     return process.encode(
-        text, tokenizer=1, add_special_tokens=False, last=last, places=places, field="messages"
+        text, tokenizer=1, add_special_tokens=False, last=last, places=places, field=field
     )

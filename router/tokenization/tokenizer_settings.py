@@ -26,6 +26,12 @@ class TokenizerSettings:
         self.chat_template = self._load_chat_template(source)
         """The model's own template, if it has one."""
 
+    @property
+    def has_token_types(self) -> bool:
+        """False if the model takes no token types, whatever the tokenizer gives the tokens."""
+        names = self._settings.get("model_input_names")
+        return not isinstance(names, list) or "token_type_ids" in names
+
     def _load_chat_template(self, source: Any) -> ChatTemplate | None:
         if isinstance(source, list):  # several by name
             source = {entry["name"]: entry["template"] for entry in source}.get("default")

@@ -136,7 +136,8 @@ def finished(
 def request_finished(handle: int, **fields: Any) -> pb.FinishedRequest:
     usage = pb.Usage(prompt_tokens=7, completion_tokens=1000, cached_tokens=3)
     timings = pb.Timings(queued_ns=1, prefill_ns=2, decode_ns=3_000_000_004, preempted_ns=5)
-    return pb.FinishedRequest(handle=handle, usage=usage, timings=timings, **fields)
+    given: dict[str, Any] = {"usage": usage, "timings": timings, **fields}
+    return pb.FinishedRequest(handle=handle, **given)
 
 
 Script = Callable[[pb.Request], Iterable[pb.RequestUpdates]]
@@ -152,6 +153,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.max_model_len = MAX_MODEL_LEN
         self.effective_max_model_len = 0
         self.sampling_defaults = common_pb2.SamplingDefaults()
+        self.pooling: common_pb2.PoolingModel | None = None
         self.adapters: list[common_pb2.Adapter] = []
         self.adapter_fault = ""
         self.adapter_folders: list[str] = []
@@ -248,6 +250,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             tokenizer_sha256="0" * 64,
             sampling_defaults=self.sampling_defaults,
             adapters=self.adapters,
+            pooling=self.pooling,
         )
         return pb.GetModelResponse(model=info, effective_max_model_len=self.effective_max_model_len)
 

@@ -90,6 +90,7 @@ async def make_stack(
     max_model_len: int = MAX_MODEL_LEN,
     sampling_defaults: common_pb2.SamplingDefaults | None = None,
     adapters: Iterable[common_pb2.Adapter] = (),
+    pooling: common_pb2.PoolingModel | None = None,
     **config: Any,
 ) -> AsyncIterator[Stack]:
     scheduler = FakeScheduler(script)
@@ -97,6 +98,7 @@ async def make_stack(
     scheduler.max_model_len = max_model_len
     scheduler.sampling_defaults = sampling_defaults or scheduler.sampling_defaults
     scheduler.adapters = list(adapters)
+    scheduler.pooling = pooling
     async with routed(scheduler, make_config(await scheduler.start(), **config)) as stack:
         await stack.wait_serving()
         yield stack

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Generates text with a language model.
+    """Generates text with a language model, or vectors and scores with a model that pools.
     """
 
     def __init__(self, channel):
@@ -55,6 +55,21 @@ class InferenceServiceStub:
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/signalbox.inference.v1.InferenceService/Embed',
+                request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/signalbox.inference.v1.InferenceService/Score',
+                request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/signalbox.inference.v1.InferenceService/Classify',
+                request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/signalbox.inference.v1.InferenceService/GetModel',
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
@@ -68,7 +83,7 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """Generates text with a language model.
+    """Generates text with a language model, or vectors and scores with a model that pools.
     """
 
     def Generate(self, request, context):
@@ -100,6 +115,34 @@ class InferenceServiceServicer:
 
     def Detokenize(self, request, context):
         """Turns token ids into text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Embeds texts: returns a vector for each input. Each input is a request of its own to the limits, the
+        scheduling and the quota of a key; if one fails, the call does. Cancelling the call aborts all.
+
+        FAILED_PRECONDITION if the served model makes no embeddings, and otherwise as Generate. An answer
+        may exceed the 4 MiB that a client takes by default: 2,048 vectors of 1,024 elements have 8 MiB.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Scores how well documents answer queries. A classifier with one output reads each pair as one
+        prompt; of a model that makes embeddings, the score is the cosine of query and document. As Embed
+        otherwise; FAILED_PRECONDITION for a classifier with several outputs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Classifies texts: returns the probability of each class for each input. As Embed otherwise;
+        FAILED_PRECONDITION if the served model is no classifier.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,6 +186,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.SerializeToString,
+            ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
@@ -162,7 +220,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Generates text with a language model.
+    """Generates text with a language model, or vectors and scores with a model that pools.
     """
 
     @staticmethod
@@ -263,6 +321,87 @@ class InferenceService:
             '/signalbox.inference.v1.InferenceService/Detokenize',
             protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.inference.v1.InferenceService/Embed',
+            protos_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.inference.v1.InferenceService/Score',
+            protos_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.inference.v1.InferenceService/Classify',
+            protos_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,6 +19,7 @@ from router.openai.bodies.json_values import loaded
 from router.openai.requests.errors import BadRequest, unreadable
 from router.openai.requests.request_codec import MAX_PROMPTS
 from router.openai.requests.types import Body, Items
+from router.pooling.calls import MAX_INPUTS
 from router.work_limits.json_scan import WINDOW_BYTES, Member, Shape, TooManyMembers, measure, scan
 
 SMALL_BODY_BYTES = 16 << 10
@@ -37,6 +38,7 @@ MAX_VALUES_OF: Mapping[str, int | None] = {
     "metadata": 1 << 12,
     "chat_template_kwargs": 2 * MAX_TEMPLATE_VALUES,
     "prompt": None,
+    "input": None,
     "tokens": None,
 }
 """Bounds of fields that differ from MAX_VALUES. Ids of prompts are bounded by the body's bytes."""
@@ -44,7 +46,9 @@ MAX_ITEM_VALUES = 1 << 16
 """JSON values in one message or one tool."""
 LONG_ITEM_BYTES = 256 << 10
 """Bytes from which an item that is itself a list is parsed in pieces; more than two windows."""
-_LISTS = frozenset({"messages", "tools", "prompt", "tokens", "allowed_token_ids"})
+_LISTS = frozenset({"messages", "tools", "prompt", "input", "tokens", "allowed_token_ids"})
+_MOST_PROMPTS: Mapping[str, int] = {"prompt": MAX_PROMPTS, "input": MAX_INPUTS}
+"""Most prompts in the fields that hold prompts: texts, token ids, or lists of them."""
 _KEY = re.compile(rb'("(?:[^"\\]|\\.){0,200}+")\s*+:\s*+', re.DOTALL)
 _SPACE = re.compile(rb"\s*+")
 B = TypeVar("B", bound=Body)
@@ -140,15 +144,16 @@ def _items(content: bytes, kind: type[Body], cut: _List) -> list[Any]:
         annotation = Annotated[annotation, *field.metadata]
     for before, end in cut.pieces(content):
         start = before + 1
-        if cut.name == "prompt" and _is_long_list(content, start, end):
+        if cut.name in _MOST_PROMPTS and _is_long_list(content, start, end):
             found = [_long_prompt(content, cut, start, end, len(items))]
         else:
             values = _piece(content, start, end)
             found = _checked_items(annotation, values, cut.name, len(items))
         items += found
         annotation = _annotation_of(found, annotation)
-        if cut.name == "prompt" and not isinstance(items[0], int) and len(items) > MAX_PROMPTS:
-            raise BadRequest(f"prompt: more than {MAX_PROMPTS} prompts", "prompt")
+        most = _MOST_PROMPTS.get(cut.name)
+        if most is not None and not isinstance(items[0], int) and len(items) > most:
+            raise BadRequest(f"{cut.name}: more than {most} prompts", cut.name)
     return items
 
 

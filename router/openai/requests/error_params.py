@@ -31,7 +31,7 @@ def param_of(field: str, body: Body | None) -> str:
     Args:
         body: the request's body, if it could be read.
     """
-    field = field.removeprefix("sampling_params.")
+    field = field.removeprefix("sampling_params.").removeprefix("pooling_params.")
     field = _OF_FUNCTION.sub(r"\1.function.", _RENAMED.get(field, field))
     if not isinstance(body, GenerationBody):
         return field

@@ -1,0 +1,186 @@
+"""Runs calls for vectors and scores: one request for each input, a bounded number at a time.
+
+Servicers and the HTTP API use it as they use `Generator`, whose requests it makes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from contract.errors import Internal, ResourceExhausted
+from contract.pooling import PoolingModel, Vector
+from contract.updates import Usage
+from router.call_context import CallContext
+from router.generator import Generator
+from router.params.params_validation import check_model
+from router.pooling.activations import activated, cosine
+from router.pooling.calls import (
+    ClassifyCall,
+    EmbedCall,
+    PoolingCall,
+    ScoreCall,
+    check_num_inputs,
+    pooling_of,
+)
+from router.pooling.prompt_encoder import check_one_output
+from router.requests.api_request import ApiRequest
+from router.served_model import ServedModel
+
+MAX_OUTSTANDING = 128
+"""Requests of one call at a time: two full batches of texts, so that a call of 2,048 inputs leaves
+the queue to others."""
+STARTED_TOGETHER = 16
+"""Requests that are started before the event loop gets a turn."""
+
+
+class Vectors(NamedTuple):
+    """Vectors of a call's inputs, in their order."""
+
+    vectors: list[Vector]
+    usage: Usage
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's outputs; empty if they have none."""
+
+    def label_of(self, vector: Vector) -> str | None:
+        """Returns the name of the class with the highest value; None if classes have no names."""
+        return self.labels[int(vector.argmax())] if self.labels else None
+
+
+class Scores(NamedTuple):
+    """Scores of a call's documents, in their order."""
+
+    scores: list[float]
+    usage: Usage
+
+
+class Pooler:
+    """Answers calls for vectors and scores."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def embed(self, call: EmbedCall, call_context: CallContext) -> Vectors:
+        """Returns a vector for each input."""
+        with self._generator.reading(call_context):
+            model, pooling = self._model(call)
+            check_num_inputs(len(call.inputs))
+            call.check_dimensions(pooling)
+            requests = call.requests(call.inputs, task="embed", prefix=call.prefix(model))
+        vectors, usage = await self._run(requests, call_context)
+        return Vectors([_embedding(one, call, pooling) for one in vectors], usage)
+
+    async def classify(self, call: ClassifyCall, call_context: CallContext) -> Vectors:
+        """Returns the probabilities of each input's classes."""
+        with self._generator.reading(call_context):
+            model, pooling = self._model(call)
+            check_num_inputs(len(call.inputs))
+            requests = call.requests(call.inputs, task="classify")
+        vectors, usage = await self._run(requests, call_context)
+        probs = [_activated(one, call, pooling) for one in vectors]
+        return Vectors(probs, usage, model.tokenizer.pooling_texts.labels)
+
+    async def score(self, call: ScoreCall, call_context: CallContext) -> Scores:
+        """Returns the score of each document for its query."""
+        with self._generator.reading(call_context):
+            model, pooling = self._model(call)
+            call.check()
+            check_one_output(model)
+            requests = call.prompts(model)
+        vectors, usage = await self._run(requests, call_context)
+        if pooling.task == "classify":
+            return Scores([float(_activated(one, call, pooling)[0]) for one in vectors], usage)
+        queries, documents = vectors[: len(call.queries)], vectors[len(call.queries) :]
+        queries = queries * len(documents) if len(queries) == 1 else queries
+        return Scores([cosine(*pair) for pair in zip(queries, documents, strict=True)], usage)
+
+    def _model(self, call: PoolingCall) -> tuple[ServedModel, PoolingModel]:
+        model = self._generator.model
+        check_model(call.model, model)
+        return model, pooling_of(model)
+
+    async def _run(
+        self, requests: Sequence[ApiRequest], call_context: CallContext
+    ) -> tuple[list[Vector], Usage]:
+        running = _Running(self._generator, call_context, requests)
+        try:
+            results = await running.results()
+        finally:
+            await running.stop()
+        usages = [one.usage for one in results]
+        total = Usage(*map(sum, zip(*usages, strict=True)))
+        return [one.vector for one in results], total
+
+
+class _Result(NamedTuple):
+    vector: Vector
+    usage: Usage
+
+
+class _Running:
+    """The requests of one call, of which a bounded number is outstanding."""
+
+    def __init__(
+        self, generator: Generator, call_context: CallContext, requests: Sequence[ApiRequest]
+    ) -> None:
+        self._generator = generator
+        self._call_context = call_context
+        self._requests = requests
+        self._waiting = deque(range(len(requests)))
+        self._tasks: dict[asyncio.Task[_Result], int] = {}
+        self._limit = MAX_OUTSTANDING
+
+    async def results(self) -> list[_Result]:
+        """Returns the results in the order of the requests. Raises the first failure."""
+        results: dict[int, _Result] = {}
+        while self._waiting or self._tasks:
+            await self._fill()
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                position = self._tasks.pop(task)
+                if self._may_retry(task.exception()):
+                    self._waiting.appendleft(position)
+                else:
+                    results[position] = task.result()
+        return [results[position] for position in range(len(self._requests))]
+
+    async def _fill(self) -> None:
+        while self._waiting and len(self._tasks) < self._limit:
+            position = self._waiting.popleft()
+            task = asyncio.create_task(self._vector(self._requests[position]))
+            self._tasks[task] = position
+            if len(self._tasks) % STARTED_TOGETHER == 0:
+                await asyncio.sleep(0)
+
+    def _may_retry(self, error: BaseException | None) -> bool:
+        """Returns whether a request that found no room is sent again when another of the call has
+        ended."""
+        has_no_room = isinstance(error, ResourceExhausted) and error.retry_after_s is not None
+        if not has_no_room or not self._tasks:
+            return False
+        self._limit = len(self._tasks)
+        return True
+
+    async def _vector(self, request: ApiRequest) -> _Result:
+        async with aclosing(self._generator.generate(request, self._call_context)) as updates:
+            async for update in updates:
+                if update.end is not None and update.request.vector is not None:
+                    return _Result(update.request.vector, update.end.usage)
+        raise Internal("a request ended without its vector")
+
+    async def stop(self) -> None:
+        """Aborts the requests that have not ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _activated(vector: Vector, call: PoolingCall, pooling: PoolingModel) -> Vector:
+    return activated(vector, pooling.activation) if call.use_activation else vector
+
+
+def _embedding(vector: Vector, call: EmbedCall, pooling: PoolingModel) -> Vector:
+    if call.dimensions is not None:
+        vector = vector[: call.dimensions]
+    return _activated(vector, call, pooling)

@@ -1,0 +1,182 @@
+"""What a call asks of a model that pools, in plain types, and the requests that it becomes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from contract.errors import FailedPrecondition, InvalidArgument
+from contract.pooling import PoolingModel, Task
+from router.params.params_validation import check_request_id
+from router.requests.api_request import ApiRequest, PairPrompt, Pooled, TextPrompt, TokensPrompt
+from router.served_model import ServedModel
+
+MAX_INPUTS = 2048
+"""Inputs of one call, as many as OpenAI's API takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingCall:
+    """Fields that all calls share."""
+
+    request_id: str = ""
+    model: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    truncate_prompt_tokens: int | None = None
+    truncate_start: bool = False
+    use_activation: bool = True
+
+    def requests(
+        self,
+        prompts: Sequence[TextPrompt | TokensPrompt | PairPrompt],
+        *,
+        task: Task,
+        prefix: str = "",
+    ) -> list[ApiRequest]:
+        """Returns a request for each prompt. Raises InvalidArgument for an id that is not valid."""
+        if self.request_id:
+            check_request_id(self.request_id)
+        return [
+            ApiRequest(
+                prompt=prompt,
+                request_id=self._id_of(position, len(prompts)),
+                model=self.model,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                truncate_prompt_tokens=self.truncate_prompt_tokens,
+                pooled=Pooled(
+                    task,
+                    prefix=prefix,
+                    truncate_start=self.truncate_start,
+                    is_first=position == 0,
+                ),
+            )
+            for position, prompt in enumerate(prompts)
+        ]
+
+    def _id_of(self, position: int, num_prompts: int) -> str:
+        if not self.request_id or num_prompts == 1:
+            return self.request_id
+        return f"{self.request_id}-{position}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedCall(PoolingCall):
+    """Asks for a vector of each input."""
+
+    inputs: Sequence[TextPrompt | TokensPrompt]
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    """Name of the prompt before each text; None is the model's default."""
+    prompt_text: str | None = None
+    """The prompt before each text, instead of one of the model's."""
+
+    def prefix(self, model: ServedModel) -> str:
+        """Returns the prompt before each text. Raises InvalidArgument for an unknown name."""
+        texts = model.tokenizer.pooling_texts
+        if self.prompt_text is not None:
+            return self.prompt_text
+        name = texts.default_prompt_name if self.prompt_name is None else self.prompt_name
+        if name is None:
+            return ""
+        if name not in texts.prompts:
+            known = ", ".join(sorted(texts.prompts)) or "none, as the model has no prompts"
+            raise InvalidArgument("prompt_name", name, known)
+        return texts.prompts[name]
+
+    def check_dimensions(self, pooling: PoolingModel) -> None:
+        """Raises InvalidArgument for a length that the model does not declare."""
+        allowed = sorted({*pooling.dimensions, pooling.num_outputs})
+        if self.dimensions is not None and self.dimensions not in allowed:
+            raise InvalidArgument("dimensions", self.dimensions, ", ".join(map(str, allowed)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCall(PoolingCall):
+    """Asks how well documents answer queries."""
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    instruction: str | None = None
+    query_field: str = "queries"
+    """Name of the field in the client's API."""
+    document_field: str = "documents"
+
+    def check(self) -> None:
+        """Raises InvalidArgument for numbers of queries and documents that do not fit."""
+        check_num_inputs(len(self.documents), field=self.document_field)
+        num_queries, num_documents = len(self.queries), len(self.documents)
+        if num_queries not in (1, num_documents):
+            found, allowed = f"{num_queries} queries", f"1, or one for each of {num_documents}"
+            raise InvalidArgument(self.query_field, found, f"{allowed} documents")
+
+    def prompts(self, model: ServedModel) -> list[ApiRequest]:
+        """Returns requests of pairs; for embeddings of the queries, then of the documents."""
+        if pooling_of(model).task == "classify":
+            return self.requests(self._pairs(), task="classify")
+        prefixes = [retrieval_prompt(model, "query")] * len(self.queries)
+        prefixes += [retrieval_prompt(model, "document")] * len(self.documents)
+        requests = self.requests(self._texts(), task="embed")
+        return [
+            replace(request, pooled=request.pooled and request.pooled._replace(prefix=prefix))
+            for request, prefix in zip(requests, prefixes, strict=True)
+        ]
+
+    def _pairs(self) -> list[PairPrompt]:
+        return [
+            PairPrompt(
+                self._query_of(i),
+                document,
+                self.instruction,
+                query_field=_place(self.query_field, i, len(self.queries)),
+                document_field=_place(self.document_field, i, len(self.documents)),
+            )
+            for i, document in enumerate(self.documents)
+        ]
+
+    def _texts(self) -> list[TextPrompt]:
+        return [
+            TextPrompt(text, True, _place(field, i, len(texts)))
+            for field, texts in (
+                (self.query_field, self.queries),
+                (self.document_field, self.documents),
+            )
+            for i, text in enumerate(texts)
+        ]
+
+    def _query_of(self, position: int) -> str:
+        return self.queries[position if len(self.queries) > 1 else 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyCall(PoolingCall):
+    """Asks for the classes of each input."""
+
+    inputs: Sequence[TextPrompt | TokensPrompt]
+
+
+def check_num_inputs(number: int, *, field: str = "inputs") -> None:
+    if not 1 <= number <= MAX_INPUTS:
+        raise InvalidArgument(field, f"{number} inputs", f"1 to {MAX_INPUTS}")
+
+
+def pooling_of(model: ServedModel) -> PoolingModel:
+    """Raises FailedPrecondition for a model that generates."""
+    if model.pooling is None:
+        raise FailedPrecondition(
+            f"model {model.name!r} generates text; to embed or to score, serve a model with"
+            " --runner pooling"
+        )
+    return model.pooling
+
+
+def retrieval_prompt(model: ServedModel, role: Literal["query", "document"]) -> str:
+    """Returns the model's prompt before queries or documents; without one, its default prompt."""
+    prompts = model.tokenizer.pooling_texts.prompts
+    names = ("query",) if role == "query" else ("document", "passage", "corpus")
+    found = next((prompts[name] for name in names if name in prompts), None)
+    return EmbedCall(inputs=()).prefix(model) if found is None else found
+
+
+def _place(field: str, position: int, number: int) -> str:
+    return field if number == 1 else f"{field}[{position}]"
