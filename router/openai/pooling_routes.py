@@ -24,6 +24,7 @@ from router.openai.requests.pooling_types import (
 from router.openai.requests.types import Body
 from router.openai.streaming import json_content, until_disconnected
 from router.pooler import Pooler
+from router.pooling.calls import EmbedCall
 
 B = TypeVar("B", bound=Body)
 C = TypeVar("C")
@@ -66,7 +67,7 @@ class PoolingApi:
         body, ids, call = await self._read(request, context, PoolingEndpointBody, "pool", call_of)
 
         async def work() -> bytes:
-            is_embedding = isinstance(call, pooling_codec.EmbedCall)
+            is_embedding = isinstance(call, EmbedCall)
             pool: Any = self._pooler.embed if is_embedding else self._pooler.classify
             return await pooling_response.embeddings(
                 self._head(ids, body.model),
@@ -121,7 +122,7 @@ class PoolingApi:
         """Returns a vector for each text, in Cohere's shape."""
         context = self._callers.call_context(request, operation=EMBEDDINGS)
 
-        def call_of(body: CohereEmbedBody, request_id: str) -> pooling_codec.EmbedCall:
+        def call_of(body: CohereEmbedBody, request_id: str) -> EmbedCall:
             return pooling_codec.cohere_call(body, request_id, self._generator.model)
 
         body, ids, call = await self._read(request, context, CohereEmbedBody, "embd", call_of)

@@ -26,7 +26,6 @@ from signalbox.llm.requests.beam_search import BeamSearchParams
 from signalbox.llm.requests.errors import EngineDeadError
 from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox.llm.requests.outputs import RequestOutput
-from signalbox.llm.requests.pooling_params import refuse_pooling
 from signalbox.llm.requests.prompts import PromptInput
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
@@ -102,8 +101,8 @@ class AsyncLLMEngine:
         return self.generate(prompt, params.sampling_params(), request_id)
 
     def encode(self, *_: object, **__: object) -> NoReturn:
-        """Raises NotImplementedError, because no model is pooled."""
-        refuse_pooling("AsyncLLMEngine.encode")
+        """Raises NotImplementedError; `LLM` and the services serve models that pool."""
+        raise NotImplementedError("AsyncLLMEngine.encode is not served; use LLM, or the services")
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; the last output of each stream has the finish reason "abort"."""

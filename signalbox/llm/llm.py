@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
+from contract.pooling import Vector
 from gpu_worker.batch.runner_protocol import Runner
 from signalbox.llm import progress_bar
 from signalbox.llm.controls import Controls
@@ -13,6 +14,7 @@ from signalbox.llm.engine_options import check_known, takes_options_of
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.llm_engine import LLMEngine
+from signalbox.llm.pooling_calls import PoolingCalls
 from signalbox.llm.requests.beam_search import (
     BeamSearchOutput,
     BeamSearchParams,
@@ -21,7 +23,6 @@ from signalbox.llm.requests.beam_search import (
 from signalbox.llm.requests.conversations import Turns, conversation
 from signalbox.llm.requests.lora_request import LoRAInput, lora_for_each
 from signalbox.llm.requests.outputs import RequestOutput
-from signalbox.llm.requests.pooling_params import refuse_pooling
 from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 ParamsInput = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(Controls):
+class LLM(PoolingCalls, Controls):
     """Loads a model, and generates for lists of prompts; see `EngineArgs` for the options.
 
     The scheduler and the worker are those of the services, without gRPC between them. An option
@@ -190,14 +191,9 @@ class LLM(Controls):
         """Returns the model's tokenizer as transformers has it, made at the first call."""
         return self.llm_engine.get_tokenizer()
 
-    def encode(self, *_: object, **__: object) -> NoReturn:
-        """Raises NotImplementedError, because no pooling model is served.
-
-        `embed`, `classify`, `score` and `reward` do the same.
-        """
-        refuse_pooling("pooling by encode, embed, classify, score or reward")
-
-    embed = classify = score = reward = encode
+    def reward(self, *_: object, **__: object) -> NoReturn:
+        """Raises NotImplementedError: `encode` and `classify` serve models of rewards."""
+        raise NotImplementedError("reward is not served; call classify with use_activation=False")
 
     @property
     def _controlled(self) -> EngineCore:
@@ -246,6 +242,27 @@ class LLM(Controls):
                 engine.abort_request(request_ids)
                 raise
         return [finished[request_id] for request_id in request_ids]
+
+    def _pooled(
+        self, prompts: Sequence[Prompt], *, use_tqdm: bool
+    ) -> list[tuple[RequestOutput, Vector]]:
+        """Returns the output and the vector of each prompt. Raises RuntimeError if one fails."""
+        request_ids: list[str] = []
+        engine, core = self.llm_engine, self._controlled
+        with core.interrupts:
+            try:
+                for prompt in prompts:
+                    request_ids.append(next(self._request_ids))
+                    engine.add_pooled(request_ids[-1], prompt)
+                finished = self._finish(len(prompts), is_visible=use_tqdm)
+            except BaseException:
+                engine.abort_request(request_ids)
+                raise
+        vectors = engine.pop_vectors()
+        for request_id in request_ids:
+            if (error := finished[request_id].error) is not None:
+                raise RuntimeError(f"request {request_id} failed: {error}")
+        return [(finished[one], vectors[one]) for one in request_ids]
 
     def _finish(self, num_requests: int, *, is_visible: bool) -> dict[str, RequestOutput]:
         """Runs steps until all requests have ended; returns the outputs by request id."""

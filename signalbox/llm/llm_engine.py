@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+from contract.pooling import Vector
 from gpu_worker.batch.runner_protocol import Runner
+from router.params.generation_params import POOLED
 from signalbox.llm.controls import Controls, Queues, queues
 from signalbox.llm.engine_args import EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
@@ -31,6 +33,7 @@ class LLMEngine(Controls):
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._requests: dict[str, InProcessRequest] = {}
+        self._vectors: dict[str, Vector] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -94,6 +97,16 @@ class LLMEngine(Controls):
             request.output_kind = params.output_kind
             self._requests[request_id] = request
 
+    def add_pooled(self, request_id: str, prompt: Prompt) -> None:
+        """Queues a prompt that is pooled; `pop_vectors` returns its vector after its end."""
+        with self._core.interrupts:
+            self._requests[request_id] = self._core.add(request_id, prompt, POOLED)
+
+    def pop_vectors(self) -> dict[str, Vector]:
+        """Returns the vectors of the requests that have ended since the last call, by id."""
+        popped, self._vectors = self._vectors, {}
+        return popped
+
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Ends requests without an output; ids that are not live are ignored."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
@@ -132,6 +145,8 @@ class LLMEngine(Controls):
             for request in touched:
                 if request.ended is not None:
                     del self._requests[request.request_id]
+                    if request.vector is not None:
+                        self._vectors[request.request_id] = request.vector
             return touched
 
     @property

@@ -16,6 +16,7 @@ from signalbox_client.requests import (
     Prompt,
     chat_request,
     detokenize_request,
+    embed_request,
     generate_request,
     tokenize_request,
 )
@@ -137,6 +138,28 @@ class Client:
         """Returns the tokens of a text. Raises RequestError."""
         request = tokenize_request(text, add_special_tokens=add_special_tokens)
         return read_tokens(self._ask(self._stub.Tokenize, request, timeout_s))
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[list[float]]:
+        """Returns a vector for each of up to 2,048 texts. Raises RequestError.
+
+        Args:
+            dimensions: elements of each vector, if the model declares that length; None is all.
+            prompt_name: name of the model's prompt before each text; None is its default.
+            truncate: whether texts that are too long are cut.
+        """
+        request = embed_request(
+            texts, dimensions=dimensions, prompt_name=prompt_name, truncate=truncate
+        )
+        answer = self._ask(self._stub.Embed, request, timeout_s)
+        return [list(one.values) for one in answer.embeddings]
 
     def detokenize(
         self,

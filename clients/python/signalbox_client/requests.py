@@ -45,6 +45,19 @@ def tokenize_request(text: str, *, add_special_tokens: bool) -> pb.TokenizeReque
     return _make(pb.TokenizeRequest, fields)
 
 
+def embed_request(
+    texts: Sequence[str], *, dimensions: int | None, prompt_name: str | None, truncate: bool
+) -> pb.EmbedRequest:
+    fields = {"dimensions": dimensions, "prompt_name": prompt_name}
+    request = _make(
+        pb.EmbedRequest, {name: value for name, value in fields.items() if value is not None}
+    )
+    request.inputs.extend(pb.PoolingInput(text=text) for text in texts)
+    if truncate:
+        request.pooling_params.truncate_prompt_tokens = -1
+    return request
+
+
 def detokenize_request(
     token_ids: Sequence[int], *, skip_special_tokens: bool
 ) -> pb.DetokenizeRequest:

@@ -20,6 +20,7 @@ from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.sampling.compiled_grammar import fault_of
 from router.params.generation_params import GenerationParams
+from router.pooling.prompt_encoder import check_kind
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.factory import make_scheduler
@@ -36,7 +37,7 @@ from signalbox.llm.in_process.local_worker import EPOCH, LocalWorker
 from signalbox.llm.in_process.params_resolver import ParamsResolver
 from signalbox.llm.in_process.profiler import LocalProfiler
 from signalbox.llm.in_process.wiring import CoreConfig
-from signalbox.llm.requests.errors import EngineDeadError
+from signalbox.llm.requests.errors import EngineDeadError, refusing
 from signalbox.llm.requests.prompts import Encoder, Prompt
 from signalbox.llm.requests.sampling_params import default_sampling_params
 
@@ -122,6 +123,9 @@ class EngineCore:
         self.check_alive()
         if self.is_asleep:
             raise RuntimeError("the engine sleeps; call wake_up() first")
+        if prompt.pooling is None:
+            with refusing():
+                check_kind(None, self.model)
         return self._channel.submit(request_id, prompt, params, priority=priority)
 
     def abort(self, request: InProcessRequest) -> None:

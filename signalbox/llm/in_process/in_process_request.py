@@ -55,6 +55,7 @@ class InProcessRequest(ActiveRequest):
             prompt_token_ids=list(prompt.token_ids),
             cache_salt=prompt.cache_salt,
             adapter=prompt.adapter,
+            pooling=prompt.pooling,
             # All sequences are read: the best of them may be shown before the end.
             params=replace(params, n=params.num_sequences, best_of=None),
             arrived_ns=time.monotonic_ns(),

@@ -1,26 +1,64 @@
-"""`PoolingParams`: the name can be imported, but its use is refused.
+"""`PoolingParams`: how prompts are pooled, under vLLM's names."""
 
-No pooling model is served, only the log probabilities of a decoder.
-"""
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
 
-from dataclasses import dataclass, replace
-from typing import NoReturn, Self
+Task = Literal["embed", "classify"]
+TOKEN_WISE = ("token_embed", "token_classify", "plugin")
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolingParams:
-    """vLLM's parameters of embedding and classifying models; no call accepts them."""
+    """Parameters of `LLM.embed`, `encode`, `classify` and `score`."""
 
     truncate_prompt_tokens: int | None = None
+    """Tokens to which longer prompts are cut, special ones included; -1 is what the model takes.
+    None makes a longer prompt an error."""
     dimensions: int | None = None
+    """Elements of an embedding, one of the lengths that the model declares; None is all."""
     normalize: bool | None = None
+    """vLLM's older name of use_activation, for embeddings."""
     use_activation: bool | None = None
+    """False leaves the model's last function out: length 1, sigmoid or softmax."""
     task: str | None = None
+    """"embed" or "classify"; None is what the call does."""
 
     def clone(self) -> Self:
         return replace(self)
 
+    @property
+    def is_activated(self) -> bool:
+        chosen = self.normalize if self.use_activation is None else self.use_activation
+        return chosen is not False
 
-def refuse_pooling(call: str) -> NoReturn:
-    """Raises NotImplementedError that names the call."""
-    raise NotImplementedError(f"{call} is not served: models here generate text, and pool nothing")
+
+def checked_pooling(given: object) -> PoolingParams:
+    """Returns the parameters, or the default ones for None. Raises TypeError or ValueError."""
+    if given is None:
+        return PoolingParams()
+    if not isinstance(given, PoolingParams):
+        raise TypeError(f"pooling_params is a {type(given).__name__}; give PoolingParams")
+    for one in fields(PoolingParams):
+        value = getattr(given, one.name)
+        kind: type = {"task": str, "normalize": bool, "use_activation": bool}.get(one.name, int)
+        if value is not None and type(value) is not kind:
+            raise TypeError(f"pooling_params.{one.name} is {value!r}; give a {kind.__name__}")
+    return given
+
+
+def task_of(call: str, asked: str | None, serves: str) -> Task:
+    """Returns the task of a call. Raises ValueError for one that the model does not serve.
+
+    Args:
+        call: name of the call, for the message.
+        serves: task of the served model, or "generate".
+    """
+    if asked in TOKEN_WISE:
+        raise ValueError(f"{call}: the task {asked!r} is not served; a prompt has one vector")
+    if asked not in (None, "embed", "classify"):
+        raise ValueError(f"{call}: the task is {asked!r}; it is 'embed' or 'classify'")
+    if serves == "generate":
+        raise ValueError(f"{call}: the model generates text; make the LLM with runner='pooling'")
+    if asked not in (None, serves):
+        raise ValueError(f"{call}: the model does not {asked}; its task is {serves!r}")
+    return "embed" if serves == "embed" else "classify"

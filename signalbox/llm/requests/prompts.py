@@ -4,6 +4,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from contract.pooling import PoolingParams
 from router.params import params_validation
 from router.params.token_validation import check_token_ids
 from router.prompt.conversation import Conversation
@@ -48,6 +49,8 @@ class Prompt(NamedTuple):
     cache_salt: str = ""
     adapter: str = ""
     """SHA-256 of the adapter that computes it; empty is the base model."""
+    pooling: PoolingParams | None = None
+    """How it is pooled; None continues it."""
 
 
 class GivenPrompt(NamedTuple):

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from signalbox.bench import flags as bench
 from signalbox.cli import make_parser
-from signalbox.commands import chat, generate, models, tokenize
+from signalbox.commands import chat, embed, generate, models, tokenize
 from signalbox.commands.chat import COMMANDS, Conversation, obey
 from tests.signalbox.stacks import COMMAND, Stack, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S, wait_until
@@ -268,7 +268,7 @@ def test_a_conversation_is_sent_whole_with_its_instructions_first() -> None:
     assert len(conversation.messages) == 6
 
 
-@pytest.mark.parametrize("module", [bench, chat, generate, models, tokenize])
+@pytest.mark.parametrize("module", [bench, chat, embed, generate, models, tokenize])
 def test_examples_of_the_help_are_commands_that_parse(module: object) -> None:
     parser, examples = make_parser(), getattr(module, "EXAMPLES")  # noqa: B009
     lines = re.findall(r"signalbox (.*)", examples)

@@ -36,7 +36,14 @@ from tests.signalbox.llm.make import (
 PATHS = {
     "sampling_params": ("SamplingParams", "RequestOutputKind", "BeamSearchParams"),
     "pooling_params": ("PoolingParams",),
-    "outputs": ("RequestOutput", "CompletionOutput"),
+    "outputs": (
+        "RequestOutput",
+        "CompletionOutput",
+        "PoolingRequestOutput",
+        "EmbeddingRequestOutput",
+        "ClassificationRequestOutput",
+        "ScoringRequestOutput",
+    ),
     "logprobs": ("Logprob",),
     "inputs": ("TextPrompt", "TokensPrompt", "PromptType"),
     "beam_search": ("BeamSearchOutput", "BeamSearchSequence"),
@@ -219,15 +226,11 @@ def test_sampling_params_are_copied_and_made_of_optional_values() -> None:
     assert made == SamplingParams(top_p=0.5, max_tokens=None, logit_bias={7: 100})
 
 
-def test_pooling_is_refused_by_name_and_its_name_is_not() -> None:
+def test_pooling_params_are_no_sampling_params() -> None:
     params = PoolingParams(dimensions=8)
     assert params.clone() == params
-    with make_llm() as llm:
-        for call in (llm.encode, llm.embed, llm.classify, llm.score, llm.reward):
-            with pytest.raises(NotImplementedError, match=f"by .*{call.__name__}.* is not"):
-                call(["a"], pooling_params=params)
-        with pytest.raises(TypeError, match="PoolingParams; give SamplingParams"):
-            llm.generate("a", params)  # type: ignore[arg-type]
+    with make_llm() as llm, pytest.raises(TypeError, match="PoolingParams; give SamplingParams"):
+        llm.generate("a", params)  # type: ignore[arg-type]
 
 
 def test_the_queues_of_the_first_engine_are_there_for_those_who_look(engine: LLMEngine) -> None:

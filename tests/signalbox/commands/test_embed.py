@@ -1,0 +1,45 @@
+"""`signalbox embed`, against a router over a scheduler that pools."""
+
+import argparse
+import io
+import json
+from typing import Any
+
+import pytest
+
+from signalbox.commands import embed
+from tests.router.fakes import ids_of
+from tests.router.pooling.pooling_stack import SETTINGS, ids, make_pooling_stack
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    embed.add_flags(parser)
+    return vars(parser.parse_args(arguments))
+
+
+async def test_each_text_has_a_line_in_its_order(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["a" * (1 + i % 7) for i in range(embed.TEXTS_OF_A_CALL + 3)]
+    async with make_pooling_stack(vector_of=lambda one: [len(ids(one)), 0, 0, 0]) as stack:
+        await embed._run(parsed("--router", stack.address, "--dimensions", "2", *texts), texts)
+        lengths = [len(ids_of(text)) + 2 for text in texts]
+        asked = sorted(len(ids(one)) for one in stack.scheduler.added)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [[1, 0]] * len(texts)
+    assert asked == sorted(lengths)
+
+
+async def test_a_prompt_and_truncation_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {SETTINGS: {"prompts": {"query": "Q "}}}
+    async with make_pooling_stack(texts=texts, max_model_len=8) as stack:
+        flags = ("--router", stack.address, "--prompt-name", "query", "--truncate")
+        await embed._run(parsed(*flags), ["word " * 30])
+    (request,) = stack.scheduler.added
+    assert len(ids(request)) == 8
+    assert ids(request)[1:2] == ids_of("Q ")[:1]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_texts_are_lines_of_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo"))
+    assert embed._lines() == ["one", "two"]

@@ -1,0 +1,99 @@
+"""Embeddings, classes and scores of `LLM`, over the simulated model that pools."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from router.pooling.activations import normalized
+from signalbox import LLM, PoolingParams, SamplingParams
+from tests.signalbox.llm.make import assert_at_rest, make_llm
+
+MEAN, RERANK = SIMULATED_POOLING["mean"], SIMULATED_POOLING["rerank"]
+CLASSES = replace(RERANK, num_outputs=3, activation="softmax")
+RAW = PoolingParams(use_activation=False)
+
+
+def make_pooling_llm(model: Any = MEAN, **changes: Any) -> LLM:
+    return make_llm(pooling=model, **changes)
+
+
+def test_embeddings_are_those_of_each_prompt() -> None:
+    with make_pooling_llm() as llm:
+        outputs = llm.embed(["hello", [5, 6, 7]], use_tqdm=False)
+        for output in outputs:
+            expected = normalized(expected_vector(output.prompt_token_ids, model=MEAN))
+            np.testing.assert_array_equal(np.float32(output.outputs.embedding), expected)
+            assert output.outputs.hidden_size == MEAN.num_outputs
+        assert outputs[1].prompt_token_ids == [5, 6, 7]
+        assert_at_rest(llm.llm_engine)
+
+
+def test_declared_dimensions_are_cut_before_the_last_function() -> None:
+    with make_pooling_llm() as llm:
+        (output,) = llm.embed("hello", pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
+        whole = expected_vector(output.prompt_token_ids, model=MEAN)
+        np.testing.assert_array_equal(np.float32(output.outputs.embedding), normalized(whole[:8]))
+        with pytest.raises(ValueError, match="dimensions: 5 is not allowed; allowed: 8, 16, 32"):
+            llm.embed("hello", pooling_params=PoolingParams(dimensions=5))
+        assert_at_rest(llm.llm_engine)
+
+
+def test_encode_returns_what_the_model_makes() -> None:
+    with make_pooling_llm(CLASSES) as llm:
+        (raw,) = llm.encode("hello", RAW, use_tqdm=False)
+        (classes,) = llm.classify("hello", use_tqdm=False)
+        expected = expected_vector(raw.prompt_token_ids, model=CLASSES)
+        np.testing.assert_array_equal(raw.outputs.data, expected)
+        assert sum(classes.outputs.probs) == pytest.approx(1)
+        assert np.argmax(classes.outputs.probs) == np.argmax(expected)
+
+
+def test_a_reranker_scores_each_pair() -> None:
+    with make_pooling_llm(RERANK) as llm:
+        outputs = llm.score("a query", ["one", "two"], pooling_params=RAW, use_tqdm=False)
+        again = llm.score(["a query", "other"], ["one", "two"], pooling_params=RAW, use_tqdm=False)
+    assert outputs[0].outputs.score == again[0].outputs.score
+    assert outputs[1].outputs.score != again[1].outputs.score
+
+
+def test_scores_of_embeddings_are_cosines() -> None:
+    with make_pooling_llm() as llm:
+        a, b = llm.embed(["a", "b"], use_tqdm=False)
+        same, other = llm.score("a", ["a", "b"], use_tqdm=False)
+    assert same.outputs.score == pytest.approx(1, abs=1e-6)
+    expected = np.dot(a.outputs.embedding, b.outputs.embedding)
+    assert other.outputs.score == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_call_that_the_model_does_not_serve_says_what_it_does() -> None:
+    with make_pooling_llm() as llm:
+        with pytest.raises(ValueError, match="classify: the model does not classify"):
+            llm.classify("a")
+        with pytest.raises(ValueError, match="'token_embed' is not served"):
+            llm.encode("a", pooling_task="token_embed")
+        with pytest.raises(ValueError, match="makes embeddings"):
+            llm.generate("a")
+        with pytest.raises(TypeError, match="give PoolingParams"):
+            llm.embed("a", pooling_params=SamplingParams())  # type: ignore[arg-type]
+        with pytest.raises(NotImplementedError, match="classify"):
+            llm.reward(["a"])
+        assert_at_rest(llm.llm_engine)
+    with make_llm() as llm:
+        for call in (llm.embed, llm.encode, llm.classify):
+            with pytest.raises(ValueError, match="runner='pooling'"):
+                call("a")
+        with pytest.raises(ValueError, match="runner='pooling'"):
+            llm.score("a", "b")
+
+
+def test_a_long_prompt_is_cut_only_if_asked() -> None:
+    with make_pooling_llm(max_model_len=16) as llm:
+        with pytest.raises(ValueError, match="maximum context length is 16"):
+            llm.embed("a" * 40)
+        cut = PoolingParams(truncate_prompt_tokens=-1)
+        (output,) = llm.embed("a" * 40, pooling_params=cut, use_tqdm=False)
+        assert len(output.prompt_token_ids) == 16
+        assert_at_rest(llm.llm_engine)
