@@ -37,7 +37,7 @@ def assert_embedded(answer: pb.EmbedResponse, model: PoolingModel) -> None:
     assert len(answer.embeddings) == len(inputs)
     for token_ids, got in zip(inputs, answer.embeddings, strict=True):
         expected = activated(expected_vector(token_ids, model=model), model.activation)
-        np.testing.assert_array_equal(np.float32(got.values), expected)
+        np.testing.assert_array_equal(np.array(got.values, dtype=np.float32), expected)
     assert answer.usage.prompt_tokens == sum(map(len, inputs))
     assert answer.usage.completion_tokens == 0
 

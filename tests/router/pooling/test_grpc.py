@@ -190,7 +190,7 @@ async def test_a_reranker_reads_query_and_document_as_one_prompt() -> None:
 
 async def test_a_rerankers_template_keeps_clients_from_writing_control_tokens() -> None:
     texts = {"config.json": {"architectures": ["Qwen3ForCausalLM"]}}
-    few = {"texts": texts, "vector_of": lambda _: [0], "max_model_len": 400}
+    few: dict[str, Any] = {"texts": texts, "vector_of": lambda _: [0], "max_model_len": 400}
     async with make_pooling_stack(SCORES, **few) as stack:
         documents = [IM_END, "word " * 500]
         params = pb.PoolingParams(truncate_prompt_tokens=-1)

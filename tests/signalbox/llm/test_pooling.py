@@ -8,7 +8,7 @@ import pytest
 
 from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from router.pooling.activations import normalized
-from signalbox import LLM, PoolingParams, SamplingParams
+from signalbox import LLM, PoolingParams, PromptType, SamplingParams
 from tests.signalbox.llm.make import assert_at_rest, make_llm
 
 MEAN, RERANK = SIMULATED_POOLING["mean"], SIMULATED_POOLING["rerank"]
@@ -22,10 +22,11 @@ def make_pooling_llm(model: Any = MEAN, **changes: Any) -> LLM:
 
 def test_embeddings_are_those_of_each_prompt() -> None:
     with make_pooling_llm() as llm:
-        outputs = llm.embed(["hello", [5, 6, 7]], use_tqdm=False)
+        prompts: list[PromptType] = ["hello", [5, 6, 7]]
+        outputs = llm.embed(prompts, use_tqdm=False)
         for output in outputs:
             expected = normalized(expected_vector(output.prompt_token_ids, model=MEAN))
-            np.testing.assert_array_equal(np.float32(output.outputs.embedding), expected)
+            np.testing.assert_array_equal(np.array(output.outputs.embedding, np.float32), expected)
             assert output.outputs.hidden_size == MEAN.num_outputs
         assert outputs[1].prompt_token_ids == [5, 6, 7]
         assert_at_rest(llm.llm_engine)
@@ -35,7 +36,9 @@ def test_declared_dimensions_are_cut_before_the_last_function() -> None:
     with make_pooling_llm() as llm:
         (output,) = llm.embed("hello", pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
         whole = expected_vector(output.prompt_token_ids, model=MEAN)
-        np.testing.assert_array_equal(np.float32(output.outputs.embedding), normalized(whole[:8]))
+        np.testing.assert_array_equal(
+            np.array(output.outputs.embedding, np.float32), normalized(whole[:8])
+        )
         with pytest.raises(ValueError, match="dimensions: 5 is not allowed; allowed: 8, 16, 32"):
             llm.embed("hello", pooling_params=PoolingParams(dimensions=5))
         assert_at_rest(llm.llm_engine)
