@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _FILES = ("*.json", "*.jinja", "*.py", "tokenizer.model", "merges.txt", "vocab.txt")
 _CONFIG = "config.json"
 _SAFETENSORS, _TORCH_FILES = "*.safetensors", "pytorch_model*.bin"
+_TORCH_MODULES = "[0-9]_*/pytorch_model.bin"
+"""Weights of sentence-transformers' modules, as old releases wrote them."""
 _INDEXES = {
     _SAFETENSORS: "model.safetensors.index.json",
     _TORCH_FILES: "pytorch_model.bin.index.json",
@@ -82,7 +84,7 @@ def _download(
     if name.tag is not None:
         raise ModelError(f"{name.repository} has no GGUF files; leave out :{name.tag}")
     weights = [_SAFETENSORS] if _has(files, _SAFETENSORS) else [_TORCH_FILES]
-    patterns = [*_FILES, *(weights if with_weights else ())]
+    patterns = [*_FILES, *((*weights, _TORCH_MODULES) if with_weights else ())]
     return fetch(name.repository, revision, patterns, progress)
 
 

@@ -60,7 +60,7 @@ class LoadedModel:
     """A model that is ready to run, without a cache."""
 
     info: ModelInfo
-    source: ModelSource
+    opened: OpenedModel
     device: torch.device
     model: Model
     adapters: AdapterLoader
@@ -150,7 +150,7 @@ def load_model(
     )
     loaded = LoadedModel(
         info=info,
-        source=source,
+        opened=opened,
         device=device,
         model=model,
         adapters=adapters,

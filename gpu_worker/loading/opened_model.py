@@ -1,7 +1,6 @@
 """Opens a model: finds its files, its family and its configuration, and reads no weights."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -40,9 +39,11 @@ class OpenedModel:
     pooling: OpenedPooling | None = None
     """None of a model that generates."""
 
-    def tokenizer_files(self) -> Mapping[str, bytes]:
-        """Returns the files that routers need."""
-        return self.source.tokenizer_files()
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Returns the files of the tokenizer, and those that say how texts are pooled."""
+        texts = {} if self.pooling is None else self.pooling.texts
+        files = {name: file.read_bytes() for name, file in texts.items()}
+        return files | self.source.tokenizer_files()
 
 
 def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> OpenedModel:

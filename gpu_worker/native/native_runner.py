@@ -56,7 +56,7 @@ class NativeRunner:
             group: tensor-parallel ranks of the stage; None if there is one.
         """
         self._progress = progress
-        self._source, self._cache_config = opened.source, cache_config
+        self._opened, self._cache_config = opened, cache_config
         self._name = model_config.model
         loaded = load_natively(
             opened,
@@ -117,7 +117,7 @@ class NativeRunner:
 
     def tokenizer_files(self) -> dict[str, bytes]:
         with naming(self._name):
-            return self._source.tokenizer_files()
+            return self._opened.tokenizer_files()
 
     @property
     def adapter_slots(self) -> Mapping[str, int]:

@@ -134,7 +134,7 @@ class ModelRunner:
 
     def tokenizer_files(self) -> dict[str, bytes]:
         with naming(self._model):
-            return self._loaded.source.tokenizer_files()
+            return self._loaded.opened.tokenizer_files()
 
     @property
     def adapter_slots(self) -> Mapping[str, int]:

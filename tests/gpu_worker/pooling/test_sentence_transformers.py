@@ -111,6 +111,14 @@ def test_tokens_of_a_prompt_are_left_out(tmp_path: Path) -> None:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
 
 
+def test_files_for_routers_come_with_the_tokenizers(tmp_path: Path) -> None:
+    save(tmp_path, "bert", mode="max", include_prompt=False)
+    files = make_runner(tmp_path / "saved").tokenizer_files()
+    assert json.loads(files["pooling_config.json"])["include_prompt"] is False
+    assert json.loads(files["config.json"])["architectures"] == ["BertModel"]
+    assert {"modules.json", "config_sentence_transformers.json", "tokenizer.json"} <= files.keys()
+
+
 def test_a_directory_without_modules_pools_as_there(tmp_path: Path) -> None:
     save_model(tmp_path, "bert")
     model = SentenceTransformer(str(tmp_path), device="cpu")
