@@ -21,6 +21,8 @@ from router.work_limits.payers import Payer
 
 ENTIRE = -1
 """truncate_prompt_tokens that keeps as many tokens as the model takes."""
+_DOCUMENT = "document"
+"""Role of a message; a chat template that does not name it is not for pairs."""
 _LOWERCASE = normalizers.Lowercase()
 _FIELDS = re.compile(r"\{(instruction|query|document)\}")
 
@@ -155,8 +157,9 @@ class _Encoder:
 
     async def pair(self, prompt: PairPrompt) -> PooledPrompt:
         """Encodes a query and a document as one prompt."""
-        if self._texts.chat_variables is not None:
-            token_ids = await self._chat(prompt, self._texts.chat_variables)
+        variables, template = self._texts.chat_variables, self._tokenizer.chat_template
+        if variables is not None and template is not None and _DOCUMENT in template.source:
+            token_ids = await self._chat(prompt, variables)
             return PooledPrompt(token_ids, prompt.document_field)
         if self._texts.template is not None:
             token_ids = await self._templated(prompt, self._texts.template)
@@ -216,7 +219,7 @@ class _Encoder:
         name = self._texts.default_prompt_name
         instruction = self._texts.prompts.get(name or "")
         instruction = instruction if prompt.instruction is None else prompt.instruction
-        messages = [Message("query", prompt.query), Message("document", document)]
+        messages = [Message("query", prompt.query), Message(_DOCUMENT, document)]
         if instruction is not None:
             messages.insert(0, Message("system", instruction))
         kept = dict(variables)

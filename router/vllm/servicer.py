@@ -1,7 +1,7 @@
 """The service of vllm.grpc.engine, as smg-grpc-proto ships it: decode, call, encode.
 
-It serves the same generations as inference.v1 and the HTTP API. Embeddings, profiling and events of
-the cache are not served; gateways work without them.
+It serves the same generations and embeddings as inference.v1 and the HTTP API. Profiling and events
+of the cache are not served; gateways work without them.
 """
 
 import datetime
@@ -15,10 +15,13 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from contract.errors import Cancelled, Unimplemented
-from router.call_context import COMPLETION, CallContext
+from router.call_context import COMPLETION, EMBEDDINGS, CallContext
 from router.generator import Generator
 from router.insight.request_span import grpc_transport
 from router.keys.tenants import Caller, Tenants
+from router.pooler import Pooler
+from router.pooling.calls import EmbedCall
+from router.requests.api_request import TokensPrompt
 from router.schedulers.load_client import LoadClient
 from router.vllm import info_codec, request_codec
 from router.vllm.response_codec import Answer
@@ -29,7 +32,7 @@ from rpc.limits.large_messages import LargeMessages
 from rpc.telemetry import tracing
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
-OPERATIONS = {f"/{SERVICE_NAME}/Generate": COMPLETION}
+OPERATIONS = {f"/{SERVICE_NAME}/Generate": COMPLETION, f"/{SERVICE_NAME}/Embed": EMBEDDINGS}
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
@@ -46,6 +49,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         is_serving: Callable[[], bool],
     ) -> None:
         self._generator = generator
+        self._pooler = Pooler(generator)
         self._tenants = tenants
         self._load = load
         self._messages = messages
@@ -118,7 +122,17 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 yield common_pb2.GetTokenizerChunk(data=data, sha256=sha256)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        raise Unimplemented("embeddings are not served; the models here generate")
+        self._last_received_at = time.time()
+        inputs = [TokensPrompt(list(request.tokenized.input_ids), "tokenized.input_ids")]
+        call = EmbedCall(request_id=request.request_id, inputs=inputs)
+        origin = self._origin(context, operation=EMBEDDINGS, method="Embed")
+        answer = await self._pooler.embed(call, origin)
+        (vector,) = answer.vectors
+        return pb.EmbedResponse(
+            embedding=vector.tolist(),
+            prompt_tokens=answer.usage.prompt_tokens,
+            embedding_dim=len(vector),
+        )
 
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: Context
@@ -145,11 +159,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         address = grpc_address(context.peer())
         return self._tenants.identify(context.invocation_metadata(), address=address)
 
-    def _origin(self, context: Context) -> CallContext:
+    def _origin(
+        self, context: Context, *, operation: str = COMPLETION, method: str = "Generate"
+    ) -> CallContext:
         caller = self._caller(context)
         return CallContext(
-            operation=COMPLETION,
-            transport=grpc_transport(f"{SERVICE_NAME}/Generate"),
+            operation=operation,
+            transport=grpc_transport(f"{SERVICE_NAME}/{method}"),
             parent=tracing.extract_metadata(context.invocation_metadata()),
             time_remaining=context.time_remaining,
             tenant=caller.tenant,

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
@@ -207,7 +208,10 @@ async def test_a_rerankers_template_keeps_clients_from_writing_control_tokens() 
 
 
 async def test_a_reranker_may_read_pairs_by_its_chat_template() -> None:
-    template = "{% for one in messages %}[{{ one.role }}]{{ one.content }}{% endfor %}<|im_end|>"
+    template = (
+        "{% for one in messages %}[{{ one.role }}]{{ one.content }}{% endfor %}<|im_end|>"
+        "{# query, document #}"
+    )
     texts = {
         "modules.json": [{"type": "sentence_transformers.cross_encoder.modules.LogitScore"}],
         "tokenizer_config.json": {"chat_template": template},
@@ -267,3 +271,16 @@ async def test_a_request_moves_to_the_scheduler_that_comes_back() -> None:
         assert (again.attempt, again.HasField("pooling")) == (1, True)
         stack.scheduler.send(pooled(again.handle, [1, 2, 3, 4]))
         assert await call == [[1, 2, 3, 4]]
+
+
+async def test_gateways_of_vllms_protocol_embed_tokens() -> None:
+    async with make_pooling_stack(vector_of=lambda _: [3, 0, 4, 0]) as stack:
+        stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(stack.channel)
+        tokens = vllm_engine_pb2.TokenizedInput(input_ids=[5, 6])
+        answer = await stub.Embed(vllm_engine_pb2.EmbedRequest(request_id="a", tokenized=tokens))
+        empty = vllm_engine_pb2.EmbedRequest(tokenized=vllm_engine_pb2.TokenizedInput())
+        code, _ = await refusal(stub.Embed(empty))
+    assert list(answer.embedding) == [pytest.approx(one) for one in (0.6, 0, 0.8, 0)]
+    assert (answer.prompt_tokens, answer.embedding_dim) == (7, 4)
+    assert [ids(one) for one in stack.scheduler.added] == [[5, 6]]
+    assert code is StatusCode.INVALID_ARGUMENT
