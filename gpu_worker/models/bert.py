@@ -14,10 +14,8 @@ from gpu_worker.layers import (
     activation,
 )
 from gpu_worker.models.absolute_positions import AbsoluteConfig, AbsoluteLayer
-from gpu_worker.models.encoder_config import BertConfig
+from gpu_worker.models.encoder_config import BertConfig, is_ignored
 
-_OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.")
-_BUFFERS = (".position_ids", ".token_type_ids")
 _PARTS = {"q": "query", "k": "key", "v": "value"}
 
 
@@ -52,8 +50,7 @@ class BertEncoder:
         return {f"{self.config.prefix}.{name}": target for name, target in targets.items()}
 
     def ignores(self, name: str) -> bool:
-        own = name.removeprefix(f"{self.config.prefix}.")
-        return own.startswith(_OTHER_HEADS) or name.endswith(_BUFFERS)
+        return is_ignored(name, self.config.prefix)
 
     def finish(self) -> None:
         for layer in self.layers:

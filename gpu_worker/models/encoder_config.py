@@ -15,6 +15,8 @@ from gpu_worker.models.decoder_config import (
 )
 from gpu_worker.models.rope import RopeConfig
 
+_OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.")
+_BUFFERS = (".position_ids", ".token_type_ids")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -74,6 +76,16 @@ class ModernBertConfig(EncoderConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     norm_bias: bool = False
+
+
+def is_ignored(name: str, prefix: str) -> bool:
+    """Says whether a tensor may be in a checkpoint although the encoder does not need it.
+
+    Args:
+        prefix: what names of the encoder's own tensors may begin with.
+    """
+    own = name.removeprefix(f"{prefix}.")
+    return own.startswith(_OTHER_HEADS) or name.endswith(_BUFFERS)
 
 
 def bert_config(config: HfConfig) -> BertConfig:

@@ -18,7 +18,7 @@ from gpu_worker.layers import (
     WeightTarget,
     activation,
 )
-from gpu_worker.models.encoder_config import ModernBertConfig
+from gpu_worker.models.encoder_config import ModernBertConfig, is_ignored
 from gpu_worker.models.rope import RopeConfig
 
 _PREFIX = "model"
@@ -136,7 +136,7 @@ class ModernBertEncoder:
         return {f"{_PREFIX}.{name}": target for name, target in targets.items()}
 
     def ignores(self, name: str) -> bool:
-        return name.startswith(("head.", "decoder.", "classifier."))
+        return is_ignored(name, _PREFIX)
 
     def finish(self) -> None:
         for layer in self.layers:

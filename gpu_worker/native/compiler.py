@@ -23,7 +23,7 @@ from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder, P
 from signalbox_kernels.storage import Matrix, stored
 from signalbox_kernels.structs import Element, Epilogue, Row
 
-KV_ELEMENTS = {
+_KV_ELEMENTS = {
     "float32": Element.FLOAT32,
     "bfloat16": Element.BFLOAT16,
     "int8": Element.INT8,
@@ -70,7 +70,7 @@ def compile_decoder(
     element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
     shape = ProgramShape(
         element=element,
-        kv_element=element if kv_dtype == "auto" else KV_ELEMENTS[kv_dtype],
+        kv_element=element if kv_dtype == "auto" else _KV_ELEMENTS[kv_dtype],
         num_layers=len(stage),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,

@@ -18,6 +18,8 @@ from gpu_worker.config import (
 )
 from gpu_worker.loading.opened_model import OpenedModel
 from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.models.encoder_config import EncoderConfig
+from gpu_worker.native.native_encoder import why_no_encoder
 from gpu_worker.native.rank_memory import why_no_memory
 from gpu_worker.native.tensor_share import why_not_divided
 from signalbox_kernels.native import NativeUnavailable, best_isa
@@ -90,7 +92,8 @@ def _why_no_share(opened: OpenedModel, parallel: ParallelConfig) -> str | None:
     if parallel.tensor_parallel_size == 1:
         return None
     config = opened.config
-    assert isinstance(config, DecoderConfig), "of a family that has a program"
+    if not isinstance(config, DecoderConfig):
+        return "its encoders are computed by one rank"
     return why_no_memory(parallel) or why_not_divided(config, parallel.tensor_parallel_size)
 
 
@@ -99,7 +102,10 @@ def _why_no_program(
 ) -> str | None:
     """Says what the native path lacks for this model; None if it can run it."""
     block_size = cache_config.block_size or USUAL_BLOCK_SIZE
-    if not opened.spec.is_llama:
+    if isinstance(opened.config, EncoderConfig):
+        if (reason := why_no_encoder(opened, model_config, cache_config)) is not None:
+            return reason
+    elif not opened.spec.is_llama:
         return f"it has no program for {opened.spec.architecture}"
     if model_config.dtype == "float16":
         return "it computes in float32 and bfloat16, not in float16"

@@ -147,6 +147,7 @@ class NativeExecutor:
             is_finite=np.empty(len(tokens), dtype=np.uint8),
             logits=self._logits,
             adapters=batch.adapters,
+            token_types=batch.token_types,
         )
 
 

@@ -21,10 +21,11 @@ class NativeAdapters:
         opener: AdapterOpener,
         program: Program,
         given: Sequence[PeftAdapter],
-        share: TensorShare,
+        share: TensorShare | None,
     ) -> None:
+        """Args: share: None of a program that takes none."""
         self._opener, self._program, self._share = opener, program, share
-        self._rows = module_rows(share.whole)
+        self._rows = {} if share is None else module_rows(share.whole)
         self._max_rank = opener.max_rank(given)
         self.slots = AdapterSlots()
         self.memory = AdapterMemory.reserve(
@@ -60,6 +61,7 @@ class NativeAdapters:
 
     def _pack_at(self, site: AdapterSite, adapter: PeftAdapter) -> PackedPairs | None:
         pairs = dict[str, LoraPair]()
+        assert self._share is not None, "its program has sites"
         for name in site.modules:
             module, rows = self._rows[name]
             if adapter.rank(module):

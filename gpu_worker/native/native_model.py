@@ -32,7 +32,7 @@ from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.random_weights import random_tensors
 from gpu_worker.native.tensor_share import tensor_share
 from gpu_worker.native.threads import default_num_threads
-from gpu_worker.native.weight_shapes import NORM, module_shapes
+from gpu_worker.native.weight_shapes import NORM, module_shapes, weight_shapes
 from gpu_worker.native.weights import Weights
 from gpu_worker.pooling.pooler import Pooler
 from gpu_worker.sampling.native_sampler import CpuSampler
@@ -61,8 +61,11 @@ class FinalNorm:
 class NativePooling:
     """What makes vectors of a program's hidden states."""
 
-    norm: FinalNorm
+    norm: FinalNorm | None
+    """None if the program ends with it."""
     pooler: Pooler
+    num_token_types: int = 0
+    """Types that the model has embeddings of; tokens of later types have the last one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ def load_natively(
         layers: those of the rank's stage.
         group: tensor-parallel ranks of the stage; None if there is one.
     """
-    dtype = _dtype_name(model_config.dtype, is_half=opened.source.is_half)
+    dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
     num_threads = device_config.num_threads or default_num_threads()
     quantization = choose_quantization(model_config, opened.source, None)
@@ -113,7 +116,7 @@ def load_natively(
         num_threads=num_threads,
         share=share,
         stage=layers,
-        on_taken=partial(_report, progress),
+        on_taken=partial(report_taken, progress),
     )
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
     given = opener.open_given()
@@ -131,18 +134,11 @@ def load_natively(
         group=group,
         first_token=share.tokens.start,
     )
-    arithmetic = _arithmetic(program)
     sampler = CpuSampler(program=program, num_threads=num_threads)
-    logger.info(
-        "steps run natively on %s, products in %s, K and V in %s; %s",
-        program.isa.name,
-        program.arithmetic,
-        _described(arithmetic.kv_cache_dtype),
-        program.weights,
-    )
+    describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     adapters = NativeAdapters(opener, program, given, share)
-    info = replace(info, arithmetic=arithmetic, adapters=adapters.slots.loaded)
+    info = replace(info, arithmetic=arithmetic_of(program), adapters=adapters.slots.loaded)
     pooling = None
     if opened.pooling is not None:
         norm = FinalNorm(weights.vector(NORM), config.rms_norm_eps)
@@ -152,7 +148,19 @@ def load_natively(
     )
 
 
-def _arithmetic(program: Program) -> Arithmetic:
+def describe_steps(program: Program) -> None:
+    """Logs how a program computes."""
+    kv_dtype = arithmetic_of(program).kv_cache_dtype
+    logger.info(
+        "steps run natively on %s, products in %s, K and V in %s; %s",
+        program.isa.name,
+        program.arithmetic,
+        kv_dtype if kv_dtype == "float32" else f"{kv_dtype}, which rounds them",
+        program.weights,
+    )
+
+
+def arithmetic_of(program: Program) -> Arithmetic:
     in_codes = program.arithmetic == "8 bits"
     return Arithmetic(
         factors="int8" if in_codes else program.arithmetic,
@@ -161,24 +169,21 @@ def _arithmetic(program: Program) -> Arithmetic:
     )
 
 
-def _described(kv_dtype: str) -> str:
-    return kv_dtype if kv_dtype == "float32" else f"{kv_dtype}, which rounds them"
-
-
 def _stored(
     source: ModelSource, config: DecoderConfig, progress: ReportProgress
 ) -> Mapping[str, StoredTensor]:
     progress(StartupProgress(StartupPhase.LOAD))
     if isinstance(source, DummySource):
-        return random_tensors(config)
+        return random_tensors(weight_shapes(config))
     return without_fused(source.stored(), config)
 
 
-def _report(progress: ReportProgress, num_taken: int, num_total: int) -> None:
+def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> None:
+    """Reports how many tensors are loaded."""
     progress(StartupProgress(StartupPhase.LOAD, num_taken, num_total))
 
 
-def _dtype_name(name: str, *, is_half: bool) -> str:
+def dtype_name(name: str, *, is_half: bool) -> str:
     """Resolves the flag."""
     if name != "auto":
         return name

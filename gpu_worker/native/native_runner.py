@@ -21,8 +21,10 @@ from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
+from gpu_worker.models.encoder_config import EncoderConfig
 from gpu_worker.native.block_pools import BlockPools
 from gpu_worker.native.executor import NativeExecutor
+from gpu_worker.native.native_encoder import load_encoder_natively
 from gpu_worker.native.native_model import NativeModel, load_natively
 from gpu_worker.native.pooling_executor import NativePoolingExecutor
 from gpu_worker.native.recording import NativeRecording
@@ -58,16 +60,18 @@ class NativeRunner:
         self._progress = progress
         self._opened, self._cache_config = opened, cache_config
         self._name = model_config.model
-        loaded = load_natively(
-            opened,
-            model_config,
-            cache_config,
-            device_config,
-            parallel=parallel_config,
-            layers=layers,
-            group=group,
-            progress=progress,
-        )
+        configs = (model_config, cache_config, device_config)
+        if isinstance(opened.config, EncoderConfig):
+            loaded = load_encoder_natively(opened, *configs, progress=progress)
+        else:
+            loaded = load_natively(
+                opened,
+                *configs,
+                parallel=parallel_config,
+                layers=layers,
+                group=group,
+                progress=progress,
+            )
         self._share = RankShare.of(parallel_config, layers)
         self.layers = layers
         self._info, self._program, self._adapters = loaded.info, loaded.program, loaded.adapters
@@ -80,9 +84,7 @@ class NativeRunner:
         program, sampler, pooling = loaded.program, loaded.sampler, loaded.pooling
         if pooling is None:
             return NativeExecutor(program, sampler, self.layers, draws=draws)
-        return NativePoolingExecutor(
-            program, sampler, self.layers, norm=pooling.norm, pooler=pooling.pooler
-        )
+        return NativePoolingExecutor(program, sampler, self.layers, pooling=pooling)
 
     @property
     def model(self) -> ModelInfo:

@@ -17,7 +17,7 @@ _SHAPE: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
-    "num_attention_heads": 6,
+    "num_attention_heads": 3,
     "max_position_embeddings": 300,
     "initializer_range": 0.2,
     "bos_token_id": _CLS,
@@ -25,14 +25,14 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": _PAD,
 }
 _GEMMA: dict[str, Any] = {
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 1,
     "head_dim": 16,
     "query_pre_attn_scalar": 24,
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "use_bidirectional_attention": True,
 }
-_DECODER: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
+_DECODER: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 16}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
     "roberta": ("RobertaConfig", {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0}),
@@ -44,7 +44,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "embedding-gemma": ("Gemma3TextConfig", _GEMMA),
     "qwen3": ("Qwen3Config", _DECODER),
-    "qwen2": ("Qwen2Config", {"num_key_value_heads": 2}),
+    "qwen2": ("Qwen2Config", {"num_key_value_heads": 1}),
 }
 
 
