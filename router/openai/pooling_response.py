@@ -63,8 +63,14 @@ def scores(head: dict[str, Any], answer: Scores) -> bytes:
     return to_json({**head, **usage(answer.usage), "data": data})
 
 
-def ranking(response_id: str, model: str, body: RerankBody, answer: Scores) -> bytes:
-    """Returns the answer of /rerank: the best documents first, equal ones in their order."""
+def ranking(
+    response_id: str, model: str, body: RerankBody, answer: Scores, *, version: str
+) -> bytes:
+    """Returns the answer of /rerank: the best documents first, equal ones in their order.
+
+    Args:
+        version: of Cohere's API, which the answer names.
+    """
     documents = documents_of(body)
     order = sorted(range(len(documents)), key=lambda i: -answer.scores[i])
     results: list[dict[str, Any]] = []
@@ -78,7 +84,7 @@ def ranking(response_id: str, model: str, body: RerankBody, answer: Scores) -> b
             "id": response_id,
             "model": model,
             "results": results,
-            "meta": _meta(answer.usage, search_units=1),
+            "meta": _meta(answer.usage, version=version, search_units=1),
             **usage(answer.usage),
         }
     )
@@ -113,7 +119,7 @@ def usage(used: Usage) -> dict[str, Any]:
     return {"usage": counts}
 
 
-def _meta(used: Usage, *, version: str = "1", search_units: int | None = None) -> dict[str, Any]:
+def _meta(used: Usage, *, version: str, search_units: int | None = None) -> dict[str, Any]:
     units = (
         {"input_tokens": used.prompt_tokens}
         if search_units is None

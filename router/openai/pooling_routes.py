@@ -114,7 +114,8 @@ class PoolingApi:
         async def work() -> bytes:
             answer = await self._pooler.score(call, context)
             name = self._model_name(body.model)
-            return pooling_response.ranking(ids.response_id, name, body, answer)
+            version = "2" if request.url.path.startswith("/v2/") else "1"
+            return pooling_response.ranking(ids.response_id, name, body, answer, version=version)
 
         return await _answered(request, ids, work())
 

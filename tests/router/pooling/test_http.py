@@ -148,6 +148,7 @@ async def test_documents_are_ordered_by_their_scores(path: str) -> None:
     assert answer["results"][0]["document"] == {"text": "x"}
     assert best["results"] == [{"index": 1, "relevance_score": pytest.approx(0.7310586)}]
     assert answer["usage"]["prompt_tokens"] == 21
+    assert answer["meta"]["api_version"]["version"] == ("2" if "v2" in path else "1")
     assert refused["error"]["param"] == "documents"
 
 
