@@ -21,6 +21,9 @@ from signalbox_kernels.floats import AnyArray
 GENERATION_CONFIG = "generation_config.json"
 _OLD_QUANTIZATION = ("quantize_config.json", "quant_config.json")
 
+_OLD_PARTS = {"gamma": "weight", "beta": "bias"}
+"""Vectors of a layer norm."""
+
 
 class DirectorySource:
     """Satisfies `ModelSource`."""
@@ -66,6 +69,7 @@ class DirectorySource:
                     found[name] = StoredTensor(
                         values.shape, partial(_same, values), dtype=values.dtype
                     )
+        found = {_renamed(name): tensor for name, tensor in found.items()}
         return with_matrices(found, quantised_checkpoint(self.config))
 
     def shards(self) -> list[Path]:
@@ -129,6 +133,13 @@ def _of_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:
     with needing_pytorch(f"{path} is in PyTorch's own format"):
         from gpu_worker.checkpoints.torch_file import read_torch_file
     yield from read_torch_file(path)
+
+
+def _renamed(name: str) -> str:
+    """Returns a tensor's name of today: those converted from TensorFlow's BERT have older ones."""
+    module, _, part = name.rpartition(".")
+    is_old = module.endswith("LayerNorm")
+    return f"{module}.{_OLD_PARTS.get(part, part)}" if is_old else name
 
 
 def _same(values: AnyArray) -> AnyArray:

@@ -1,6 +1,7 @@
 """Every family and pooling against sentence-transformers, on random weights."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
 from transformers import AutoModelForCausalLM
@@ -102,6 +104,21 @@ def test_an_old_directory_is_read(tmp_path: Path) -> None:
     flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
     edit_json(saved / "1_Pooling" / "config.json", pooling_mode=None, **flags)
     assert_same(make_runner(saved), model)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_norms_of_old_checkpoints_are_read(backend: str, tmp_path: Path) -> None:
+    """Those converted from TensorFlow's, such as the first BERT, call their vectors otherwise."""
+    model = save(tmp_path, "bert", st.Normalize())
+    file = tmp_path / "saved" / "model.safetensors"
+    old = {".weight": ".gamma", ".bias": ".beta"}
+    renamed = {
+        re.sub(r"(?<=LayerNorm)(\.weight|\.bias)$", lambda part: old[part[0]], name): tensor
+        for name, tensor in load_file(file).items()
+    }
+    assert any(name.endswith(".gamma") for name in renamed)
+    save_file(renamed, file)
+    assert_same(make_runner(tmp_path / "saved", cpu_backend=backend), model)
 
 
 def test_tokens_of_a_prompt_are_left_out(tmp_path: Path) -> None:
