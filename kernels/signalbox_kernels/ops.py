@@ -346,23 +346,32 @@ def gather_logprobs(logits: Tensor, tokens: Tensor, *, num_top: int) -> Gathered
     return GatheredLogprobs(*gather(logits, tokens, num_top=num_top))
 
 
-def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, Tensor]:
+def quantize_fp8(
+    x: Tensor, *, group_size: int | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Rounds rows to E4M3, the largest value of a row or of a group to the largest code.
 
     Args:
         x: [num_rows, size].
         group_size: elements that share a scale; None stands for a row's.
+        scale: a static one of all rows; what it takes beyond the largest code becomes that.
 
     Returns:
         [num_rows, size] float8_e4m3fn, and [num_rows, num_groups] float32: a value is code * scale.
     """
     quantize = implementation_of("quantize_fp8", x.device)
-    codes, scales = quantize(x, group_size=group_size)
+    codes, scales = quantize(x, group_size=group_size, scale=scale)
     return codes, scales
 
 
 def fp8_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, *, rows_per_scale: int
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    *,
+    rows_per_scale: int,
+    x_scale: float | None = None,
 ) -> Tensor:
     """Returns x @ matrix.T + bias for a matrix in E4M3, with x rounded by `quantize_fp8`.
 
@@ -375,12 +384,14 @@ def fp8_linear(
             columns; of several each is of 128 columns, and x is rounded in groups of 128 too.
         bias: [out_features], the dtype of `x`.
         rows_per_scale: rows that share a scale: 1, or a power of two up to 128.
+        x_scale: a static scale that x is rounded with.
 
     Returns:
         [num_tokens, out_features], the dtype of `x`.
     """
     product = implementation_of("fp8_linear", x.device)
-    return cast(Tensor, product(x, weight, scales, bias, rows_per_scale=rows_per_scale))
+    options = {"rows_per_scale": rows_per_scale, "x_scale": x_scale}
+    return cast(Tensor, product(x, weight, scales, bias, **options))
 
 
 def w4a16_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:

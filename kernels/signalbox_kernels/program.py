@@ -17,6 +17,7 @@ from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
+from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
     ADDED,
@@ -28,6 +29,7 @@ from signalbox_kernels.structs import (
     Epilogue,
     Index,
     OpKind,
+    OpRounding,
     Row,
     SbAdapter,
     SbBuffer,
@@ -72,6 +74,22 @@ class ProgramShape:
         if self.kv_element is Element.INT8:
             head += _SCALE_BYTES
         return heads * head * self.block_size
+
+
+def _rounding_fields(rounding: Rounding | None) -> dict[str, Any]:
+    """Returns the fields of an op that rounds what it writes."""
+    if rounding is None:
+        return {}
+    if rounding.code is Element.FP8_E4M3:
+        kind = OpRounding.E4M3
+    else:
+        kind = OpRounding.INT8 if rounding.is_symmetric else OpRounding.INT8_WITH_ZERO
+    return {
+        "rounding": kind,
+        "group": rounding.group_size or 0,
+        "scale": rounding.scale or 0.0,
+        "zero": rounding.zero_point,
+    }
 
 
 class Adapted(NamedTuple):
@@ -145,10 +163,12 @@ class ProgramBuilder:
         eps: float,
         of_rows: bool = False,
         for_adapters: bool = False,
+        rounding: Rounding | None = None,
     ) -> None:
         """Adds RMSNorm of every token, or only of the tokens with logits.
 
         Args:
+            rounding: what `dst` has of the result: the rounded elements, or the codes.
             for_adapters: leaves it out for batches without adapters.
         """
         self._add(
@@ -159,6 +179,7 @@ class ProgramBuilder:
             weight=self._floats(weight),
             eps=eps,
             adapter=int(for_adapters),
+            **_rounding_fields(rounding),
         )
 
     def layer_norm(
@@ -186,11 +207,17 @@ class ProgramBuilder:
             eps=eps,
         )
 
-    def code(self, src: int, dst: int, order: NDArray[np.int32] | None = None) -> None:
+    def code(
+        self,
+        src: int,
+        dst: int,
+        order: NDArray[np.int32] | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
         """Adds an op that turns elements to the codes that products with quantised weights read,
-        or to elements, with the columns in another order."""
+        or to elements, with the columns in another order or rounded."""
         address = None if order is None else self.arena.keep(_padded_order(order))
-        self._add(OpKind.CODE, src=src, dst=dst, weight=address)
+        self._add(OpKind.CODE, src=src, dst=dst, weight=address, **_rounding_fields(rounding))
 
     def linear(
         self,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from signalbox_kernels import pages
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
 from signalbox_kernels.native import library
+from signalbox_kernels.rounding import Rounding
 
 GROUP = 32
 """Values that share a scale, along the sum, on both sides of a product."""
@@ -160,12 +161,14 @@ class StoredMatrix:
         shape: [rows, columns], before the padding that whole blocks may need.
         read: returns the blocks, [rows, bytes of a row] uint8; a file's are not in memory before.
         order: the columns in the order in which the blocks have them; None if they are in theirs.
+        rounding: what the left side of a product is rounded to; None leaves it to the product.
     """
 
     type: Storage
     shape: tuple[int, ...]
     read: Callable[[], NDArray[np.uint8]]
     order: NDArray[np.int32] | None = None
+    rounding: Rounding | None = None
 
     @property
     def blocks(self) -> NDArray[np.uint8]:

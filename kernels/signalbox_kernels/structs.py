@@ -78,6 +78,15 @@ OF_ROWS, CENTRED, TO_FLOATS = 1, 2, 4
 """Bits of a norm's mode."""
 
 
+class OpRounding(IntEnum):
+    """Codes that an op rounds its result to, where it is not coded by groups of 32."""
+
+    NONE = 0
+    INT8 = 1
+    INT8_WITH_ZERO = 2
+    E4M3 = 3
+
+
 class SbOp(ctypes.Structure):
     _fields_ = (
         ("kind", c_int32),
@@ -103,6 +112,9 @@ class SbOp(ctypes.Structure):
         ("v_scale", c_float),
         ("scale", c_float),
         ("activation", c_int32),
+        ("rounding", c_int32),
+        ("group", c_int32),
+        ("zero", c_float),
     )
 
 

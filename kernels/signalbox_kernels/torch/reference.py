@@ -243,20 +243,30 @@ def gather_logprobs(
     return of_token.flatten(), (table >= of_token).sum(dim=-1), top.values, top.indices
 
 
-def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, Tensor]:
+def quantize_fp8(
+    x: Tensor, *, group_size: int | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     size = x.shape[-1]
     width = group_size or size
     groups = F.pad(x.float(), (0, -size % width)).view(len(x), -1, width)
     scales = groups.abs().amax(dim=-1).clamp_min_(LEAST_MAXIMUM).div_(E4M3_MAX)
+    if scale is not None:
+        scales.fill_(scale)
     scaled = (groups / scales[..., None]).flatten(-2)[..., :size]
     return scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
 
 
 def fp8_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, *, rows_per_scale: int
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    *,
+    rows_per_scale: int,
+    x_scale: float | None = None,
 ) -> Tensor:
     is_grouped = scales.shape[1] > 1
-    codes, of_x = quantize_fp8(x, group_size=FP8_GROUP if is_grouped else None)
+    codes, of_x = quantize_fp8(x, group_size=FP8_GROUP if is_grouped else None, scale=x_scale)
     width = FP8_GROUP if is_grouped else x.shape[1]
     of_rows = scales.repeat_interleave(rows_per_scale, dim=0)[: len(weight)]
     matrix = weight.float() * of_rows.repeat_interleave(width, dim=1)[:, : x.shape[1]]

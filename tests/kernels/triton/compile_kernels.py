@@ -266,6 +266,7 @@ def compile_fp8() -> None:
         scales = _empty(4096 // rows_per_scale, num_groups, dtype=torch.float32)
         bias = _empty(4096, dtype=torch.bfloat16)
         fp8.fp8_linear(x, weight, scales, bias, rows_per_scale=rows_per_scale)
+    fp8.quantize_fp8(x, scale=0.5)
 
 
 def compile_all(printer: _Printer, capability: int) -> None:

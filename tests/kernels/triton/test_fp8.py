@@ -96,6 +96,27 @@ def test_products_are_those_of_decoded_codes(
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_static_scale_cuts_what_exceeds_it(triton_device: str, dtype: torch.dtype) -> None:
+    x = torch.randn(5, 300, device=triton_device).to(dtype)
+    x[1, :3] = torch.tensor([1e5, -1e5, float("nan")])
+
+    codes, scales = ops.quantize_fp8(x, scale=1 / 256)
+
+    expected, _ = reference.quantize_fp8(x, scale=1 / 256)
+    assert scales.eq(1 / 256).all() and scales.shape == (5, 1)
+    assert codes[1, :2].float().tolist() == [448, -448]
+    steps = (codes.float() - expected.float()).abs() / expected.float().abs().clamp(min=2.0**-6)
+    assert steps.nan_to_num().max() <= 2.0**-3  # the interpreter rounds ties in its own way
+    assert (codes.float().isnan() == expected.float().isnan()).all()
+    weight = make_weight(40, 300, triton_device)
+    ones = torch.ones(40, 1, device=triton_device)
+    product = ops.fp8_linear(x[2:], weight, ones, None, rows_per_scale=1, x_scale=1 / 256)
+    by_codes = (codes[2:].double() / 256) @ weight.double().T
+    terms = (codes[2:].double() / 256).abs() @ weight.double().abs().T
+    assert ((product.double() - by_codes).abs() <= 2.0**-7 * terms).all()
+
+
 def test_each_code_is_decoded(triton_device: str) -> None:
     """One column of ones; a one becomes the largest code and 1 / 448."""
     codes = torch.tensor(FINITE_CODES, dtype=torch.uint8, device=triton_device)

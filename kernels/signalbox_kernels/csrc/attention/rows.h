@@ -5,6 +5,7 @@
 
 #include "attention/codes.h"
 #include "matmul/coding.h"
+#include "matmul/rounding.h"
 #include "matmul/values.h"
 #include "program/step.h"
 
@@ -76,6 +77,7 @@ inline void sum_tile(const sb::Phase& phase, const sb::Claim& claim) {
 // Writes a row's elements, or its codes, of the vectors that x(i) gives.
 template <class E, class F>
 SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& x) {
+  if (phase.op->rounding) return put_rounded<E>(phase, row, padded, x);
   if (!phase.is_coded) {
     auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;
     for (int64_t i = 0; i < padded; i += W) E::store(out + i, x(i));

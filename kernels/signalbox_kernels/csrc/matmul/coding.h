@@ -30,6 +30,14 @@ SB_INLINE int32_t sum_of_bytes(const int8_t* p) {
 #endif
 }
 
+// Fills in the sums of a group's codes.
+SB_INLINE void sum_codes(CodedGroup* out) {
+  out->minus_part[0] = -sum_of_bytes(out->codes);
+  out->minus_part[1] = -sum_of_bytes(out->codes + 16);
+  out->minus = out->minus_part[0] + out->minus_part[1];
+  out->total = static_cast<float>(-out->minus);
+}
+
 // Codes 32 values. If one is not finite, the codes are arbitrary and the scale is NaN.
 SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
   VI most{};  // magnitudes are ordered as their bits are, and what is not finite is above all
@@ -50,10 +58,7 @@ SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
     const VI codes = reinterpret_cast<VI>(bits(x[i] * inverse + magic) - bits(magic));
     store_bytes(out->codes + i * W, codes);
   }
-  out->minus_part[0] = -sum_of_bytes(out->codes);
-  out->minus_part[1] = -sum_of_bytes(out->codes + 16);
-  out->minus = out->minus_part[0] + out->minus_part[1];
-  out->total = static_cast<float>(-out->minus);
+  sum_codes(out);
 }
 
 }  // namespace SB_NS

@@ -19,8 +19,19 @@ bool is_valid(const SbShape& s) {
          (sb::kKeyChunk % s.block_size == 0 || s.block_size % sb::kKeyChunk == 0);
 }
 
+// Whether the op writes what its rounding makes.
+bool is_valid_rounding(const SbOp& op, const SbBuffer* buffers) {
+  if (op.rounding == SB_ROUND_NONE) return true;
+  if (op.kind != SB_NORM && op.kind != SB_CODE) return false;
+  const bool has_zero = op.rounding == SB_ROUND_INT8_WITH_ZERO || op.zero != 0.0f;
+  const bool is_int8 = op.rounding == SB_ROUND_INT8;
+  if (buffers[op.dst].row == SB_CODES && (has_zero || !is_int8)) return false;
+  return op.rounding > 0 && op.rounding <= SB_ROUND_E4M3 && op.group >= 0 && op.group % sb::kGroup == 0;
+}
+
 // Whether a weight has a storage that the op computes with.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
+  if (!is_valid_rounding(op, buffers)) return false;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
   if (op.kind == SB_EMBED && op.mode & SB_ADDED && 4 * int64_t{buffers[op.dst].width} > sb::kProductScratch)

@@ -89,6 +89,16 @@ enum SbNorms : int32_t {
   SB_TO_FLOATS = 4,  // dst is float32, and may be src
 };
 
+// Codes of 8 bits that SB_NORM and SB_CODE round a row to. A dynamic scale takes the largest magnitude to
+// 127.5 or 448; SB_ROUND_INT8_WITH_ZERO has a dynamic zero point, too. dst are the values of the codes, or of
+// SB_ROUND_INT8 without a zero point the codes themselves.
+enum SbRounding : int32_t {
+  SB_ROUND_NONE = 0,  // elements as they are; codes by groups of 32
+  SB_ROUND_INT8 = 1,
+  SB_ROUND_INT8_WITH_ZERO = 2,
+  SB_ROUND_E4M3 = 3,
+};
+
 struct SbOp {
   int32_t kind;
   int32_t mode;
@@ -115,8 +125,11 @@ struct SbOp {
   // Of SB_ROTATE and SB_ATTEND with K and V in SB_E4M3: a value is a code times the layer's scale.
   float k_scale;
   float v_scale;
-  float scale;           // of SB_EMBED: the factor of its rows
+  float scale;           // of SB_EMBED: the factor of its rows; of a rounding: a static one, or 0
   int32_t activation;    // of a product with a function: an SbActivation
+  int32_t rounding;      // an SbRounding
+  int32_t group;         // columns that share a dynamic scale, a multiple of 32; 0 is all
+  float zero;            // the zero point that goes with a static scale
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.

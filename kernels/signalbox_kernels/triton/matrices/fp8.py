@@ -48,6 +48,8 @@ def _quantize_fp8_kernel(
     x_stride,
     size,
     num_groups,
+    static_scale,
+    IS_STATIC: tl.constexpr,
     LEAST: tl.constexpr,
     LARGEST: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -59,7 +61,11 @@ def _quantize_fp8_kernel(
     mask = element < size
     wide = tl.load(x + row * x_stride + element, mask=mask, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=1), LEAST) / LARGEST
+    if IS_STATIC:
+        scale = tl.zeros_like(scale) + static_scale
     scaled = wide / scale[:, None]
+    if IS_STATIC:  # NaN stays NaN
+        scaled = tl.where(scaled > LARGEST, LARGEST, tl.where(scaled < -LARGEST, -LARGEST, scaled))
     tl.store(codes + row * size + element, scaled.to(codes.dtype.element_ty), mask=mask)
     tl.store(scales + row * num_groups + group, scale, mask=group < num_groups)
 
@@ -123,7 +129,9 @@ def _fp8_linear_kernel(
     tl.store(out, total.to(out.dtype.element_ty), mask=has_token[:, None] & has_row[None, :])
 
 
-def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, Tensor]:
+def quantize_fp8(
+    x: Tensor, *, group_size: int | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Rounds rows to E4M3; `ops.quantize_fp8` is the contract."""
     num_rows, size = x.shape
     check_tensors("quantize_fp8", x)
@@ -144,6 +152,8 @@ def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, T
             x.stride(0),
             size,
             num_groups,
+            1.0 if scale is None else scale,
+            IS_STATIC=scale is not None,
             LEAST=LEAST_MAXIMUM,
             LARGEST=E4M3_MAX,
             GROUPS=groups,
@@ -154,7 +164,13 @@ def quantize_fp8(x: Tensor, *, group_size: int | None = None) -> tuple[Tensor, T
 
 
 def fp8_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, *, rows_per_scale: int
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    *,
+    rows_per_scale: int,
+    x_scale: float | None = None,
 ) -> Tensor:
     """Multiplies rounded rows with a matrix; `ops.fp8_linear` is the contract."""
     _check_linear(x, weight, scales, bias, rows_per_scale)
@@ -163,7 +179,8 @@ def fp8_linear(
     if not num_tokens:
         return out
     num_groups = scales.shape[1]
-    codes, x_scales = quantize_fp8(x, group_size=FP8_GROUP if num_groups > 1 else None)
+    group_size = FP8_GROUP if num_groups > 1 else None
+    codes, x_scales = quantize_fp8(x, group_size=group_size, scale=x_scale)
     tile = _choose_tile(num_tokens, is_grouped=num_groups > 1)
     programs = -(-num_tokens // tile.tokens) * -(-num_rows // tile.rows)
     _fp8_linear_kernel[(programs,)](
