@@ -138,7 +138,7 @@ def test_sinks_take_their_share_of_attention(tmp_path: Path) -> None:
         assert_greedy(make_runner(tmp_path), reference, prompt)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
 def test_sinks_in_half_precision_are_close(kv_cache_dtype: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, "gpt-oss")
     runner = make_runner(tmp_path, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)

@@ -169,6 +169,53 @@ def test_native_stages_of_quantised_weights_give_the_tokens_of_one_program(
     assert_like_one(start, [(1, 2), (1, 3)], mode)
 
 
+KV_BYTES = {"int8": (16 + 4) / 64, "fp8": 16 / 64}
+"""Of a head's K or V of 16 values, for each byte of float32."""
+
+
+def make_start_of_8_bits(path: Path, kv_dtype: str) -> Start:
+    skip_without_native_kernels()
+    make_model(path, "llama3", head_dim=16)
+    num_bytes = int(kv_bytes_of(path, 16) * KV_BYTES[kv_dtype])
+    return make_start(
+        path, ParallelConfig(), kv_bytes=num_bytes, kv_dtype=kv_dtype, cpu_backend="native"
+    )
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+@pytest.mark.parametrize("kv_dtype", KV_BYTES)
+def test_native_stages_with_k_and_v_in_8_bits_give_the_tokens_of_one_program(
+    kv_dtype: str, mode: PreemptionMode, tmp_path: Path
+) -> None:
+    assert_like_one(make_start_of_8_bits(tmp_path, kv_dtype), [(1, 2)], mode)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_BYTES)
+def test_native_ranks_with_k_and_v_in_8_bits_are_near_one_program(
+    kv_dtype: str, tmp_path: Path
+) -> None:
+    """Ranks sum in another order, which may round a value between two codes to the other one."""
+    start = make_start_of_8_bits(tmp_path, kv_dtype)
+    one = generate(start, PreemptionMode.SWAP)
+    for tp, pp in ((2, 1), (2, 2)):
+        found = generate(with_sizes(start, tp, pp), PreemptionMode.SWAP)
+        pairs = zip(tokens_of(found), tokens_of(one), strict=True)
+        assert sum(ours == theirs for ours, theirs in pairs) > len(one) // 2, f"{tp} x {pp}"
+        difference = np.abs(np.subtract(*map(prompt_logprobs_of, (found, one))))
+        assert np.mean(difference < LOGITS) > 0.5
+        assert difference.max() < 0.05
+
+
+def prompt_logprobs_of(outputs: list[RequestOutput]) -> list[float]:
+    """Of each token of the prompts for which they were reported."""
+    found: list[float] = []
+    for output in outputs:
+        ids, positions = output.prompt_token_ids, output.prompt_logprobs or []
+        reported = zip(ids or [], positions, strict=False)
+        found += [position[token].logprob for token, position in reported if position]
+    return found
+
+
 def test_structured_output_and_a_shared_prefix_pass_through_ranks(tmp_path: Path) -> None:
     make_llama(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": 300}

@@ -42,7 +42,12 @@ class ThreadRank:
 
 
 def make_start(
-    path: Path, parallel: ParallelConfig, *, kv_bytes: int = 1 << 20, **more: Any
+    path: Path,
+    parallel: ParallelConfig,
+    *,
+    kv_bytes: int = 1 << 20,
+    kv_dtype: str = "auto",
+    **more: Any,
 ) -> Start:
     """Args: more: fields of the model's and the device's configuration."""
     model = {"model": str(path), "dtype": "float32"}
@@ -52,6 +57,7 @@ def make_start(
     return Start(
         model=ModelConfig.model_validate(model),
         cache=CacheConfig(
+            kv_cache_dtype=kv_dtype,
             kv_cache_memory=kv_bytes / GIB,
             swap_space=kv_bytes / GIB,
             max_num_seqs=8,
