@@ -86,8 +86,15 @@ def exact_activations() -> Iterator[None]:
     """Leaves the rounding of activations out of products."""
 
     def product(
-        x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, *, rows_per_scale: int
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor,
+        bias: Tensor | None,
+        *,
+        rows_per_scale: int,
+        x_scale: float | None,
     ) -> Tensor:
+        assert x_scale is None
         width = 128 if scales.shape[1] > 1 else x.shape[1]
         of_rows = scales.repeat_interleave(rows_per_scale, dim=0)[: len(weight)]
         matrix = weight.float() * of_rows.repeat_interleave(width, dim=1)[:, : x.shape[1]]
