@@ -58,8 +58,10 @@ BASES: dict[str, Message] = {
     "Chat": make_chat(),
     "Tokenize": pb.TokenizeRequest(text="Hello"),
     "Detokenize": pb.DetokenizeRequest(token_ids=[72, 105]),
+    "Embed": pb.EmbedRequest(inputs=[pb.PoolingInput(text="Hello")]),
 }
 HELLO = [{"role": "user", "content": "Hello"}]
+RANKED = {"query": "Hello", "documents": ["Hello"]}
 HTTP_BASES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 1},
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
@@ -67,6 +69,10 @@ HTTP_BASES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [72, 105]},
     LOAD_ADAPTER: {"lora_name": "sql", "lora_path": "sql"},
     UNLOAD_ADAPTER: {"lora_name": "sql"},
+    **{path: {"input": ["Hello"]} for path in ("/v1/embeddings", "/pooling", "/classify")},
+    "/v2/embed": {"texts": ["Hello"], "input_type": "search_query", "embedding_types": ["float"]},
+    **{path: {"text_1": "Hello", "text_2": ["Hello"]} for path in ("/v1/score", "/score")},
+    **{path: RANKED for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
 }
 DETOKENIZE = f"/{SERVICE_NAME}/Detokenize"
 WARM_UP: tuple[tuple[str, object], ...] = (
