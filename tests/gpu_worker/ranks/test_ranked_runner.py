@@ -194,7 +194,7 @@ def test_a_rank_that_dies_ends_an_engine_that_is_waiting_for_it(
         with pytest.raises(EngineDeadError):
             while True:
                 llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
-    assert "rank 1 was killed by SIGKILL; the engine is dead" in caplog.text
+        wait_until(lambda: "rank 1 was killed by SIGKILL; the engine is dead" in caplog.text)
 
 
 def test_a_rank_that_stands_still_ends_all(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ HTTP_BASES: dict[str, dict[str, Any]] = {
     **{path: {"input": ["Hello"]} for path in ("/v1/embeddings", "/pooling", "/classify")},
     "/v2/embed": {"texts": ["Hello"], "input_type": "search_query", "embedding_types": ["float"]},
     **{path: {"text_1": "Hello", "text_2": ["Hello"]} for path in ("/v1/score", "/score")},
-    **{path: RANKED for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RANKED),
 }
 DETOKENIZE = f"/{SERVICE_NAME}/Detokenize"
 WARM_UP: tuple[tuple[str, object], ...] = (
