@@ -13,6 +13,7 @@ from gpu_worker.models.encoder_config import (
     ModernBertConfig,
     is_ignored,
 )
+from gpu_worker.native.weights import check_names
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
 
 Shape = tuple[int, ...]
@@ -83,14 +84,7 @@ def _matched(
             found[own] = tensor
         elif not (is_ignored(name, "") or is_ignored(name, prefix)):
             unexpected.append(name)
-    if unexpected:
-        raise ModelError(
-            f"unexpected weight {unexpected[0]!r}; config.json names another architecture"
-        )
-    if missing := shapes.keys() - found.keys():
-        raise ModelError(
-            f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
-        )
+    check_names(unexpected, missing=shapes.keys() - found.keys())
     return found
 
 

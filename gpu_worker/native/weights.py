@@ -3,7 +3,7 @@
 So a model is never in memory twice: a tensor is read from its file, packed, and given up.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -107,12 +107,17 @@ def _matched(
                 found[name] = left.pop(alias)
                 break
     unexpected = [name for name in left if not is_ignored(name, config)]
+    check_names(unexpected, missing=shapes.keys() - found.keys())
+    return found
+
+
+def check_names(unexpected: Sequence[str], *, missing: Set[str]) -> None:
+    """Raises ModelError if a checkpoint has tensors that no model wants, or lacks some."""
     if unexpected:
         raise ModelError(
             f"unexpected weight {unexpected[0]!r}; config.json names another architecture"
         )
-    if missing := shapes.keys() - found.keys():
+    if missing:
         raise ModelError(
             f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
         )
-    return found
