@@ -1,0 +1,1 @@
+"""Stores of KV blocks that outlive a lease, and the threads that move blocks to and from them."""

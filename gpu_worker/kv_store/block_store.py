@@ -1,0 +1,73 @@
+"""The interface of stores of KV blocks beyond a worker's pools.
+
+A store may lose any block at any time, and never returns wrong bytes: `read` has verified what it
+returns. A block is named by its chain hash, which covers its tokens and all before them, tenant,
+cache salt and adapter; the store adds what the worker computes with. So whatever goes wrong in a
+store is a miss, and the scheduler has the tokens computed.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+KEY_BYTES = 16
+"""Length of a chain hash."""
+
+
+class StoreUsage(NamedTuple):
+    """What a store holds, and what it has done since the worker began."""
+
+    num_blocks: int
+    """Blocks that this worker can find."""
+    used_bytes: int
+    capacity_bytes: int
+    num_evicted: int = 0
+    num_failed: int = 0
+    """Reads and writes that failed: errors of the device, bytes that are not what was written."""
+
+
+class StoreError(Exception):
+    """A store cannot do what was asked; the text is for operators."""
+
+
+class BlockStore(Protocol):
+    """Blocks of `block_bytes` bytes by key; safe from several threads.
+
+    Calls may wait for a device. None of them may be made from the thread that computes steps.
+    """
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        """Returns how many of the first keys are there. Raises StoreError."""
+        ...
+
+    def read(self, key: bytes, into: memoryview) -> bool:
+        """Copies a block; returns False, with anything in `into`, if there is no intact one.
+
+        Raises StoreError.
+        """
+        ...
+
+    def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
+        """Keeps a copy of a block; returns False if it is not kept. Raises StoreError.
+
+        Args:
+            tenant: whose share of the store it counts against.
+        """
+        ...
+
+    def clear(self, tenant: bytes | None) -> None:
+        """Removes the blocks of a tenant, or all; they are gone from the device, too.
+
+        Raises StoreError.
+        """
+        ...
+
+    def usage(self) -> StoreUsage:
+        """Returns what is known without waiting; safe from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Gives the store up; later calls find and keep nothing."""
+        ...

@@ -1,0 +1,157 @@
+"""Moves blocks between a lease's CPU pool and a store, beside the lease's steps.
+
+A thread reads a block into a buffer of its own, and copies it into the pool when the store has
+verified it; a block that is written is copied into the buffer first. So the pool's blocks are
+touched during copies in RAM alone: a move that is cancelled, that fails, or whose device hangs has
+ended at once, and its blocks are the scheduler's again.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from gpu_worker.kv_store.block_store import BlockStore, StoreError
+from gpu_worker.kv_store.move import Move, MoveResult
+from gpu_worker.kv_store.move_threads import MoveThreads
+
+logger = logging.getLogger(__name__)
+
+CANCELLED = "cancelled"
+STALLED = "the store does not answer"
+
+
+class MoveQueue:
+    """The moves of one lease. No method waits for the store; they are called from one thread.
+
+    Args:
+        block: returns the bytes of a block of the CPU pool.
+        copies_begun: returns a function that waits until the copies to and from the CPU pool have
+            ended that were begun before; None if copies end within the step that names them.
+    """
+
+    def __init__(
+        self,
+        store: BlockStore,
+        threads: MoveThreads,
+        *,
+        block: Callable[[int], memoryview],
+        copies_begun: Callable[[], Callable[[], None]] | None = None,
+    ) -> None:
+        self._store, self._threads = store, threads
+        self._block = block
+        self._copies_begun = copies_begun
+        self._moves: dict[int, Move] = {}
+
+    def __len__(self) -> int:
+        """Returns the number of moves whose end `pop_ended` has not returned."""
+        return len(self._moves)
+
+    def find(self, move_id: int, keys: Sequence[bytes]) -> None:
+        """Asks how many of the first keys the store has."""
+        if not keys:
+            raise ValueError("a find names at least one key")
+        move = self._begin(Move(move_id, keys))
+        self._threads.look_up(partial(self._find, move))
+
+    def fetch(self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]) -> None:
+        """Brings each key's block from the store into a block of the CPU pool."""
+        move = self._begin_copying(move_id, keys, cpu_blocks)
+        for index in range(len(keys)):
+            self._threads.read(partial(self._read, move, index))
+
+    def store(
+        self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int], tenant: bytes
+    ) -> None:
+        """Writes blocks of the CPU pool to the store, where they count against a tenant's share."""
+        move = self._begin_copying(move_id, keys, cpu_blocks)
+        for index in range(len(keys)):
+            self._threads.write(partial(self._write, move, index, tenant))
+
+    def clear(self, move_id: int, tenant: bytes | None) -> None:
+        """Removes a tenant's blocks, or all, after the writes that were asked for before."""
+        move = self._begin(Move(move_id, ()))
+        self._threads.write(partial(self._clear, move, tenant))
+
+    def cancel(self, move_ids: Iterable[int]) -> None:
+        """Ends moves now; the next `pop_ended` returns them, with what they have done."""
+        for move_id in move_ids:
+            if (move := self._moves.get(move_id)) is not None:
+                move.end(CANCELLED)
+
+    def pop_ended(self) -> list[MoveResult]:
+        """Returns the moves that have ended since the last call, in the order of their begin."""
+        if self._moves and not self._threads.answer:
+            for move in self._moves.values():
+                move.end(STALLED)
+        ended = [move for move in self._moves.values() if move.is_ended]
+        for move in ended:
+            del self._moves[move.move_id]
+        return [move.result() for move in ended]
+
+    def close(self) -> None:
+        """Ends all moves; the CPU pool is not touched afterwards."""
+        self.cancel(self._moves)
+        self._moves.clear()
+
+    def _begin_copying(
+        self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]
+    ) -> Move:
+        if not keys:
+            raise ValueError("a move names at least one block")
+        blocks = [self._block(index) for _, index in zip(keys, cpu_blocks, strict=True)]
+        return self._begin(
+            Move(move_id, keys, blocks, self._copies_begun() if self._copies_begun else None)
+        )
+
+    def _begin(self, move: Move) -> Move:
+        if move.move_id in self._moves:
+            raise ValueError(f"move {move.move_id} is under way")
+        self._moves[move.move_id] = move
+        return move
+
+    def _find(self, move: Move, buffer: memoryview) -> None:
+        with _Failing(move):
+            if move.begin(0):
+                move.found(self._store.find(move.keys))
+
+    def _read(self, move: Move, index: int, buffer: memoryview) -> None:
+        with _Failing(move):
+            if not move.begin(index):
+                return
+            if self._store.read(move.keys[index], buffer):
+                move.copy_in(index, buffer)
+            else:
+                move.miss(index)
+
+    def _write(self, move: Move, index: int, tenant: bytes, buffer: memoryview) -> None:
+        with _Failing(move):
+            if not move.begin(index) or not move.copy_out(index, buffer):
+                return
+            if self._store.write(move.keys[index], buffer, tenant):
+                move.kept(index, len(buffer))
+            else:
+                move.miss(index)
+
+    def _clear(self, move: Move, tenant: bytes | None, buffer: memoryview) -> None:
+        with _Failing(move):
+            move.begin(0)
+            self._store.clear(tenant)  # even if it was cancelled: what is cleared must not return
+            move.end()
+
+
+class _Failing:
+    """Ends a move by the error that is raised within; the thread goes on."""
+
+    def __init__(self, move: Move) -> None:
+        self._move = move
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            return False
+        if not isinstance(error, StoreError):  # a mistake of ours, or of a store that someone added
+            logger.error("a call to the KV store failed", exc_info=error)
+        self._move.end(str(error) or type(error).__name__)
+        return True
