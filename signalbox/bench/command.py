@@ -17,7 +17,7 @@ from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import OnEnd, Send, closed_loop, open_loop
 from signalbox.bench.measurements import Measured
-from signalbox.bench.workload import Ask, Synthetic, poisson
+from signalbox.bench.workload import Ask, Synthetic, SyntheticTexts, poisson
 from signalbox.client.connection import connection
 from signalbox.client.tables import show
 
@@ -73,6 +73,13 @@ def _asks(options: dict[str, Any], replayed: list[Ask], *, vocab_size: int) -> l
         return replayed[: options["requests"]]
     given = {name: options[name] for name in flags.DEFAULTS if options[name] is not None}
     asked = {**flags.DEFAULTS, "vocab_size": vocab_size, **given}
+    if asked["embed"]:
+        return SyntheticTexts(
+            num_requests=options["requests"] or NUM_REQUESTS,
+            max_words=asked["prompt_tokens"],
+            texts_per_request=asked["texts"],
+            seed=options["seed"],
+        ).asks()
     return Synthetic(
         num_requests=options["requests"] or NUM_REQUESTS,
         prompt_tokens=asked["prompt_tokens"],

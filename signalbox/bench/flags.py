@@ -13,6 +13,7 @@ examples
   signalbox bench --shared-tokens 1024 --num-prefixes 4        # what the prefix cache is worth
   signalbox bench --replay requests.jsonl --speed 2            # as logged, twice as fast
   signalbox bench --url http://127.0.0.1:8000/v1 --json        # any OpenAI endpoint
+  signalbox bench --embed --concurrency 32 --texts 4           # texts of mixed lengths to embed
 
 Ctrl-C prints the figures so far and exits with status 130; status 1 means that a request failed
 
@@ -27,14 +28,19 @@ DEFAULTS = {
     "vocab_size": None,
     "chat": False,
     "no_ignore_eos": False,
+    "embed": False,
+    "texts": 1,
 }
 """Defaults for the content of requests, unless they are replayed."""
+_OF_TEXTS = frozenset({"embed", "texts", "prompt_tokens"})
+"""The flags of the content that --embed takes."""
 _NUMBERS = {
-    "prompt_tokens": "tokens of each prompt (default 128)",
+    "prompt_tokens": "tokens of each prompt; with --embed words of the longest text (default 128)",
     "max_tokens": "tokens of each answer (default 128)",
     "shared_tokens": "shared tokens before each prompt (default 0)",
     "num_prefixes": "different shared prefixes, used in turn (default 1)",
     "vocab_size": "send random token ids below N; 0: words (default: the model's, with --url 0)",
+    "texts": "texts of each request, with --embed (default 1)",
 }
 
 
@@ -75,6 +81,12 @@ def _add_content_flags(group: Any) -> None:
     for name, text in _NUMBERS.items():
         group.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=text)
     group.add_argument(
+        "--embed",
+        action="store_true",
+        default=None,
+        help="send texts of mixed lengths to embed",
+    )
+    group.add_argument(
         "--chat", action="store_true", default=None, help="send chat requests, in words"
     )
     group.add_argument(
@@ -97,6 +109,10 @@ def check(options: dict[str, Any]) -> None:
         raise ValueError(f"{_flag(min(given))} has no effect with --replay")
     if options["chat"] and options["vocab_size"]:
         raise ValueError("--vocab-size has no effect with --chat, which asks in words")
+    if options["embed"] and (unused := given - _OF_TEXTS):
+        raise ValueError(f"{_flag(min(unused))} has no effect with --embed")
+    if options["texts"] and not options["embed"]:
+        raise ValueError("--texts has no effect without --embed")
     if options["model"] and not options["url"]:
         raise ValueError("--model has no effect without --url; a router serves one model")
     if options["speed"] is not None and not options["replay"]:

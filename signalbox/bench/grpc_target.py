@@ -3,12 +3,16 @@
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
+import grpc
+
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from signalbox.bench.load_loops import RequestFailed
 from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask
-from signalbox.client.connection import Connection, router_client
+from signalbox.client.connection import Connection, dial
 from signalbox.client.terminal_answer import explained
-from signalbox_client import AsyncStream, Model, RequestError
+from signalbox_client import AsyncClient, AsyncStream, Model, RequestError
 
 
 class GrpcTarget:
@@ -17,7 +21,10 @@ class GrpcTarget:
     def __init__(
         self, address: str, connection: Connection, *, timeout_s: float | None = None
     ) -> None:
-        self._client = router_client(address, connection)
+        channel = dial(address, connection)
+        self._client = AsyncClient(address, channel=channel, api_key=connection.api_key)
+        self._stub = InferenceServiceStub(channel)
+        self._metadata = connection.metadata
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:
@@ -33,6 +40,9 @@ class GrpcTarget:
 
     async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
         """Yields the number of tokens in each message. Raises RequestFailed."""
+        if ask.texts:
+            await self._embed(ask.texts, measured)
+            return
         try:
             async with self._call(ask) as stream:
                 async for chunk in stream.chunks():
@@ -41,6 +51,17 @@ class GrpcTarget:
                         measured.num_prompt_tokens += chunk.usage.prompt_tokens
         except RequestError as error:
             raise RequestFailed(error.code.name) from error
+
+    async def _embed(self, texts: tuple[str, ...], measured: Measured) -> None:
+        request = pb.EmbedRequest(inputs=[pb.PoolingInput(text=text) for text in texts])
+        try:
+            answer = await self._stub.Embed(
+                request, timeout=self._timeout_s, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            raise RequestFailed(error.code().name) from error
+        measured.num_texts += len(answer.embeddings)
+        measured.num_prompt_tokens += answer.usage.prompt_tokens
 
     def _call(self, ask: Ask) -> AsyncStream:
         options: dict[str, Any] = {**ask.sampling, "timeout_s": self._timeout_s}

@@ -2,11 +2,12 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from signalbox.bench.http_stream import Endpoint, HttpError, get, post_for_events
+from signalbox.bench.http_stream import Endpoint, HttpError, get, post, post_for_events
 from signalbox.bench.load_loops import RequestFailed
 from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import Ask
@@ -14,7 +15,8 @@ from signalbox.client.connection import Connection
 
 
 class HttpTarget:
-    """Posts to /chat/completions and /completions below a URL such as http://HOST:PORT/v1."""
+    """Posts to /chat/completions, /completions and /embeddings below a URL such as
+    http://HOST:PORT/v1."""
 
     def __init__(
         self,
@@ -54,21 +56,30 @@ class HttpTarget:
 
     async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
         """Yields the number of tokens in each event. Raises RequestFailed."""
+        if ask.texts:
+            await self._embed(ask.texts, measured)
+            return
         path = "completions" if ask.prompt is not None else "chat/completions"
         events = post_for_events(self._endpoint, f"{self._path}/{path}", await self._body(ask))
         counter = TokenCounter()
-        try:
+        with _failures():
             async with asyncio.timeout(self._timeout_s):
                 async for event in events:
                     yield counter.new_tokens(event)
-        except TimeoutError:
-            raise RequestFailed("timeout") from None
-        except HttpError as error:
-            raise RequestFailed(error.status) from error
-        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
-            raise RequestFailed(f"connection: {type(error).__name__}") from error
         measured.num_prompt_tokens += counter.num_prompt_tokens
         measured.num_tokens += counter.num_uncounted
+
+    async def _embed(self, texts: tuple[str, ...], measured: Measured) -> None:
+        model = await self.model()
+        body = {"model": model, "input": list(texts), "encoding_format": "base64"}
+        with _failures():
+            async with asyncio.timeout(self._timeout_s):
+                answer = await post(self._endpoint, f"{self._path}/embeddings", body)
+        num_vectors = len(answer.get("data", ()))
+        if num_vectors != len(texts):
+            raise RequestFailed(f"{num_vectors} vectors of {len(texts)} texts")
+        measured.num_texts += num_vectors
+        measured.num_prompt_tokens += answer.get("usage", {}).get("prompt_tokens", 0)
 
     async def _body(self, ask: Ask) -> dict[str, Any]:
         body = {
@@ -80,6 +91,19 @@ class HttpTarget:
         if ask.prompt is not None:
             return {**body, "prompt": ask.prompt}
         return {**body, "messages": [{"role": r, "content": text} for r, text in ask.messages]}
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Converts what a call can raise to RequestFailed."""
+    try:
+        yield
+    except TimeoutError:
+        raise RequestFailed("timeout") from None
+    except HttpError as error:
+        raise RequestFailed(error.status) from error
+    except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+        raise RequestFailed(f"connection: {type(error).__name__}") from error
 
 
 class TokenCounter:

@@ -25,6 +25,8 @@ class Measured:
     duration_s: float = 0.0
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_texts: int = 0
+    """Texts whose vectors came."""
     first_token_s: list[float] = field(default_factory=list)
     between_tokens_s: list[float] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)

@@ -31,7 +31,9 @@ def summary(measured: Measured) -> dict[str, Any]:
         "failures": dict(measured.failures),
         "prompt_tokens": measured.num_prompt_tokens,
         "output_tokens": measured.num_tokens,
+        "texts": measured.num_texts,
         "requests_per_s": measured.num_completed / seconds,
+        "texts_per_s": measured.num_texts / seconds,
         "output_tokens_per_s": measured.num_tokens / seconds,
         "total_tokens_per_s": (measured.num_prompt_tokens + measured.num_tokens) / seconds,
         **{name: _latency(getattr(measured, of)) for name, (_, of) in LATENCIES.items()},
@@ -51,6 +53,8 @@ def _latency(values_s: list[float]) -> dict[str, float | None]:
 def render(measured: Measured, title: str) -> RenderableType:
     """Returns the tables and plots of a run."""
     parts: list[RenderableType] = [Text(title, "bold"), _throughput(measured)]
+    if measured.num_texts:
+        parts += [_latencies(measured), _histogram("whole request, ms", measured.whole_s)]
     if measured.first_token_s:
         parts += [_latencies(measured), _over_time(measured)]
         parts.append(_histogram("first token, ms", measured.first_token_s))
@@ -66,7 +70,10 @@ def _throughput(measured: Measured) -> Table:
     for reason, count in measured.failures.most_common():
         table.add_row(Text("failed", "red"), Text(f"{count:,}: {reason}"))
     table.add_row("requests/s", f"{figures['requests_per_s']:,.2f}")
-    table.add_row("output tokens/s", f"{figures['output_tokens_per_s']:,.1f}")
+    if measured.num_texts:
+        table.add_row("texts/s", f"{figures['texts_per_s']:,.1f}")
+    else:
+        table.add_row("output tokens/s", f"{figures['output_tokens_per_s']:,.1f}")
     table.add_row("all tokens/s", f"{figures['total_tokens_per_s']:,.1f}")
     return table
 

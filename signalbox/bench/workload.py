@@ -1,4 +1,4 @@
-"""Content and times of requests: random prompts, with or without shared prefixes."""
+"""Content and times of requests: random prompts, with or without shared prefixes, and texts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,11 +19,13 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request; exactly one of prompt and messages is set."""
+    """One request; exactly one of prompt, messages and texts is set."""
 
     prompt: str | list[int] | None = None
     messages: tuple[tuple[str, str], ...] = ()
     """Role and text of each message."""
+    texts: tuple[str, ...] = ()
+    """Texts to embed."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters under the names that OpenAI and this server share, such as max_tokens."""
     at_s: float | None = None
@@ -75,6 +77,31 @@ class Synthetic:
         if self.is_chat:
             return Ask(messages=(("user", text),), sampling=sampling)
         return Ask(prompt=text, sampling=sampling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticTexts:
+    """Texts to embed, of random words: their lengths are spread evenly up to the longest."""
+
+    num_requests: int
+    max_words: int
+    texts_per_request: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        flags = ("requests", self.num_requests), ("prompt-tokens", self.max_words)
+        for flag, value in (*flags, ("texts", self.texts_per_request)):
+            if value < 1:
+                raise ValueError(f"--{flag} is {value}; it must be at least 1")
+
+    def asks(self) -> list[Ask]:
+        """Returns the same requests for the same seed."""
+        rng = np.random.default_rng(self.seed)
+        return [self._ask(rng) for _ in range(self.num_requests)]
+
+    def _ask(self, rng: np.random.Generator) -> Ask:
+        lengths = rng.integers(1, self.max_words, self.texts_per_request, endpoint=True)
+        return Ask(texts=tuple(" ".join(rng.choice(WORDS, length)) for length in lengths))
 
 
 def random_prompts(*, vocab_size: int, num_tokens: int, seed: int = 0) -> Iterator[list[int]]:
