@@ -8,15 +8,16 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from benchmarks.comparison.participants import BFLOAT16_FLAGS
-from benchmarks.peers.process import PeerUnavailable, ServerProcess
+from benchmarks.peers.process import PeerProcess, PeerUnavailable, ServerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import VllmHttpServer
 from signalbox.bench.measurements import Measured, percentile_ms
 
-Measure = Callable[[ServerProcess, int], Awaitable[Measured]]
-"""Puts the load of a round to a server that is ready."""
+_Server = TypeVar("_Server", bound=PeerProcess)
+_Result = TypeVar("_Result")
 
 BLOCK_SIZE, VLLM_BLOCK_SIZE = 16, 32
 HEADER = (
@@ -67,10 +68,17 @@ class Servers:
 
 
 async def in_turns(
-    servers: Sequence[ServerProcess], measure: Measure, *, rounds: int
-) -> dict[str, list[Measured]]:
-    """Gives each server its turn in each round; one that fails is out, and says why."""
-    results: dict[str, list[Measured]] = {server.name: [] for server in servers}
+    servers: Sequence[_Server],
+    measure: Callable[[_Server, int], Awaitable[_Result]],
+    *,
+    rounds: int,
+) -> dict[str, list[_Result]]:
+    """Gives each server its turn in each round; one that fails is out, and says why.
+
+    Args:
+        measure: puts the load of a round to a server that is ready.
+    """
+    results: dict[str, list[_Result]] = {server.name: [] for server in servers}
     alive = list(servers)
     try:
         for round_number in range(rounds):

@@ -30,6 +30,11 @@ def our_build() -> str:
     return f"{VERSION}, {isa}{forced}"
 
 
+def service_name(process: psutil.Process) -> str:
+    """Returns which service of a stack a process is."""
+    return next((word for word in process.cmdline() if word in _SERVICES), "serve")
+
+
 class SignalboxServer(ServerProcess):
     """The local stack of one model."""
 
@@ -79,4 +84,4 @@ class SignalboxServer(ServerProcess):
         self._channel = None
 
     def process_name(self, process: psutil.Process) -> str:
-        return next((word for word in process.cmdline() if word in _SERVICES), "serve")
+        return service_name(process)

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -69,16 +69,22 @@ class HttpTarget:
         measured.num_prompt_tokens += counter.num_prompt_tokens
         measured.num_tokens += counter.num_uncounted
 
-    async def _embed(self, texts: tuple[str, ...], measured: Measured) -> None:
-        model = await self.model()
-        body = {"model": model, "input": list(texts), "encoding_format": "base64"}
+    async def embeddings(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Returns the answer with the vectors in base64. Raises RequestFailed."""
+        body = {"model": await self.model(), "input": list(texts), "encoding_format": "base64"}
         with _failures():
             async with asyncio.timeout(self._timeout_s):
-                answer = await post(self._endpoint, f"{self._path}/embeddings", body)
+                answer: dict[str, Any] = await post(
+                    self._endpoint, f"{self._path}/embeddings", body
+                )
         num_vectors = len(answer.get("data", ()))
         if num_vectors != len(texts):
             raise RequestFailed(f"{num_vectors} vectors of {len(texts)} texts")
-        measured.num_texts += num_vectors
+        return answer
+
+    async def _embed(self, texts: Sequence[str], measured: Measured) -> None:
+        answer = await self.embeddings(texts)
+        measured.num_texts += len(texts)
         measured.num_prompt_tokens += answer.get("usage", {}).get("prompt_tokens", 0)
 
     async def _body(self, ask: Ask) -> dict[str, Any]:
