@@ -10,12 +10,15 @@ from gpu_worker.kv_store.memory_store import MemoryStore
 BLOCK_BYTES = 64
 
 
+_PREFIX = b"a block "
+
+
 def key_of(number: int) -> bytes:
-    return number.to_bytes(16, "little")
+    return _PREFIX + number.to_bytes(8, "big")
 
 
 def number_of(key: bytes) -> int:
-    return int.from_bytes(key, "little")
+    return int.from_bytes(key[len(_PREFIX) :], "big")
 
 
 def keys_of(*numbers: int) -> list[bytes]:

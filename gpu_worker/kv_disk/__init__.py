@@ -1,0 +1,1 @@
+"""The disk tier: KV blocks in files that outlive the worker."""

@@ -1,0 +1,301 @@
+"""The index of a slot file: which block is in which slot, whose it is, and when it was used.
+
+SQLite, with one connection that reads and one that writes: a lookup does not wait for a commit, and
+nothing of the index is held in memory but what SQLite caches. Every change is a transaction; that
+of a new block comes after the block's bytes.
+"""
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_worker.kv_disk.index_schema import IndexUnusable, connect, prepare
+
+_NUM_KEYS = (1, 15, 240, 256)
+"""Keys of the first statements of a lookup; later ones have as many as the last."""
+_MAX_TOUCHED = 1 << 14
+"""Blocks whose use is kept in memory until it is written."""
+
+
+class StoredBlock(NamedTuple):
+    slot: int
+    checksum: bytes
+
+
+class DiskIndex:
+    """An open index. Methods raise sqlite3.Error, the constructor IndexUnusable too."""
+
+    def __init__(self, path: Path, *, identity: bytes, block_bytes: int) -> None:
+        self._writing, self._reading = threading.RLock(), threading.Lock()
+        self._writer = connect(str(path))
+        try:
+            prepare(self._writer, identity=identity, block_bytes=block_bytes)
+            self._reader = connect(str(path))
+        except BaseException:
+            self._writer.close()
+            raise
+        self._touched: dict[bytes, int] = {}
+        self._touching = threading.Lock()
+
+    def check(self, *, num_slots: int) -> None:
+        """Raises IndexUnusable if more slots are in use than the file has; reads what is read
+        first."""
+        if self.num_slots > num_slots:
+            raise IndexUnusable("the file of blocks is shorter than it says")
+        self.counts()
+        self.cleared()
+        self.holes(1)
+        self.free_slot()
+
+    # Lookups
+
+    def num_leading(self, keys: Sequence[bytes]) -> int:
+        """Returns how many of the first keys are there, and counts them as used."""
+        start, sizes = 0, iter(_NUM_KEYS)
+        while start < len(keys):
+            part = keys[start : start + next(sizes, _NUM_KEYS[-1])]
+            found = self._existing(part)
+            num_found = next((i for i, key in enumerate(part) if key not in found), len(part))
+            start += num_found
+            if num_found < len(part):
+                break
+        self._touch(keys[:start])
+        return start
+
+    def _existing(self, keys: Sequence[bytes]) -> set[bytes]:
+        marks = ",".join("?" * len(keys))
+        with self._reading:
+            rows = self._reader.execute(f"SELECT key FROM blocks WHERE key IN ({marks})", keys)
+            return {key for (key,) in rows}
+
+    def find(self, key: bytes) -> StoredBlock | None:
+        """Returns where a block is; counts it as used."""
+        with self._reading:
+            row = self._reader.execute(
+                "SELECT slot, checksum FROM blocks WHERE key = ?", (key,)
+            ).fetchone()
+        if row is None:
+            return None
+        self._touch((key,))
+        return StoredBlock(*row)
+
+    def _touch(self, keys: Sequence[bytes]) -> None:
+        """Notes a use; of blocks of one prompt the first one is used last, and evicted last."""
+        now = _now()
+        with self._touching:
+            if len(self._touched) + len(keys) <= _MAX_TOUCHED:
+                self._touched.update((key, now - i) for i, key in enumerate(keys))
+
+    # Slots
+
+    def free_slot(self) -> int | None:
+        """Returns the first slot with space and no block."""
+        return self._one("SELECT slot FROM free ORDER BY slot LIMIT 1")
+
+    def holes(self, num_slots: int) -> list[int]:
+        """Returns the first slots without space."""
+        with self._writing:
+            rows = self._writer.execute(
+                "SELECT slot FROM holes ORDER BY slot LIMIT ?", (num_slots,)
+            )
+            return [slot for (slot,) in rows]
+
+    @property
+    def num_slots(self) -> int:
+        return int(self._state("num_slots"))
+
+    def add_space(self, *, holes: Sequence[int], num_new: int) -> None:
+        """Counts slots as free that have been allocated: some holes, and new ones at the end."""
+        with self._transaction() as connection:
+            first = self.num_slots
+            new = [(slot,) for slot in (*holes, *range(first, first + num_new))]
+            connection.executemany("DELETE FROM holes WHERE slot = ?", [(s,) for s in holes])
+            connection.executemany("INSERT INTO free VALUES (?)", new)
+            self._set_state("num_slots", first + num_new)
+
+    def lose_slot(self, slot: int) -> None:
+        """Forgets a slot that cannot be written to."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM free WHERE slot = ?", (slot,))
+
+    # Blocks
+
+    def insert(self, slot: int, *, key: bytes, checksum: bytes, tenant: bytes) -> None:
+        """Enters a block whose bytes are in a slot that was free."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM free WHERE slot = ?", (slot,))
+            connection.execute(
+                "INSERT INTO tenants (name, num_blocks) VALUES (?, 1)"
+                " ON CONFLICT (name) DO UPDATE SET num_blocks = num_blocks + 1",
+                (tenant,),
+            )
+            connection.execute(
+                "INSERT INTO blocks SELECT ?, ?, ?, id, ? FROM tenants WHERE name = ?",
+                (slot, key, checksum, _now(), tenant),
+            )
+
+    def remove(self, key: bytes, slot: int) -> bool:
+        """Forgets a block that is damaged; returns False if that slot has it no more."""
+        with self._transaction() as connection:
+            row = connection.execute(
+                "SELECT slot, tenant FROM blocks WHERE key = ? AND slot = ?", (key, slot)
+            ).fetchone()
+            if row is not None:
+                self._free(*row, into="free")
+            return row is not None
+
+    def evict(self, tenant: bytes | None = None) -> int | None:
+        """Forgets the block used longest ago of the tenant with the most; returns its slot, free.
+
+        Args:
+            tenant: who needs the slot; one that has its share of the blocks loses one of its own.
+                So no tenant takes another's share.
+        """
+        with self._transaction() as connection:
+            self._write_touches()
+            counts = {
+                name: (count, number)
+                for name, count, number in connection.execute(
+                    "SELECT name, num_blocks, id FROM tenants WHERE num_blocks > 0"
+                )
+            }
+            if not counts:
+                return None
+            total = sum(count for count, _ in counts.values())
+            num_tenants = len(counts.keys() | ({tenant} if tenant is not None else set()))
+            own, number = counts.get(tenant, (0, 0)) if tenant is not None else (0, 0)
+            if own * num_tenants < total or not own:
+                _, number = max(counts.values())
+            slot = connection.execute(
+                "SELECT slot FROM blocks WHERE tenant = ? ORDER BY used LIMIT 1", (number,)
+            ).fetchone()[0]
+            self._free(slot, number, into="free")
+            return int(slot)
+
+    def _free(self, slot: int, tenant: int, *, into: str) -> None:
+        self._writer.execute("DELETE FROM blocks WHERE slot = ?", (slot,))
+        self._writer.execute(f"INSERT INTO {into} VALUES (?)", (slot,))
+        self._writer.execute(
+            "UPDATE tenants SET num_blocks = num_blocks - 1 WHERE id = ?", (tenant,)
+        )
+
+    # Giving space back
+
+    def clear(self, tenant: bytes | None) -> None:
+        """Moves the blocks of a tenant, or of all, and free slots with what was evicted, to those
+        whose space is to be given back. Returns when that is on the device."""
+        with self._transaction() as connection:
+            with self._touching:
+                self._touched.clear()
+            where, values = "", [] if tenant is None else [tenant]
+            if tenant is not None:
+                where = " WHERE tenant = (SELECT id FROM tenants WHERE name = ?)"
+            connection.execute(f"INSERT INTO cleared SELECT slot FROM blocks{where}", values)
+            connection.execute(f"DELETE FROM blocks{where}", values)
+            if tenant is None:
+                connection.execute("DELETE FROM tenants")
+            else:
+                connection.execute("DELETE FROM tenants WHERE name = ?", (tenant,))
+            self._clear_free()
+        self.checkpoint(is_full=True)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Moves free slots to those whose space is to be given back."""
+        with self._transaction() as connection:
+            values = [(slot,) for slot in slots]
+            connection.executemany("DELETE FROM free WHERE slot = ?", values)
+            connection.executemany("INSERT INTO cleared VALUES (?)", values)
+
+    def _clear_free(self) -> None:
+        """Clears free slots too: what was evicted may be the tenant's."""
+        self._writer.execute("INSERT INTO cleared SELECT slot FROM free")
+        self._writer.execute("DELETE FROM free")
+
+    def cleared(self) -> list[int]:
+        """Returns the slots whose space is to be given back, ascending."""
+        with self._writing:
+            rows = self._writer.execute("SELECT slot FROM cleared ORDER BY slot")
+            return [slot for (slot,) in rows]
+
+    def make_holes(self) -> None:
+        """Counts the slots of `cleared` as holes: their space has been given back."""
+        with self._transaction() as connection:
+            connection.execute("INSERT INTO holes SELECT slot FROM cleared")
+            connection.execute("DELETE FROM cleared")
+
+    # State
+
+    def counts(self) -> dict[bytes, int]:
+        """Returns the number of blocks of each tenant."""
+        with self._reading:
+            return dict(self._reader.execute("SELECT name, num_blocks FROM tenants"))
+
+    def written_on(self, day: int) -> int:
+        """Returns the bytes that were written on a day, counted since the epoch."""
+        return int(self._state("written_today")) if self._state("day") == day else 0
+
+    def set_written(self, day: int, num_bytes: int) -> None:
+        with self._transaction():
+            self._set_state("day", day)
+            self._set_state("written_today", num_bytes)
+
+    def write_touches(self) -> None:
+        """Writes when blocks were used last."""
+        with self._transaction():
+            self._write_touches()
+
+    def checkpoint(self, *, is_full: bool = False) -> None:
+        """Moves what has been committed from the log into the index and syncs it.
+
+        Args:
+            is_full: waits for readers, and empties the log.
+        """
+        mode = "TRUNCATE" if is_full else "PASSIVE"
+        with self._writing:
+            self._writer.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+    def close(self) -> None:
+        with self._writing, self._reading:
+            self._reader.close()
+            self._writer.close()
+
+    def _write_touches(self) -> None:
+        with self._touching:
+            touched, self._touched = self._touched, {}
+        self._writer.executemany(
+            "UPDATE blocks SET used = ? WHERE key = ?",
+            [(used, key) for key, used in touched.items()],
+        )
+
+    def _state(self, name: str) -> int:
+        value = self._one("SELECT value FROM state WHERE name = ?", name)
+        return 0 if value is None else value
+
+    def _set_state(self, name: str, value: int) -> None:
+        self._writer.execute("UPDATE state SET value = ? WHERE name = ?", (value, name))
+
+    def _one(self, statement: str, *values: object) -> int | None:
+        with self._writing:
+            row = self._writer.execute(statement, values).fetchone()
+        return None if row is None else int(row[0])
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commits what is done within, or nothing if it raises."""
+        with self._writing:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # the error may have rolled it back
+                    self._writer.execute("ROLLBACK")
+                raise
+            self._writer.execute("COMMIT")
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

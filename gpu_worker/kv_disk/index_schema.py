@@ -1,0 +1,79 @@
+"""The tables of an index, and what an index belongs to.
+
+A slot is in one of four tables: `blocks` has a block in it; `free` has space and nothing that
+counts; `holes` have no space; `cleared` have a block that nothing finds, until its space is given
+back. All slots below `num_slots` of `state` are in one of them.
+"""
+
+import sqlite3
+
+FORMAT = 1
+"""Changes when files of an older version cannot be read."""
+
+LOG_BYTES = 1 << 20
+"""Space of the log beside an index, which is moved into the index at half of that."""
+
+_TABLES = """
+CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE tenants (
+  id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, num_blocks INTEGER NOT NULL
+);
+CREATE TABLE blocks (
+  slot INTEGER PRIMARY KEY,
+  key BLOB NOT NULL,
+  checksum BLOB NOT NULL,
+  tenant INTEGER NOT NULL,
+  used INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX by_key ON blocks (key);
+CREATE INDEX by_use ON blocks (tenant, used);
+CREATE TABLE free (slot INTEGER PRIMARY KEY);
+CREATE TABLE holes (slot INTEGER PRIMARY KEY);
+CREATE TABLE cleared (slot INTEGER PRIMARY KEY);
+"""
+
+# A commit is written to the log and not synced: with a loss of power the last ones are lost, and no
+# older one. What is deleted is overwritten, as keys and names of tenants are hashes of prompts.
+_PRAGMAS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+    "PRAGMA secure_delete = ON",
+    f"PRAGMA wal_autocheckpoint = {LOG_BYTES // 8192}",
+    f"PRAGMA journal_size_limit = {LOG_BYTES}",
+)
+
+
+class IndexUnusable(Exception):
+    """The file is no index, is damaged, or belongs to something else."""
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Opens an index; the caller lets one thread at a time use the connection."""
+    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare(connection: sqlite3.Connection, *, identity: bytes, block_bytes: int) -> None:
+    """Makes the tables of a new index, or checks whose it is. Raises IndexUnusable."""
+    whose = {"format": FORMAT, "identity": identity, "block_bytes": block_bytes}
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            for statement in filter(str.strip, _TABLES.split(";")):
+                connection.execute(statement)
+            values = whose | {"num_slots": 0, "day": 0, "written_today": 0}
+            connection.executemany("INSERT INTO state VALUES (?, ?)", values.items())
+        found = dict(connection.execute("SELECT name, value FROM state"))
+    except sqlite3.Error:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+    differing = [name for name, value in whose.items() if found.get(name) != value]
+    if differing:
+        raise IndexUnusable(f"its {differing[0]} is another")

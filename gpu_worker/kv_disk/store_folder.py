@@ -1,0 +1,219 @@
+"""The folder of the disk tier, which several workers, ranks and models may share.
+
+A worker owns a pair of files, NAME.blocks and NAME.index, as long as it holds the lock on the
+first; the system ends the lock with the process. The lock on the file `lock` decides who takes,
+makes or deletes a pair, or takes space; it is held for moments. So a worker that starts takes a
+pair of its model that no worker has, or makes another one, and waits for none.
+
+Prompts can be computed from what is in the files: the folder is 0700, files are 0600, other users'
+files and links are refused.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_worker.kv_disk.index_schema import LOG_BYTES
+from gpu_worker.kv_disk.mounts import file_system_of
+
+_NAME = re.compile(r"(?P<identity>[0-9a-f]{32})-(?P<number>[0-9]+)\.blocks")
+_SUFFIXES = (".blocks", ".index", ".index-wal", ".index-shm", ".index-journal")
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class FolderError(ValueError):
+    """The folder cannot be used; the message names the remedy."""
+
+
+class OwnedFiles(NamedTuple):
+    """A pair of files of this process."""
+
+    name: str
+    fd: int
+    """NAME.blocks, locked; closing it ends the ownership."""
+    index_path: Path
+
+
+class StoredFiles(NamedTuple):
+    """A pair of files in a folder."""
+
+    name: str
+    num_bytes: int
+    """Space on the device, index included."""
+    used_at: float
+    """Seconds since the epoch, when a block was last written."""
+    is_owned: bool
+    """True while a process has it."""
+
+
+class StoreFolder:
+    """An open folder. Methods raise OSError."""
+
+    def __init__(self, path: Path, *, makes: bool = True) -> None:
+        """Opens the folder, and makes it if need be and `makes`. Raises FolderError."""
+        self.path = path.absolute()
+        try:
+            if makes:
+                with contextlib.suppress(FileExistsError):
+                    self.path.mkdir(mode=0o700)
+            self._fd = os.open(
+                self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+        except OSError as error:
+            raise FolderError(
+                f"{path} cannot be opened as a folder for KV blocks: {error.strerror}; give a"
+                " folder, not a link, whose parent is there"
+            ) from None
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        status = os.fstat(self._fd)
+        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+            raise FolderError(
+                f"{self.path} must belong to the user of the worker, and to nobody else: prompts"
+                f" can be computed from KV blocks; chown it, and chmod 700 {self.path}"
+            )
+        kind = file_system_of(self.path)
+        if kind.is_network:
+            raise FolderError(
+                f"{self.path} is on {kind.name}, a file system of a network, whose locks and"
+                " order of writes the disk tier cannot rely on; give a folder on a local disk"
+            )
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder's lock: no pair is taken, made, deleted or grown by others."""
+        fd = self._open("lock", os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def take(self, identity: str) -> OwnedFiles:
+        """Takes the pair of an identity, 32 digits, that was written last and is not owned, or
+        makes one. The lock must be held."""
+        numbers = []
+        for name in sorted(self._names(), key=self._written_at, reverse=True):
+            found, _, number = name.partition("-")
+            if found == identity:
+                numbers.append(int(number))
+                if (fd := self._own(name)) is not None:
+                    return self._owned(name, fd)
+        unused = next(n for n in range(len(numbers) + 1) if n not in numbers)
+        name = f"{identity}-{unused}"
+        self.discard_index(name)  # one whose blocks are gone
+        fd = self._open(f"{name}.blocks", os.O_CREAT | os.O_EXCL)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self._owned(name, fd)
+
+    def _owned(self, name: str, fd: int) -> OwnedFiles:
+        self.make_index(name)
+        return OwnedFiles(name, fd, self.path / f"{name}.index")
+
+    def make_index(self, name: str) -> None:
+        """Makes an empty file for an index that is not there: SQLite would let others read it."""
+        os.close(self._open(f"{name}.index", os.O_CREAT))
+
+    def discard_index(self, name: str) -> None:
+        """Deletes an index, of which no connection is open."""
+        for suffix in _SUFFIXES[1:]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name + suffix, dir_fd=self._fd)
+
+    def delete(self, name: str) -> bool:
+        """Deletes a pair; returns False if it is owned. The lock must be held."""
+        fd = self._own(name)
+        if fd is None:
+            return False
+        try:
+            self.discard_index(name)
+            os.unlink(f"{name}.blocks", dir_fd=self._fd)
+        finally:
+            os.close(fd)
+        return True
+
+    def files(self) -> list[StoredFiles]:
+        """Returns the pairs, the one that was written longest ago first. The lock must be held."""
+        found = [
+            StoredFiles(name, self.num_bytes(name), self._written_at(name), self._is_owned(name))
+            for name in self._names()
+        ]
+        return sorted(found, key=lambda one: one.used_at)
+
+    def num_bytes(self, name: str) -> int:
+        """Returns the space that a pair takes, and that its log may take."""
+        total = 0
+        for suffix in _SUFFIXES:
+            with contextlib.suppress(FileNotFoundError):
+                num_bytes = 512 * self._stat(name + suffix).st_blocks
+                total += max(num_bytes, LOG_BYTES) if suffix.endswith("-wal") else num_bytes
+        return total
+
+    def _names(self) -> list[str]:
+        with os.scandir(self._fd) as entries:
+            names = [entry.name for entry in entries]
+        return [name.removesuffix(".blocks") for name in names if _NAME.fullmatch(name)]
+
+    def _written_at(self, name: str) -> float:
+        return self._stat(f"{name}.blocks").st_mtime
+
+    def _stat(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+
+    def _is_owned(self, name: str) -> bool:
+        fd = self._own(name)
+        if fd is None:
+            return True
+        os.close(fd)
+        return False
+
+    def _own(self, name: str) -> int | None:
+        """Opens and locks NAME.blocks; returns None if another process has it, or it is not ours to
+        open."""
+        try:
+            self._check_ours(f"{name}.index")
+            fd = self._open(f"{name}.blocks", 0)
+        except (OSError, FolderError):
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return None
+        return fd
+
+    def _open(self, name: str, flags: int) -> int:
+        fd = os.open(name, _OPEN | flags, 0o600, dir_fd=self._fd)
+        try:
+            self._check_status(name, os.fstat(fd))
+        except FolderError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _check_ours(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._check_status(name, self._stat(name))
+
+    def _check_status(self, name: str, status: os.stat_result) -> None:
+        is_ours = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not is_ours:
+            raise FolderError(
+                f"{self.path / name} is no file that only this user can read and write; delete it"
+            )

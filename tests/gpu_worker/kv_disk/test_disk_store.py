@@ -1,0 +1,259 @@
+"""Blocks that were written are found after a restart; what is not right is not there."""
+
+import logging
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
+from gpu_worker.kv_store.block_store import StoreError
+from tests.gpu_worker.kv_disk.disks import (
+    BLOCK_BYTES,
+    IDENTITY,
+    files_of,
+    held,
+    make_store,
+    read,
+    write,
+)
+from tests.gpu_worker.kv_store.stores import key_of, keys_of
+
+
+def test_blocks_are_found_and_read_after_a_restart(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    assert all(write(store, *range(10)))
+    store.close()
+    again = make_store(tmp_path)
+    assert again.find(keys_of(*range(12))) == 10
+    assert held(again, range(12)) == set(range(10))
+    assert again.usage().num_blocks == 10
+    again.close()
+
+
+def test_a_find_counts_leading_keys_over_many_statements(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(600))
+    assert store.find(keys_of(*range(600))) == 600
+    assert store.find(keys_of(*range(300), 999, *range(300, 600))) == 300
+    assert store.find(keys_of(999, 0)) == 0
+    store.close()
+
+
+def test_a_block_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    limit = WriteLimit(bytes_per_s=1e18, bytes_per_day=BLOCK_BYTES)
+    store = make_store(tmp_path, limit=limit)
+    assert write(store, 1, 1) == [True, True]
+    assert limit.written_today == BLOCK_BYTES
+    assert store.usage().num_blocks == 1
+    store.close()
+
+
+def test_the_block_used_longest_ago_is_evicted(tmp_path: Path) -> None:
+    store = make_store(tmp_path, num_blocks=8)
+    write(store, *range(8))
+    assert read(store, 0) is not None
+    assert store.find(keys_of(1)) == 1
+    write(store, 8, 9)
+    assert held(store, range(10)) == {0, 1, 4, 5, 6, 7, 8, 9}
+    assert store.usage().num_evicted == 2
+    store.close()
+
+
+def test_of_one_prompt_the_last_blocks_are_evicted_first(tmp_path: Path) -> None:
+    store = make_store(tmp_path, num_blocks=8)
+    write(store, *range(8))
+    assert store.find(keys_of(*range(8))) == 8
+    write(store, 8, 9)
+    assert store.find(keys_of(*range(8))) == 6
+    store.close()
+
+
+def test_no_tenant_takes_the_share_of_another(tmp_path: Path) -> None:
+    store = make_store(tmp_path, num_blocks=12)
+    write(store, 100, 101, 102, tenant=b"small")
+    write(store, *range(50), tenant=b"large")
+    assert held(store, range(100, 103)) == {100, 101, 102}
+    write(store, *range(200, 210), tenant=b"third")  # the large one gives way, to a third each
+    assert held(store, range(100, 103)) == {100, 101, 102}
+    assert len(held(store, range(200, 210))) >= 4
+    assert len(held(store, range(50))) >= 4
+    store.close()
+
+
+def test_clearing_a_tenant_leaves_nothing_of_it_on_the_device(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(8), tenant=b"a")
+    write(store, *range(8, 16), tenant=b"b")
+    before = files_of(tmp_path, ".blocks")[0].stat().st_blocks
+    store.clear(b"a")
+    assert held(store, range(16)) == set(range(8, 16))
+    (blocks,) = files_of(tmp_path, ".blocks")
+    content = blocks.read_bytes()
+    assert not any(content[n * BLOCK_BYTES : (n + 1) * BLOCK_BYTES].strip(b"\0") for n in range(8))
+    assert blocks.stat().st_blocks <= before - 8 * BLOCK_BYTES // 512
+    named = b"".join(file.read_bytes() for file in files_of(tmp_path, ".index*"))
+    assert not [n for n in range(8) if key_of(n) in named]
+    assert key_of(8) in named
+    assert all(write(store, *range(8)))  # the holes are used again
+    assert held(store, range(16)) == set(range(16))
+    assert blocks.stat().st_size == len(content)
+    store.clear(None)
+    assert held(store, range(16)) == set()
+    assert not blocks.read_bytes().strip(b"\0")
+    store.close()
+
+
+def test_what_was_evicted_is_gone_too_when_its_tenant_is_cleared(tmp_path: Path) -> None:
+    store = make_store(tmp_path, num_blocks=8)
+    write(store, *range(8), tenant=b"a")
+    (blocks,) = files_of(tmp_path, ".blocks")
+    store._index.evict(b"a")  # an eviction whose write fails leaves a slot like this
+    store.clear(b"a")
+    assert not blocks.read_bytes().strip(b"\0")
+    store.close()
+
+
+def test_a_flipped_bit_is_a_miss_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path)
+    write(store, 0, 1, 2)
+    (blocks,) = files_of(tmp_path, ".blocks")
+    for slot in (0, 2):
+        content = bytearray(blocks.read_bytes())
+        content[slot * BLOCK_BYTES + 77] ^= 4
+        blocks.write_bytes(content)
+    assert [read(store, n) is not None for n in (0, 1, 2)] == [False, True, False]
+    assert store.find(keys_of(0)) == 0  # it is forgotten
+    assert store.usage()[0] == 1
+    assert store.usage().num_failed == 2
+    assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 1
+    assert write(store, 0) == [True]
+    assert held(store, range(3)) == {0, 1}
+    store.close()
+
+
+def test_blocks_that_were_exchanged_are_misses(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, 0, 1)
+    (blocks,) = files_of(tmp_path, ".blocks")
+    content = blocks.read_bytes()
+    one, two = content[:BLOCK_BYTES], content[BLOCK_BYTES : 2 * BLOCK_BYTES]
+    blocks.write_bytes(two + one + content[2 * BLOCK_BYTES :])
+    assert held(store, range(2)) == set()
+    store.close()
+
+
+def test_another_model_finds_nothing(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(4))
+    store.close()
+    other = make_store(tmp_path, identity=b"\x08" * 32)
+    assert held(other, range(4)) == set()
+    other.close()
+
+
+def test_files_of_another_model_under_our_name_are_emptied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(4))
+    store.close()
+    collides = IDENTITY[:16] + b"\x09" * 16  # a name is half of an identity
+    other = make_store(tmp_path, identity=collides)
+    assert held(other, range(4)) == set()
+    assert "identity is another" in caplog.text
+    assert write(other, 1) == [True]
+    other.close()
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "garbled", "cut", "format", "empty blocks"])
+def test_a_lost_index_costs_hits_and_no_start(tmp_path: Path, damage: str) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(40))
+    store.close()
+    (index,), (blocks,) = files_of(tmp_path, ".index"), files_of(tmp_path, ".blocks")
+    if damage == "gone":
+        index.unlink()
+    elif damage == "garbage":
+        index.write_bytes(os.urandom(8192))
+    elif damage == "garbled":
+        index.write_bytes(index.read_bytes()[:4096] + os.urandom(index.stat().st_size - 4096))
+    elif damage == "cut":
+        index.write_bytes(index.read_bytes()[:5000])
+    elif damage == "format":
+        with sqlite3.connect(index) as connection:
+            connection.execute("UPDATE state SET value = 99 WHERE name = 'format'")
+        connection.close()
+    else:
+        blocks.write_bytes(b"")
+    again = make_store(tmp_path)
+    assert held(again, range(40)) == set()
+    assert all(write(again, *range(5)))
+    assert held(again, range(40)) == set(range(5))
+    again.close()
+
+
+def test_an_index_that_is_damaged_while_it_is_open_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(500))
+    store.close()
+    (index,) = files_of(tmp_path, ".index")
+    content = index.read_bytes()
+    roots = 12 * 4096  # what a start reads is below; blocks are above
+    index.write_bytes(content[:roots] + b"\xff" * (len(content) - roots))
+    store = make_store(tmp_path)
+    with pytest.raises(StoreError, match="malformed"):
+        for number in range(500):
+            read(store, number)
+    store.maintain()
+    assert "malformed" in caplog.text
+    assert all(write(store, *range(5)))
+    assert held(store, range(500)) == set(range(5))
+    store.close()
+
+
+def test_files_are_for_the_user_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        store = make_store(tmp_path)
+        write(store, 1)
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "kv").iterdir()}
+        assert set(modes.values()) == {0o600}
+        assert len(modes) == 5  # blocks, index, its log and shared memory, lock
+        assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+        store.close()
+    finally:
+        os.umask(old)
+
+
+def test_the_bytes_of_a_day_are_bounded_over_restarts(tmp_path: Path) -> None:
+    def limit() -> WriteLimit:
+        return WriteLimit(bytes_per_s=1e18, bytes_per_day=3 * BLOCK_BYTES, clock=lambda: now)
+
+    now = 5.0 * SECONDS_PER_DAY
+    store = make_store(tmp_path, limit=limit())
+    assert write(store, 0, 1) == [True, True]
+    store.close()
+    store = make_store(tmp_path, limit=limit())
+    assert write(store, 2, 3) == [True, False]
+    now += SECONDS_PER_DAY
+    assert write(store, 3) == [True]
+    store.close()
+
+
+def test_a_closed_store_raises_and_changes_nothing(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, 0)
+    store.close()
+    for call in (lambda: write(store, 1), lambda: read(store, 0), lambda: store.find(keys_of(0))):
+        with pytest.raises(StoreError):
+            call()
+    store = make_store(tmp_path)
+    assert held(store, range(2)) == {0}
+    store.close()
