@@ -163,11 +163,14 @@ class _Running:
         return True
 
     async def _vector(self, request: ApiRequest) -> _Result:
+        result = None
         async with aclosing(self._generator.generate(request, self._call_context)) as updates:
-            async for update in updates:
+            async for update in updates:  # to the end: one that is closed before is cancelled
                 if update.end is not None and update.request.vector is not None:
-                    return _Result(update.request.vector, update.end.usage)
-        raise Internal("a request ended without its vector")
+                    result = _Result(update.request.vector, update.end.usage)
+        if result is None:
+            raise Internal("a request ended without its vector")
+        return result
 
     async def stop(self) -> None:
         """Aborts the requests that have not ended."""

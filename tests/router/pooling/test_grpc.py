@@ -52,6 +52,15 @@ async def test_vectors_have_length_1_and_usage_is_summed() -> None:
     assert answer.usage == pb.Usage(prompt_tokens=14, completion_tokens=0, cached_tokens=6)
 
 
+async def test_inputs_that_get_their_vectors_count_as_ended_well() -> None:
+    async with make_pooling_stack() as stack:
+        await embed(stack, "a", "b")
+        labels = {"operation": "embeddings", "model_name": "tiny", "code": "OK"}
+        count = stack.router.registry.get_sample_value
+        assert count("signalbox_requests_total", labels) == 2
+        assert count("signalbox_requests_total", labels | {"code": "CANCELLED"}) is None
+
+
 async def test_declared_dimensions_are_cut_and_normalised_again() -> None:
     async with make_pooling_stack(vector_of=lambda _: [3, 4, 5, 6]) as stack:
         assert await embed(stack, "a", dimensions=2) == [pytest.approx([0.6, 0.8])]
