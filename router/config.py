@@ -200,7 +200,8 @@ class RouterSettings(AddressSettings, ApiSettings, TelemetrySettings):
 
     scheduler: Addresses = Field(
         "127.0.0.1:50052",
-        description="HOST:PORT of the scheduler, or of several with commas between them",
+        description="HOST:PORT of the scheduler, or of several with commas between them: each model"
+        " that they serve is served, and requests are spread over the schedulers of one",
     )
     metrics_sources: str | None = Field(
         None,

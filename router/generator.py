@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contract.errors import Code, RpcError, Unavailable
+from contract.errors import Code, NotFound, RpcError
 from router.call_context import CallContext
 from router.insight.request_observer import Observed, Observer
 from router.insight.request_span import RequestSpan
@@ -24,7 +24,7 @@ from router.requests.api_request import ApiRequest, now_ns, timeout_ns
 from router.requests.live_requests import LiveRequests
 from router.requests.output_buffer import OutputBuffer
 from router.schedulers.first_use import FirstUse
-from router.schedulers.scheduler_pool import Schedulers
+from router.schedulers.served_models import ANY, GENERATING, ServedModels
 from router.served_model import ServedModel
 from rpc.telemetry import tracing
 
@@ -77,7 +77,7 @@ class Generator:
     def __init__(
         self,
         admission: Admission,
-        schedulers: Schedulers,
+        models: ServedModels,
         live: LiveRequests,
         *,
         tool_call_parser: str,
@@ -93,7 +93,7 @@ class Generator:
             first_use: loads adapters that requests name; None loads none.
         """
         self.admission = admission
-        self._schedulers = schedulers
+        self.models = models
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
         self._first_use = first_use
@@ -101,25 +101,34 @@ class Generator:
         self.live = live
         self._observer = observer or Observer()
 
-    @property
-    def model(self) -> ServedModel:
-        """The served model. Raises Unavailable while no scheduler serves one."""
-        return self._schedulers.model
+    def model_of(self, name: str, tasks: frozenset[str]) -> ServedModel:
+        """Returns the model that a request means; see `ServedModels.of`.
+
+        An unknown name may be that of an adapter, which is loaded at first use: for the only model
+        with one of the tasks.
+        """
+        try:
+            return self.models.of(name, tasks)
+        except NotFound:
+            base = None if self._first_use is None else self.models.only(tasks)
+            if base is None:
+                raise
+            return base
 
     def abort(self, request_id: str, *, tenant: str = "") -> None:
         """Ends a request: its generation raises Cancelled. Does nothing if it has ended."""
         self.live.abort(request_id, tenant=tenant)
 
     @contextmanager
-    def place(self, caller: Caller) -> Iterator[Place]:
-        """Holds a place for a call that generates nothing, such as Tokenize.
+    def place(self, caller: Caller, name: str, tasks: frozenset[str] = ANY) -> Iterator[Place]:
+        """Holds a place for a call that generates nothing, such as Tokenize, of the model so named.
 
         The call counts as one of the requests that its key and the router may run at a time. Raises
-        Unavailable, PermissionDenied or ResourceExhausted.
+        the exceptions of `ServedModels.of`, PermissionDenied or ResourceExhausted.
         """
-        model = self.model
+        model = self.models.of(name, tasks)
         with (
-            self._key_limits.request(caller.key, *model.names) as account,
+            self._key_limits.request(caller.key, *model.names_of(name)) as account,
             self.live.reserve("", tenant=caller.tenant),
         ):
             yield Place(model, account)
@@ -135,12 +144,9 @@ class Generator:
             raise
 
     def unread(self, operation: str, code: Code, reason: str) -> str:
-        """Counts and logs a call that failed before it was a request; returns the served model,
-        or ""."""
-        try:
-            model = self.model.name
-        except Unavailable:
-            model = ""
+        """Counts and logs a call that failed before it was a request; returns its model if there
+        is only one, else ""."""
+        model = self.models.only_name
         self._observer.unread(operation, code, reason, model=model)
         return model
 
@@ -149,7 +155,8 @@ class Generator:
     ) -> AsyncGenerator[Update]:
         """Yields the client's updates; when it is closed, all state of the request is released."""
         arrived_ns = now_ns()
-        model = self._served_model(call_context)
+        with self.reading(call_context):
+            model = self.model_of(api_request.model, tasks_of(api_request))
         span = _open_span(call_context, api_request.model[:MAX_NAME_CHARS] or model.name)
         with (
             span.ending(call_context.time_remaining),
@@ -198,16 +205,13 @@ class Generator:
             finally:
                 request.release()
 
-    def _served_model(self, call_context: CallContext) -> ServedModel:
-        with self.reading(call_context):
-            return self.model
-
     async def _model_with_adapter(self, name: str, model: ServedModel) -> ServedModel:
-        """Returns the model once it has the adapter that a request names, or if there is none."""
+        """Returns the model once it has the adapter that a request names. Raises NotFound if there
+        is none."""
         if self._first_use is None or model.knows(name):
             return model
-        await self._first_use.load(name)
-        return self.model
+        await self._first_use.load(name, model)
+        return self.models.of(name)
 
     async def _tokenize(
         self,
@@ -240,6 +244,12 @@ class Generator:
                 conversation, model, prompt.token_ids, setting=self._reasoning_parser
             )
         return [one for one in (reasoning, tool_calls) if one is not None]
+
+
+def tasks_of(api_request: ApiRequest) -> frozenset[str]:
+    """Returns the task of the models that can answer a request."""
+    pooled = api_request.pooled
+    return GENERATING if pooled is None else frozenset({pooled.task})
 
 
 def _open_span(call_context: CallContext, model: str) -> RequestSpan:

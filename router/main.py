@@ -1,4 +1,4 @@
-"""One router process: waits for the scheduler and a worker, serves, drains."""
+"""One router process: waits for a scheduler and a worker, serves, drains."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ class Router:
     def __init__(
         self, config: RouterConfig, *, on_serving: Callable[[str], None] = lambda _name: None
     ) -> None:
-        """Makes a router; `on_serving` is called with the model's name whenever serving begins."""
+        """Makes a router; `on_serving` is called with a model's name whenever serving begins."""
         self._on_serving = on_serving
         self._tls = config.tls
         metrics = RouterMetrics()
@@ -69,12 +69,12 @@ class Router:
         )
         self.admission = Admission(config, self.schedulers)
         self.live = LiveRequests(config.max_live_requests)
-        self._adapters = AdapterClient(config.scheduler_addresses, self.schedulers, tls=config.tls)
+        self._adapters = AdapterClient(self.schedulers, tls=config.tls)
         self._first_use = FirstUse(self._adapters) if config.allow_adapter_loading else None
         self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)
         self.generator = Generator(
             self.admission,
-            self.schedulers,
+            self.schedulers.models,
             self.live,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
@@ -176,13 +176,13 @@ class Router:
     def _set_serving(self, serving: bool) -> None:
         self.server.set_serving(SERVICE_NAME, VLLM_SERVICE, serving=serving)
         if serving:
-            self._on_serving(self.schedulers.model.name)
+            self._on_serving(self.schedulers.models.served[0].name)
 
 
 async def run(
     config: RouterConfig, *, on_serving: Callable[[str], None] = lambda _name: None
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Health is NOT_SERVING until the model is known."""
+    """Serves until SIGTERM or SIGINT. Health is NOT_SERVING until a model is served."""
     router = Router(config, on_serving=on_serving)
     try:
         await router.start()

@@ -7,14 +7,14 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from contract.errors import Internal, ResourceExhausted
 from contract.pooling import PoolingModel, Vector
 from contract.updates import Usage
 from router.call_context import CallContext
 from router.generator import Generator
-from router.params.params_validation import check_model
 from router.pooling.activations import activated, cosine
 from router.pooling.calls import (
     ClassifyCall,
@@ -26,7 +26,10 @@ from router.pooling.calls import (
 )
 from router.pooling.prompt_encoder import check_one_output
 from router.requests.api_request import ApiRequest
+from router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
 from router.served_model import ServedModel
+
+C = TypeVar("C", bound=PoolingCall)
 
 MAX_OUTSTANDING = 128
 """Requests of one call at a time: two full batches of texts, so that a call of 2,048 inputs leaves
@@ -64,7 +67,7 @@ class Pooler:
     async def embed(self, call: EmbedCall, call_context: CallContext) -> Vectors:
         """Returns a vector for each input."""
         with self._generator.reading(call_context):
-            model, pooling = self._model(call)
+            call, model, pooling = self._routed(call, EMBEDDING)
             check_num_inputs(len(call.inputs))
             call.check_dimensions(pooling)
             requests = call.requests(call.inputs, task="embed", prefix=call.prefix(model))
@@ -74,7 +77,7 @@ class Pooler:
     async def classify(self, call: ClassifyCall, call_context: CallContext) -> Vectors:
         """Returns the probabilities of each input's classes."""
         with self._generator.reading(call_context):
-            model, pooling = self._model(call)
+            call, model, pooling = self._routed(call, CLASSIFYING)
             check_num_inputs(len(call.inputs))
             requests = call.requests(call.inputs, task="classify")
         vectors, usage = await self._run(requests, call_context)
@@ -84,7 +87,7 @@ class Pooler:
     async def score(self, call: ScoreCall, call_context: CallContext) -> Scores:
         """Returns the score of each document for its query."""
         with self._generator.reading(call_context):
-            model, pooling = self._model(call)
+            call, model, pooling = self._routed(call, POOLING)
             call.check()
             check_one_output(model)
             requests = call.prompts(model)
@@ -95,10 +98,10 @@ class Pooler:
         queries = queries * len(documents) if len(queries) == 1 else queries
         return Scores([cosine(*pair) for pair in zip(queries, documents, strict=True)], usage)
 
-    def _model(self, call: PoolingCall) -> tuple[ServedModel, PoolingModel]:
-        model = self._generator.model
-        check_model(call.model, model)
-        return model, pooling_of(model)
+    def _routed(self, call: C, tasks: frozenset[str]) -> tuple[C, ServedModel, PoolingModel]:
+        """Returns the call with its model's name, so that all its requests go to that model."""
+        model = self._generator.models.of(call.model, tasks)
+        return replace(call, model=call.model or model.name), model, pooling_of(model)
 
     async def _run(
         self, requests: Sequence[ApiRequest], call_context: CallContext

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from contract.errors import InvalidArgument, Unavailable
+from contract.errors import InvalidArgument
 from contract.pooling import PoolingParams
 from router.call_context import CallContext
 from router.config import RouterConfig
@@ -33,8 +33,6 @@ from router.requests.request_output import Echo
 from router.schedulers.scheduler_pool import Schedulers
 from router.served_model import ServedModel
 from router.work_limits.payers import Payer
-
-RETRY_AFTER_S = 1.0
 
 
 class EncodedPrompt(NamedTuple):
@@ -66,7 +64,6 @@ class Admission:
 
     def check(self, api_request: ApiRequest, model: ServedModel) -> None:
         """Checks the fields that need no tokens."""
-        params_validation.check_model(api_request.model, model)
         params_validation.check_priority(api_request.priority)
         params_validation.check_cache_salt(api_request.cache_salt)
         check_kind(api_request.pooled, model)
@@ -138,8 +135,6 @@ class Admission:
 
         Special tokens of `kept_token_ids` are always in the text.
         """
-        if model != self._schedulers.model:
-            raise Unavailable("the served model has just changed", RETRY_AFTER_S)
         adapter = model.adapter(api_request.model)
         request = ActiveRequest(
             handle=self._schedulers.new_handle(),
@@ -162,7 +157,7 @@ class Admission:
             kept_token_ids=kept_token_ids,
             echo=prompt.echo,
         )
-        self._schedulers.submit(request)
+        self._schedulers.submit(request, model)
         return request
 
     def _params(

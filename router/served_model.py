@@ -1,4 +1,4 @@
-"""The model that the scheduler's workers serve, as the router knows it."""
+"""A model that schedulers' workers serve, as the router knows it."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -24,8 +24,8 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     pooling: PoolingModel | None = None
     """What the model makes of a prompt; None generates."""
-    aliases: tuple[str, ...] = ()
-    """Other names that requests may use."""
+    aliases: tuple[str, ...] = field(default=(), compare=False)
+    """Other names that requests may use. Not compared: the router gives them."""
     adapters: tuple[Adapter, ...] = field(default=(), compare=False)
     """LoRA adapters, each of which is a model that requests may name. Not compared: they come and
     go while the model is the same."""
@@ -39,7 +39,6 @@ class ServedModel:
         model: ModelInfo,
         tokenizer: Tokenizer,
         *,
-        aliases: tuple[str, ...] = (),
         effective_max_model_len: int = 0,
     ) -> Self:
         """Returns the model that workers announce, with a tokenizer made of its files."""
@@ -53,10 +52,14 @@ class ServedModel:
             tokenizer=tokenizer,
             sampling_defaults=model.sampling_defaults,
             pooling=model.pooling,
-            aliases=aliases,
             adapters=model.adapters,
             effective_max_model_len=effective_max_model_len,
         )
+
+    @property
+    def task(self) -> str:
+        """What the model does: "generate", "embed" or "classify"."""
+        return "generate" if self.pooling is None else self.pooling.task
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,6 +81,10 @@ class ServedModel:
     def names_of(self, name: str) -> tuple[str, ...]:
         """Returns all names of the model or the adapter that a request names, loaded or not."""
         return self.names if not name or name in self.names else (name,)
+
+    def answers_as(self, name: str) -> str:
+        """Returns the name in answers to requests that name the model or an adapter so."""
+        return self.name if not name or name in self.names else name
 
     @property
     def window(self) -> int:

@@ -15,6 +15,7 @@ from router.keys.tenants import Caller, Tenants
 from router.params import params_validation
 from router.pooler import Pooler
 from router.schedulers.load_client import LoadClient
+from router.schedulers.served_models import GENERATING
 from router.served_model import ServedModel
 from router.work_limits.payers import Payer, grpc_address
 from rpc.interceptors.call_handlers import Context
@@ -89,9 +90,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         caller = self._caller(context)
-        with self._generator.place(caller) as place:
+        with self._generator.place(caller, request.model) as place:
             model = place.model
-            params_validation.check_model(request.model, model)
             token_ids = await self._token_ids(request, model, caller.payer)
             place.spend(len(token_ids))
             if request.return_texts and len(token_ids) > model.max_model_len:
@@ -116,9 +116,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
         caller = self._caller(context)
-        with self._generator.place(caller) as place:
+        with self._generator.place(caller, request.model) as place:
             model = place.model
-            params_validation.check_model(request.model, model)
             token_ids = await tokenize_codec.token_ids(request, model)
             place.spend(len(token_ids))
             text = await model.tokenizer.decode(
@@ -129,10 +128,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        return info_codec.model(self._generator.model)
+        return info_codec.model(self._generator.models.of(request.model, GENERATING))
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=map(info_codec.model, self._generator.models.all()))
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        _ = self._generator.model  # raises Unavailable while no model is served
+        self._generator.models.all()  # raises Unavailable while no model is served
         return info_codec.load(await self._load.fetch(), self._generator.live)
 
     def _caller(self, context: Context) -> Caller:

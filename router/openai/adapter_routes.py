@@ -23,7 +23,12 @@ class AdapterApi:
         adapters = self._allowed()
         body, _ = await self._bodies.read(request, LoadAdapterBody, into=lambda _: None)
         self._check_key(request, body.lora_name)
-        await adapters.load(body.lora_name, body.lora_path, is_replacing=bool(body.load_inplace))
+        await adapters.load(
+            body.lora_name,
+            body.lora_path,
+            is_replacing=bool(body.load_inplace),
+            base_model_name=body.base_model_name or "",
+        )
         return _said(request, f"Success: LoRA adapter {body.lora_name!r} added successfully.")
 
     async def unload(self, request: Request) -> Response:

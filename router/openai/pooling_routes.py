@@ -17,16 +17,17 @@ from router.openai.requests.pooling_types import (
     ClassifyBody,
     CohereEmbedBody,
     EmbeddingBody,
+    PoolingBody,
     PoolingEndpointBody,
     RerankBody,
     ScoreBody,
 )
-from router.openai.requests.types import Body
 from router.openai.streaming import json_content, until_disconnected
 from router.pooler import Pooler
 from router.pooling.calls import EmbedCall
+from router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=PoolingBody | CohereEmbedBody)
 C = TypeVar("C")
 
 
@@ -42,14 +43,16 @@ class PoolingApi:
     async def embeddings(self, request: Request) -> Response:
         """Returns a vector for each input."""
         context = self._callers.call_context(request, operation=EMBEDDINGS)
-        body, ids, call = await self._read(
-            request, context, EmbeddingBody, "embd", pooling_codec.embed_call
+        body, ids, name, call = await self._read(
+            request, context, EmbeddingBody, "embd", pooling_codec.embed_call, EMBEDDING
         )
 
         async def work() -> bytes:
             answer = await self._pooler.embed(call, context)
             return await pooling_response.embeddings(
-                self._head(ids, body.model), answer, encoding_format=body.encoding_format or "float"
+                pooling_response.head(ids.response_id, name),
+                answer,
+                encoding_format=body.encoding_format or "float",
             )
 
         return await _answered(request, ids, work())
@@ -59,18 +62,20 @@ class PoolingApi:
         context = self._callers.call_context(request, operation=EMBEDDINGS)
 
         def call_of(body: PoolingEndpointBody, request_id: str) -> Any:
-            pooling = self._generator.model.pooling
+            pooling = self._generator.models.of(body.model or "", POOLING).pooling
             task = body.task or (pooling.task if pooling is not None else "embed")
             codec = pooling_codec
             return (codec.embed_call if task == "embed" else codec.classify_call)(body, request_id)
 
-        body, ids, call = await self._read(request, context, PoolingEndpointBody, "pool", call_of)
+        body, ids, name, call = await self._read(
+            request, context, PoolingEndpointBody, "pool", call_of, POOLING
+        )
 
         async def work() -> bytes:
             is_embedding = isinstance(call, EmbedCall)
             pool: Any = self._pooler.embed if is_embedding else self._pooler.classify
             return await pooling_response.embeddings(
-                self._head(ids, body.model),
+                pooling_response.head(ids.response_id, name),
                 await pool(call, context),
                 encoding_format=body.encoding_format or "float",
                 name="data",
@@ -81,39 +86,40 @@ class PoolingApi:
     async def classify(self, request: Request) -> Response:
         """Returns the probability of each class for each input."""
         context = self._callers.call_context(request, operation=CLASSIFY)
-        body, ids, call = await self._read(
-            request, context, ClassifyBody, "classify", pooling_codec.classify_call
+        _, ids, name, call = await self._read(
+            request, context, ClassifyBody, "classify", pooling_codec.classify_call, CLASSIFYING
         )
 
         async def work() -> bytes:
             answer = await self._pooler.classify(call, context)
-            return await pooling_response.classes(self._head(ids, body.model), answer)
+            return await pooling_response.classes(
+                pooling_response.head(ids.response_id, name), answer
+            )
 
         return await _answered(request, ids, work())
 
     async def score(self, request: Request) -> Response:
         """Scores how well texts answer others."""
         context = self._callers.call_context(request, operation=SCORE)
-        body, ids, call = await self._read(
-            request, context, ScoreBody, "score", pooling_codec.score_call
+        _, ids, name, call = await self._read(
+            request, context, ScoreBody, "score", pooling_codec.score_call, POOLING
         )
 
         async def work() -> bytes:
             answer = await self._pooler.score(call, context)
-            return pooling_response.scores(self._head(ids, body.model), answer)
+            return pooling_response.scores(pooling_response.head(ids.response_id, name), answer)
 
         return await _answered(request, ids, work())
 
     async def rerank(self, request: Request) -> Response:
         """Orders documents by how well they answer a query."""
         context = self._callers.call_context(request, operation=SCORE)
-        body, ids, call = await self._read(
-            request, context, RerankBody, "rerank", pooling_codec.rerank_call
+        body, ids, name, call = await self._read(
+            request, context, RerankBody, "rerank", pooling_codec.rerank_call, POOLING
         )
 
         async def work() -> bytes:
             answer = await self._pooler.score(call, context)
-            name = self._model_name(body.model)
             version = "2" if request.url.path.startswith("/v2/") else "1"
             return pooling_response.ranking(ids.response_id, name, body, answer, version=version)
 
@@ -124,9 +130,12 @@ class PoolingApi:
         context = self._callers.call_context(request, operation=EMBEDDINGS)
 
         def call_of(body: CohereEmbedBody, request_id: str) -> EmbedCall:
-            return pooling_codec.cohere_call(body, request_id, self._generator.model)
+            model = self._generator.models.of(body.model or "", EMBEDDING)
+            return pooling_codec.cohere_call(body, request_id, model)
 
-        body, ids, call = await self._read(request, context, CohereEmbedBody, "embd", call_of)
+        body, ids, _, call = await self._read(
+            request, context, CohereEmbedBody, "embd", call_of, EMBEDDING
+        )
 
         async def work() -> bytes:
             answer = await self._pooler.embed(call, context)
@@ -141,23 +150,23 @@ class PoolingApi:
         kind: type[B],
         prefix: str,
         call_of: Callable[[B, str], C],
-    ) -> tuple[B, Ids, C]:
-        """Returns the body, the answer's ids, and the call that the body asks for."""
+        tasks: frozenset[str],
+    ) -> tuple[B, Ids, str, C]:
+        """Returns the body, the answer's ids, the model's name in it, and the call that the body
+        asks for.
 
-        def decode(body: B) -> tuple[Ids, C]:
-            ids = Ids(prefix, request, getattr(body, "request_id", None))
-            return ids, call_of(body, ids.response_id)
+        Args:
+            tasks: those of the models that can answer the call if it names none.
+        """
+
+        def decode(body: B) -> tuple[Ids, str, C]:
+            ids, asked = Ids(prefix, request, getattr(body, "request_id", None)), body.model or ""
+            name = self._generator.models.of(asked, tasks).answers_as(asked)
+            return ids, name, call_of(body, ids.response_id)
 
         with self._generator.reading(call_context):
-            body, (ids, call) = await self._bodies.read(request, kind, into=decode)
-        return body, ids, call
-
-    def _head(self, ids: Ids, asked: str | None) -> dict[str, Any]:
-        return pooling_response.head(ids.response_id, self._model_name(asked))
-
-    def _model_name(self, asked: str | None) -> str:
-        model = self._generator.model
-        return model.name if not asked or asked in model.names else asked
+            body, (ids, name, call) = await self._bodies.read(request, kind, into=decode)
+        return body, ids, name, call
 
 
 async def _answered(request: Request, ids: Ids, work: Coroutine[Any, Any, bytes]) -> Response:

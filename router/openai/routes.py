@@ -8,7 +8,6 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from contract.errors import Unavailable
 from router.call_context import CHAT, COMPLETION, CallContext
 from router.generator import Generator
 from router.keys.tenants import Tenants
@@ -28,9 +27,9 @@ from router.openai.streaming import (
     until_disconnected,
 )
 from router.openai.tokenize_response import conversation_of, detokenized, tokenized
-from router.params import params_validation
 from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest
+from router.schedulers.served_models import GENERATING
 from router.served_model import ServedModel
 
 OWNER = "signalbox"
@@ -50,20 +49,17 @@ class Api:
 
     async def health(self, request: Request) -> Response:
         """Says whether requests are taken."""
-        self._generator.model  # noqa: B018 - raises Unavailable
+        self._generator.models.all()  # raises Unavailable
         return Response()
 
     async def about(self, request: Request) -> Response:
         """Says what this server is, and where the rest is."""
-        try:
-            model = self._generator.model.name
-        except Unavailable:
-            model = None
+        served = [model.name for model in self._generator.models.served]
         return json_response(
             {
                 "name": "Signalbox",
                 "version": self._version,
-                "model": model,
+                "models": served,
                 "api": "/v1",
                 "docs": "/docs",
                 "health": "/health",
@@ -75,34 +71,36 @@ class Api:
         return json_response({"server_load": self._generator.live.num_live})
 
     async def tokenizer_info(self, request: Request) -> Response:
-        """Returns the tokenizer's configuration and chat template, as vLLM does."""
-        return json_response(self._generator.model.tokenizer.settings.info())
+        """Returns the configuration of a model's tokenizer and its chat template, as vLLM does."""
+        model = self._generator.models.of(request.query_params.get("model", ""), GENERATING)
+        return json_response(model.tokenizer.settings.info())
 
     async def version(self, request: Request) -> Response:
         """Returns the server's version."""
         return json_response({"version": self._version})
 
     async def models(self, request: Request) -> Response:
-        """Lists the served model under each of its names, and its adapters."""
-        model = self._generator.model
-        names = (*model.names, *(adapter.name for adapter in model.adapters))
-        cards = [self._model_card(name) for name in names]
+        """Lists the served models under each of their names, and their adapters."""
+        cards = [
+            self._model_card(name, model)
+            for model in self._generator.models.all()
+            for name in (*model.names, *(adapter.name for adapter in model.adapters))
+        ]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        """Returns the served model by one of its names, or an adapter."""
+        """Returns a served model by one of its names, or an adapter."""
         name = request.path_params["name"]
-        params_validation.check_model(name, self._generator.model)
-        return json_response(self._model_card(name))
+        return json_response(self._model_card(name, self._generator.models.of(name)))
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
         call_context = self._callers.call_context(request, operation=COMPLETION)
         with self._generator.reading(call_context):
-            body, (ids, many) = await self._bodies.read(
+            body, (head, ids, many) = await self._bodies.read(
                 request, CompletionBody, into=lambda body: self._completions(request, body)
             )
-        answer = CompletionAnswer(body, self._head(ids, body.model))
+        answer = CompletionAnswer(body, head)
         updates = self._generate(many, _streamed(call_context, request, body))
         return _response(body, updates, answer, ids)
 
@@ -110,20 +108,20 @@ class Api:
         """Answers a conversation."""
         call_context = self._callers.call_context(request, operation=CHAT)
         with self._generator.reading(call_context):
-            body, (ids, asked) = await self._bodies.read(
+            body, (head, ids, asked) = await self._bodies.read(
                 request, ChatBody, into=lambda body: self._chat(request, body)
             )
-        answer = ChatAnswer(body, self._head(ids, body.model))
+        answer = ChatAnswer(body, head)
         updates = self._generate([asked], _streamed(call_context, request, body))
         return _response(body, updates, answer, ids)
 
     async def tokenize(self, request: Request) -> Response:
         """Turns a prompt or a conversation into token ids."""
         caller = self._callers.identify(request)
-        model = self._generator.model
+        self._generator.models.all()  # raises Unavailable
         body, conversation = await self._bodies.read(request, TokenizeBody, into=conversation_of)
-        max_bytes = self._generator.admission.max_text_bytes(model)
-        with self._generator.place(caller) as place:
+        with self._generator.place(caller, body.model or "") as place:
+            max_bytes = self._generator.admission.max_text_bytes(place.model)
             answer = tokenized(body, conversation, place, payer=caller.payer, max_bytes=max_bytes)
             content = await until_disconnected(request.receive, answer)
         return json_content(content, headers=ignored_header(request))
@@ -131,42 +129,44 @@ class Api:
     async def detokenize(self, request: Request) -> Response:
         """Turns token ids into text."""
         caller = self._callers.identify(request)
-        self._generator.model  # noqa: B018 - raises Unavailable
+        self._generator.models.all()  # raises Unavailable
         body, _ = await self._bodies.read(request, DetokenizeBody, into=lambda _: None)
-        with self._generator.place(caller) as place:
+        with self._generator.place(caller, body.model or "") as place:
             answer = detokenized(body, place, payer=caller.payer)
             content = await until_disconnected(request.receive, answer)
         return json_content(content, headers=ignored_header(request))
 
-    def _completions(self, request: Request, body: CompletionBody) -> tuple[Ids, list[ApiRequest]]:
+    def _completions(
+        self, request: Request, body: CompletionBody
+    ) -> tuple[Head, Ids, list[ApiRequest]]:
         ids = Ids("cmpl", request, body.request_id)
         prompts = request_codec.prompts_of(body)
         names = [ids.of(i, len(prompts)) for i in range(len(prompts))]
-        model = self._generator.model
-        return ids, request_codec.completion_api_request(body, prompts, names, model=model)
+        model = self._generator.model_of(body.model or "", GENERATING)
+        many = request_codec.completion_api_request(body, prompts, names, model=model)
+        return self._head(ids, body.model, model), ids, many
 
-    def _chat(self, request: Request, body: ChatBody) -> tuple[Ids, ApiRequest]:
+    def _chat(self, request: Request, body: ChatBody) -> tuple[Head, Ids, ApiRequest]:
         ids = Ids("chatcmpl", request, body.request_id)
-        model = self._generator.model
-        return ids, request_codec.chat_api_request(body, request_id=ids.of(0, 1), model=model)
+        model = self._generator.model_of(body.model or "", GENERATING)
+        asked = request_codec.chat_api_request(body, request_id=ids.of(0, 1), model=model)
+        return self._head(ids, body.model, model), ids, asked
 
     def _generate(
         self, many: Sequence[ApiRequest], call_context: CallContext
     ) -> AsyncGenerator[Update]:
         return merged([self._generator.generate(asked, call_context) for asked in many])
 
-    def _head(self, ids: Ids, asked: str | None) -> Head:
-        model = self._generator.model
+    def _head(self, ids: Ids, asked: str | None, model: ServedModel) -> Head:
         return Head(
             id=ids.response_id,
             # An adapter that is not loaded is so before the first byte of the answer.
-            model=model.name if not asked or asked in model.names else asked,
+            model=model.answers_as(asked or ""),
             tokenizer=model.tokenizer,
             system_fingerprint=fingerprint(self._version, model),
         )
 
-    def _model_card(self, name: str) -> dict[str, object]:
-        model = self._generator.model
+    def _model_card(self, name: str, model: ServedModel) -> dict[str, object]:
         adapter = model.adapter(name)
         return {
             "id": name,

@@ -35,7 +35,6 @@ async def tokenized(
 ) -> bytes:
     """Returns the JSON answer to a body of /tokenize and its rendered conversation."""
     model = place.model
-    params_validation.check_model(body.model or "", model)
     if conversation is None:
         token_ids = await _encoded(body, place, payer=payer, max_bytes=max_bytes)
     else:
@@ -69,7 +68,6 @@ async def _items(token_ids: Sequence[int], item_of: Callable[[int], Any]) -> byt
 async def detokenized(body: DetokenizeBody, place: Place, *, payer: Payer) -> bytes:
     """Returns the JSON answer to a body of /detokenize."""
     model = place.model
-    params_validation.check_model(body.model or "", model)
     async for piece in in_pieces(body.tokens):
         if min(piece) < 0:
             raise BadRequest("tokens: token ids are at least 0", "tokens")

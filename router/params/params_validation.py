@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from contract.errors import InvalidArgument, NotFound
+from contract.errors import InvalidArgument
 from contract.sampling_defaults import SamplingDefaults
 from contract.sampling_params import SamplingParams
 from contract.structured_output.grammar_cost import UNMEASURED
@@ -58,12 +58,6 @@ REQUEST_RANGES: Mapping[str, Range] = {
     "stream_interval": Range(1, _UINT32_MAX, "at least 1"),
 }
 """Ranges of fields outside sampling_params."""
-
-
-def check_model(name: str, model: ServedModel) -> None:
-    """Raises NotFound for an unknown model or adapter; the empty name is the served model."""
-    if not model.knows(name):
-        raise NotFound(f"model {name[:100]!r} is not served here; {model.name!r} is")
 
 
 def check_request_id(request_id: str) -> None:

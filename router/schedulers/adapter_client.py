@@ -1,7 +1,6 @@
-"""Has the schedulers load and unload LoRA adapters: all of them, or none."""
+"""Has the schedulers of a model load and unload LoRA adapters: all of them, or none."""
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -11,6 +10,8 @@ from contract.model import Adapter, decode_adapter
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from router.schedulers.scheduler_pool import Schedulers
+from router.schedulers.served_models import GENERATING
+from router.served_model import ServedModel
 from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 
@@ -23,21 +24,28 @@ _LOOK_INTERVAL_S = 0.01
 class AdapterClient:
     """Connects for each change, of which there are few."""
 
-    def __init__(
-        self, addresses: Iterable[str], schedulers: Schedulers, *, tls: TlsConfig = CLEAR
-    ) -> None:
-        self._addresses, self._schedulers, self._tls = tuple(addresses), schedulers, tls
+    def __init__(self, schedulers: Schedulers, *, tls: TlsConfig = CLEAR) -> None:
+        self._schedulers, self._tls = schedulers, tls
 
-    async def load(self, name: str, path: str, *, is_replacing: bool) -> Adapter:
+    async def load(
+        self, name: str, path: str, *, is_replacing: bool, base_model_name: str = ""
+    ) -> Adapter:
         """Returns once requests to this router may name the adapter. Raises RpcError.
 
         An adapter that a scheduler has replaced before another one fails is not brought back.
+
+        Args:
+            base_model_name: model that gets the adapter; empty is the only one that generates.
         """
-        if name in self._schedulers.model.names:
-            raise InvalidArgument("lora_name", name, "a name that the model does not have")
+        models = self._schedulers.models
+        model = models.of(base_model_name, GENERATING)
+        others = [one for one in models.all() if one != model and one.knows(name)]
+        if name in model.names or others:
+            raise InvalidArgument("lora_name", name, "a name that no model has")
+        addresses = self._schedulers.addresses_of(model)
         request = pb.LoadAdapterRequest(name=name, path=path, replace=is_replacing)
         loaded: list[str] = []
-        for address in self._addresses:
+        for address in addresses:
             try:
                 answer = await self._call(address, "LoadAdapter", request)
             except RpcError:
@@ -49,9 +57,9 @@ class AdapterClient:
         await self._until_known(name, adapter)
         return adapter
 
-    async def load_at_first_use(self, name: str) -> None:
-        """Loads an adapter whose folder has its name; returns once requests to this router may name
-        it.
+    async def load_at_first_use(self, name: str, model: ServedModel) -> None:
+        """Loads an adapter of a model whose folder has its name; returns once requests to this
+        router may name it.
 
         A scheduler whose workers have no such folder gets no request of it. Raises NotFound if that
         is so of all of them, or another RpcError.
@@ -59,7 +67,7 @@ class AdapterClient:
         request = pb.LoadAdapterRequest(name=name, path=name, at_first_use=True)
         found: list[Adapter] = []
         missing = NotFound(f"no scheduler loads {name}")
-        for address in self._addresses:
+        for address in self._schedulers.addresses_of(model):
             try:
                 answer = await self._call(address, "LoadAdapter", request)
                 found.append(decode_adapter(answer.adapter))
@@ -73,12 +81,13 @@ class AdapterClient:
         """Returns once no new request to this router can name the adapter. Raises RpcError."""
         missing: NotFound | None = None
         num_missing = 0
-        for address in self._addresses:
+        addresses = self._schedulers.addresses_of(self._schedulers.models.of(name))
+        for address in addresses:
             try:
                 await self._call(address, "UnloadAdapter", pb.UnloadAdapterRequest(name=name))
             except NotFound as error:
                 missing, num_missing = error, num_missing + 1
-        if missing is not None and num_missing == len(self._addresses):
+        if missing is not None and num_missing == len(addresses):
             raise missing
         await self._until_known(name, None)
 
@@ -94,7 +103,7 @@ class AdapterClient:
         """Raises Unavailable, though the change is made, if the schedulers do not tell."""
         try:
             async with asyncio.timeout(KNOWN_WITHIN_S):
-                while self._schedulers.model.adapter(name) != adapter:  # noqa: ASYNC110
+                while self._schedulers.models.adapter(name) != adapter:  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_INTERVAL_S)
         except TimeoutError:
             raise Unavailable(f"the schedulers do not tell yet of {name}") from None

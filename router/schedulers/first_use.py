@@ -7,6 +7,7 @@ from pathlib import PurePath
 from contract.errors import NotFound, ResourceExhausted, Unavailable
 from contract.model import check_adapter_name
 from router.schedulers.adapter_client import AdapterClient
+from router.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +25,9 @@ class FirstUse:
         self._adapters = adapters
         self._loads: dict[str, asyncio.Task[None]] = {}
 
-    async def load(self, name: str) -> None:
-        """Returns once requests may name the adapter, or if the workers have none of the name.
+    async def load(self, name: str, model: ServedModel) -> None:
+        """Returns once requests may name the model's adapter, or if its workers have none of the
+        name.
 
         Raises FailedPrecondition if it cannot be loaded, ResourceExhausted while many others are,
         Unavailable if that takes long.
@@ -38,7 +40,9 @@ class FirstUse:
                 raise ResourceExhausted(
                     f"{MAX_LOADS} adapters are being loaded; send the request again", _RETRY_AFTER_S
                 )
-            load = self._loads[name] = asyncio.create_task(self._load(name), name=f"loads {name}")
+            load = self._loads[name] = asyncio.create_task(
+                self._load(name, model), name=f"loads {name}"
+            )
             load.add_done_callback(lambda done: self._forget(name, done))
         done, _ = await asyncio.wait([load], timeout=WAIT_S)
         if not done:
@@ -50,9 +54,9 @@ class FirstUse:
         if not load.cancelled() and (error := load.exception()) is not None:
             logger.warning("the adapter %s cannot be loaded: %s", name, error)
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str, model: ServedModel) -> None:
         try:
-            await self._adapters.load_at_first_use(name)
+            await self._adapters.load_at_first_use(name, model)
         except NotFound:
             return
 

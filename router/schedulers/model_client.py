@@ -1,7 +1,9 @@
-"""Queries schedulers for the served model, and fetches its tokenizer once for all of them."""
+"""Queries schedulers for their models, and fetches each tokenizer once for all of them."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from contract.model import decode_model
 from contract.tokenizer_files import read_files
@@ -14,48 +16,64 @@ UNARY_TIMEOUT_S = 5.0
 TOKENIZER_TIMEOUT_S = 60.0
 
 
+class _Key(NamedTuple):
+    """Identity of a tokenizer."""
+
+    sha256: str
+    vocab_size: int
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """A tokenizer, once it is fetched."""
+
+    tokenizer: Tokenizer | None = None
+    fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def close(self) -> None:
+        if self.tokenizer is not None:
+            self.tokenizer.close()
+
+
 class ModelClient:
-    """Keeps the last tokenizer, so that a repeated query costs one small call."""
+    """Keeps the tokenizer of each scheduler's last model, so that a repeated query costs one small
+    call."""
 
-    def __init__(
-        self,
-        *,
-        tokenizer_threads: int,
-        chat_template: str | None = None,
-        names: tuple[str, ...] = (),
-    ) -> None:
-        """`names` are those that requests may use beside the model's own."""
+    def __init__(self, *, tokenizer_threads: int, chat_template: str | None = None) -> None:
         self._chat_template = chat_template
-        self._names = names
         self._pool = ThreadPoolExecutor(tokenizer_threads, thread_name_prefix="tokenizer")
-        self._key: tuple[str, int] | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._fetching = asyncio.Lock()
+        self._keys: dict[str, _Key] = {}
+        """Tokenizer of each scheduler, by address."""
+        self._fetched: dict[_Key, _Fetched] = {}
 
-    async def fetch(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> ServedModel:
-        """Returns the served model. Raises AioRpcError, or ValueError for an unusable tokenizer."""
+    async def fetch(
+        self, address: str, stub: scheduler_pb2_grpc.SchedulerServiceStub
+    ) -> ServedModel:
+        """Returns the model of a scheduler. Raises AioRpcError, or ValueError for an unusable
+        tokenizer."""
         answer = await stub.GetModel(pb.GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         info = answer.model
-        key = (info.tokenizer_sha256, info.vocab_size)
-        async with self._fetching:
-            if self._tokenizer is None or key != self._key:
-                replaced = self._tokenizer
-                self._tokenizer = await self._fetch_tokenizer(stub, info.vocab_size)
-                self._key = key
-                if replaced is not None:
-                    replaced.close()
-            taken = {info.name, *(adapter.name for adapter in info.adapters)}
-            return ServedModel.of(
-                decode_model(info),
-                self._tokenizer,
-                aliases=tuple(name for name in dict.fromkeys(self._names) if name not in taken),
-                effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
-            )
+        fetched = self._use(address, _Key(info.tokenizer_sha256, info.vocab_size))
+        async with fetched.fetching:
+            if fetched.tokenizer is None:
+                fetched.tokenizer = await self._fetch_tokenizer(stub, info.vocab_size)
+        return ServedModel.of(
+            decode_model(info),
+            fetched.tokenizer,
+            effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
+        )
+
+    def _use(self, address: str, key: _Key) -> _Fetched:
+        """Returns the entry of a scheduler's tokenizer; forgets those that no scheduler uses."""
+        self._keys[address] = key
+        for unused in self._fetched.keys() - {*self._keys.values()}:
+            self._fetched.pop(unused).close()
+        return self._fetched.setdefault(key, _Fetched())
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._tokenizer is not None:
-            self._tokenizer.close()
+        for fetched in self._fetched.values():
+            fetched.close()
 
     async def _fetch_tokenizer(
         self, stub: scheduler_pb2_grpc.SchedulerServiceStub, vocab_size: int

@@ -72,6 +72,8 @@ class SchedulerConnection:
         self.address = address
         self.served: ServedModel | None = None
         """Model served on the stream; None while there is none."""
+        self.last_served: ServedModel | None = None
+        """Model that was served last, also while the scheduler is lost."""
         self._model_poll_s = model_poll_s
         self._listener = listener
         self._tls = tls
@@ -130,7 +132,7 @@ class SchedulerConnection:
         began = loop.time()
         while True:
             try:
-                return await self._models.fetch(stub)
+                return await self._models.fetch(self.address, stub)
             except (grpc.aio.AioRpcError, ValueError) as error:
                 self.absence = _said_by_scheduler(error)
                 self._log_waiting(channel, error)
@@ -195,7 +197,7 @@ class SchedulerConnection:
             self._model_changed.clear()
             wait_s = self._model_poll_s
             try:
-                served = await self._models.fetch(stub)
+                served = await self._models.fetch(self.address, stub)
             except (grpc.aio.AioRpcError, ValueError) as error:
                 self._doubt_model(error)
                 continue
@@ -217,6 +219,7 @@ class SchedulerConnection:
             return
         self.served = served
         if served is not None:
+            self.last_served = served
             logger.info("serving %s through the scheduler at %s", served.name, self.address)
             self._waiting_for = ""
         self._listener.model_changed()

@@ -1,4 +1,6 @@
-"""All schedulers of a router as one: chooses the scheduler of a request, and its next one.
+"""All schedulers of a router: chooses the scheduler of a request, and its next one.
+
+Schedulers may serve different models; a request goes to those of its own.
 
 A request that loses its scheduler is sent again, with all its tokens so far, to the same scheduler
 once it is back or to another: the scheduler recomputes them as it does when a worker is lost. The
@@ -10,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from contract.errors import RpcError, Unavailable
 from router.insight.request_span import route_span
@@ -18,13 +20,12 @@ from router.requests.active_request import ActiveRequest
 from router.requests.request_output import end_unmeasured
 from router.schedulers.model_client import ModelClient
 from router.schedulers.scheduler_client import SchedulerConnection
+from router.schedulers.served_models import RETRY_AFTER_S, ServedModels
 from router.served_model import ServedModel
 from rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1.0
-"""Seconds after which clients are told to retry while no scheduler serves."""
 MAX_FRUITLESS_ATTEMPTS = 5
 """Losses in a row without a new token after which a request is not sent again: it may be the
 cause."""
@@ -69,12 +70,17 @@ class Schedulers:
             model_names: names that requests may use beside the model's own.
             resume_wait_s: seconds that a request that has lost its scheduler waits for one.
         """
-        self._models = ModelClient(
-            tokenizer_threads=tokenizer_threads, chat_template=chat_template, names=model_names
+        self.models = ServedModels(model_names, absence_of=self._absence_of)
+        self._model_client = ModelClient(
+            tokenizer_threads=tokenizer_threads, chat_template=chat_template
         )
         self._connections = [
             SchedulerConnection(
-                address, models=self._models, model_poll_s=model_poll_s, listener=self, tls=tls
+                address,
+                models=self._model_client,
+                model_poll_s=model_poll_s,
+                listener=self,
+                tls=tls,
             )
             for address in addresses
         ]
@@ -82,15 +88,6 @@ class Schedulers:
         self._on_serving = on_serving
         self._handles = itertools.count(1)
         self._placements: dict[int, _Placement] = {}
-        self._served: ServedModel | None = None
-
-    @property
-    def model(self) -> ServedModel:
-        """The served model. Raises Unavailable while no scheduler serves one."""
-        if self._served is None:
-            said = next((one.absence for one in self._connections if one.absence), "")
-            raise Unavailable(said or "no scheduler answers", RETRY_AFTER_S)
-        return self._served
 
     @property
     def num_live(self) -> int:
@@ -99,7 +96,15 @@ class Schedulers:
     @property
     def num_serving(self) -> int:
         """Schedulers that may get new requests."""
-        return 0 if self._served is None else len(self._serving(self._served))
+        return sum(
+            one.is_open and one.served is not None and one.served in self.models.served
+            for one in self._connections
+        )
+
+    def addresses_of(self, model: ServedModel) -> list[str]:
+        """Returns the addresses of the schedulers that serve the model, or did when they were
+        lost."""
+        return [one.address for one in self._connections if one.last_served == model]
 
     def new_handle(self) -> int:
         return next(self._handles)
@@ -111,15 +116,18 @@ class Schedulers:
                 for connection in self._connections:
                     tasks.create_task(connection.run(), name=f"scheduler {connection.address}")
         finally:
-            self._models.close()
+            self._model_client.close()
             for placement in list(self._placements.values()):
                 self._fail(placement, Unavailable("the router is shutting down", RETRY_AFTER_S))
 
     # Called by requests
 
-    def submit(self, request: ActiveRequest) -> None:
-        """Sends a request to the scheduler with the fewest of ours. Raises Unavailable."""
-        placement = _Placement(request, self.model)
+    def submit(self, request: ActiveRequest, model: ServedModel) -> None:
+        """Sends a request to the scheduler of its model with the fewest of ours. Raises
+        Unavailable."""
+        if model not in self.models.served:
+            raise Unavailable("the served model has just changed", RETRY_AFTER_S)
+        placement = _Placement(request, model)
         if not self._place(placement):
             raise Unavailable("the scheduler is lost", RETRY_AFTER_S)
         self._placements[request.handle] = placement
@@ -143,27 +151,23 @@ class Schedulers:
     # Called by connections
 
     def model_changed(self) -> None:
-        """Keeps the served model as long as a scheduler serves it; resumes the requests that
-        wait."""
-        served = [one.served for one in self._connections if one.served is not None]
-        before = self._served
-        if before not in served:
-            self._served = served[0] if served else None
-            if self._served is not None or before is not None:
-                self._on_serving(self._served is not None)
+        """Tells when serving begins or ends; resumes the requests that wait."""
+        before = self.models.served
         self.window_changed()
+        if before[:1] != self.models.served[:1]:
+            self._on_serving(bool(self.models.served))
         self._resume()
 
     def window_changed(self) -> None:
-        """Uses the longest window, and all adapters, of the schedulers that serve the model."""
-        equal = [one.served for one in self._connections if one.served == self._served]
-        models = [served for served in equal if served is not None]
-        if models:
-            adapters = {one.name: one for served in reversed(models) for one in served.adapters}
-            self._served = replace(
-                max(models, key=lambda served: served.window),
-                adapters=tuple(adapters[name] for name in sorted(adapters)),
-            )
+        """Takes over the windows and adapters, which may have changed."""
+        offered = [one.served for one in self._connections if one.served is not None]
+        lost = [one.last_served for one in self._connections if one.served is None]
+        known = [one for one in lost if one is not None]
+        self.models.update(offered, known, num_silent=len(lost) - len(known))
+
+    def _absence_of(self, model: ServedModel | None) -> str:
+        of_model = [one for one in self._connections if model in (None, one.last_served)]
+        return next((one.absence for one in of_model if one.absence), "")
 
     def lost(self, requests: list[ActiveRequest], *, is_faulty: bool) -> None:
         """Resumes requests whose scheduler is lost, or ends them if their tokens may be wrong."""

@@ -23,6 +23,7 @@ from router.pooler import Pooler
 from router.pooling.calls import EmbedCall
 from router.requests.api_request import TokensPrompt
 from router.schedulers.load_client import LoadClient
+from router.schedulers.served_models import GENERATING
 from router.vllm import info_codec, request_codec
 from router.vllm.response_codec import Answer
 from router.vllm.tokenizer_archive import TokenizerArchives
@@ -65,7 +66,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._last_received_at = time.time()
         origin = self._origin(context)
         with self._generator.reading(origin):
-            max_model_len = self._generator.model.window
+            max_model_len = self._generator.models.of("", GENERATING).window
             api_request = await self._messages.convert(
                 request, partial(request_codec.generate_api_request, max_model_len=max_model_len)
             )
@@ -96,13 +97,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
-        return info_codec.model_info(self._generator.model)
+        return info_codec.model_info(self._generator.models.of("", GENERATING))
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
         return info_codec.server_info(
-            self._generator.model,
+            self._generator.models.of("", GENERATING),
             num_live=self._generator.live.num_live,
             uptime_s=time.monotonic() - self._started,
             last_received_at=self._last_received_at,
@@ -116,7 +117,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
-        with self._generator.place(self._caller(context)) as place:
+        with self._generator.place(self._caller(context), "", GENERATING) as place:
             archive = await self._archives.of(place.model.tokenizer.files)
             for data, sha256 in archive.chunks():
                 yield common_pb2.GetTokenizerChunk(data=data, sha256=sha256)

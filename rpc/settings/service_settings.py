@@ -226,7 +226,7 @@ class LimitSettings(SettingsGroup):
 
 
 class NameSettings(SettingsGroup):
-    """Names of the served model: a worker uses the first one, a router accepts all of them."""
+    """Names of a served model: a worker uses the first one, a router accepts all of them."""
 
     GROUP: ClassVar[str] = "model and device"
 

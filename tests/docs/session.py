@@ -18,6 +18,10 @@ from tests.waiting import wait_until
 LINKED = ("models", "clients", "deploy")
 """Folders of a clone that commands name."""
 BLOCK_TIMEOUT_S = 280
+PORTS = (50051, 8000, 9464, 50061, 50071, 8010)
+"""Ports that pages name, those of schedulers apart."""
+_SCHEDULERS = (50052, 50062)
+"""Ports of the schedulers of `serve`, each behind that of its router."""
 
 
 class Session:
@@ -30,9 +34,10 @@ class Session:
         """`ports` are those of a session whose services this one uses."""
         self.folder = folder
         self._services: list[subprocess.Popen[bytes]] = []
-        self.ports = dict(ports or {50051: free_port(), 8000: free_port(), 9464: free_port()})
-        """The port that stands for each default one."""
-        self.ports[50052] = self.ports[50051] + 1
+        self.ports = dict(ports or {port: free_port() for port in PORTS})
+        """The port that stands for each one of a page."""
+        for port in _SCHEDULERS:
+            self.ports[port] = self.ports[port - 1] + 1
         for name in LINKED:
             (folder / name).symlink_to(ROOT / name)
         self._bin = folder / ".bin"
@@ -94,12 +99,15 @@ class Session:
 
         def serves() -> bool:
             assert service.poll() is None, f"{block} has ended\n{log.read_text()}"
-            return b"Ctrl-C stops" in log.read_bytes()
+            told = log.read_bytes()
+            of_router = told.count(b"through the scheduler at")
+            return b"Ctrl-C stops" in told or 0 < _num_models(text) == of_router
 
         wait_until(serves, told=lambda: f"{block} does not serve\n{log.read_text()}")
 
     def _in_these_ports(self, text: str) -> str:
-        return re.sub(r"\b(50051|50052|8000|9464)\b", lambda it: str(self.ports[int(it[0])]), text)
+        known = "|".join(map(str, self.ports))
+        return re.sub(rf"\b({known})\b", lambda it: str(self.ports[int(it[0])]), text)
 
     def _environment(self) -> dict[str, str]:
         ours = {
@@ -113,3 +121,9 @@ class Session:
             "SIGNALBOX_SCHEDULER": f"127.0.0.1:{self.ports[50052]}",
         }
         return {**environment(), **ours}
+
+
+def _num_models(command: str) -> int:
+    """Returns how many schedulers a `signalbox router` names, each of which serves a model."""
+    named = re.search(r"signalbox router .*--scheduler (\S+)", command)
+    return named[1].count(",") + 1 if named else 0

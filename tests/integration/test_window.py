@@ -47,7 +47,7 @@ async def test_defaults_are_cut_and_the_window_follows_the_largest_worker() -> N
             return answers[-1].usage.completion_tokens
 
         await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
-        await eventually(lambda: router.schedulers.model.window == LARGE * 16 + 1)
+        await eventually(lambda: router.schedulers.models.of().window == LARGE * 16 + 1)
         assert await window() == LARGE * 16 + 1
         assert await num_tokens(make_request()) == LARGE * 16 + 1 - 20
         # One block of the prompt is shared, 15 are left for two branches.
@@ -62,7 +62,7 @@ async def test_defaults_are_cut_and_the_window_follows_the_largest_worker() -> N
             while await begun.read() is not grpc.aio.EOF:
                 pass
         assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
-        await eventually(lambda: router.schedulers.model.window == SMALL * 16 + 1)
+        await eventually(lambda: router.schedulers.models.of().window == SMALL * 16 + 1)
         assert await window() == SMALL * 16 + 1
         assert await num_tokens(make_request()) == SMALL * 16 + 1 - 20
         with pytest.raises(grpc.aio.AioRpcError) as too_long:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -247,7 +248,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             vocab_size=make_backend().get_vocab_size(),
             max_model_len=self.max_model_len,
             eos_token_ids=[token(EOS)],
-            tokenizer_sha256="0" * 64,
+            tokenizer_sha256=hashlib.sha256(repr(self.files).encode()).hexdigest(),
             sampling_defaults=self.sampling_defaults,
             adapters=self.adapters,
             pooling=self.pooling,

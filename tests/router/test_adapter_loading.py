@@ -125,7 +125,7 @@ async def test_requests_go_to_a_scheduler_with_their_adapter() -> None:
     async with two_schedulers() as (first, second, (stack, raw)):
         second.adapters = [OLD]
         second.say_model_changed()
-        await eventually(lambda: stack.router.schedulers.model.adapter("old") is not None)
+        await eventually(lambda: stack.router.schedulers.models.adapter("old") is not None)
         assert await named(raw) == [MODEL, "old"]
         calls = [stack.client.Generate(make_generate(model="old")) for _ in range(4)]
         await second.wait_until(lambda: len(second.added) == 4)
@@ -229,7 +229,7 @@ async def test_a_request_waits_for_its_adapter_within_a_bound(
         assert answer.status_code == 429 and "are being loaded" in answer.text
         scheduler.adapter_gate.set()  # the load goes on
         model = http.stack.router.schedulers
-        await eventually(lambda: model.model.adapter("sql") is not None)
+        await eventually(lambda: model.models.adapter("sql") is not None)
         assert (await ask(http.raw, "sql")).status_code == 200
 
 

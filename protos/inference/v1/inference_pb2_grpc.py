@@ -75,6 +75,11 @@ class InferenceServiceStub:
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/signalbox.inference.v1.InferenceService/ListModels',
+                request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
         self.GetLoad = channel.unary_unary(
                 '/signalbox.inference.v1.InferenceService/GetLoad',
                 request_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.GetLoadRequest.SerializeToString,
@@ -89,10 +94,10 @@ class InferenceServiceServicer:
     def Generate(self, request, context):
         """Continues a prompt. Streams what each engine step adds; the last message carries usage.
 
-        NOT_FOUND for a model that is not served, INVALID_ARGUMENT for a value out of range or a prompt
-        that is too long, ALREADY_EXISTS for the id of a live request, UNIMPLEMENTED for a field that
-        is not served yet, RESOURCE_EXHAUSTED for what can never fit or for now does not, UNAVAILABLE
-        while no worker serves.
+        NOT_FOUND for a model that is not served, FAILED_PRECONDITION for one that pools, INVALID_ARGUMENT
+        for a value out of range or a prompt that is too long, ALREADY_EXISTS for the id of a live request,
+        UNIMPLEMENTED for a field that is not served yet, RESOURCE_EXHAUSTED for what can never fit or for
+        now does not, UNAVAILABLE while no worker serves the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +129,7 @@ class InferenceServiceServicer:
         """Embeds texts: returns a vector for each input. Each input is a request of its own to the limits, the
         scheduling and the quota of a key; if one fails, the call does. Cancelling the call aborts all.
 
-        FAILED_PRECONDITION if the served model makes no embeddings, and otherwise as Generate. An answer
+        FAILED_PRECONDITION if the model makes no embeddings, and otherwise as Generate. An answer
         may exceed the 4 MiB that a client takes by default: 2,048 vectors of 1,024 elements have 8 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -142,22 +147,30 @@ class InferenceServiceServicer:
 
     def Classify(self, request, context):
         """Classifies texts: returns the probability of each class for each input. As Embed otherwise;
-        FAILED_PRECONDITION if the served model is no classifier.
+        FAILED_PRECONDITION if the model is no classifier.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Says which model is served. UNAVAILABLE while no worker serves.
+        """Describes a served model. NOT_FOUND for one that is not served, UNAVAILABLE while no worker serves
+        it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Describes all served models. UNAVAILABLE while no worker serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Says how busy this router and what is behind it are, for load balancers; at most a tenth of a
-        second old, however often it is asked. UNAVAILABLE while no worker serves.
+        """Says how busy this router and what is behind it are, all models together, for load balancers; at
+        most a tenth of a second old, however often it is asked. UNAVAILABLE while no worker serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -205,6 +218,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
                     response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=protos_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
             ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
@@ -429,6 +447,33 @@ class InferenceService:
             '/signalbox.inference.v1.InferenceService/GetModel',
             protos_dot_inference_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
             protos_dot_inference_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.inference.v1.InferenceService/ListModels',
+            protos_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            protos_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

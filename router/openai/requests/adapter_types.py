@@ -13,6 +13,8 @@ class LoadAdapterBody(Body):
     load_inplace: bool | None = None
     """True to put it in the place of an adapter of that name. Requests that run keep the old one.
     Default false."""
+    base_model_name: str | None = None
+    """Model that gets the adapter. Default: the only model that generates."""
 
 
 class UnloadAdapterBody(Body):

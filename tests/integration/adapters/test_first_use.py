@@ -77,7 +77,7 @@ async def test_the_first_request_for_an_adapter_is_computed_with_it(
     ):
         assert router.http is not None
         http, grpc = router.http.address, router.server.address
-        served = router.schedulers.model.name
+        served = router.schedulers.models.of().name
         assert await tokens_over_http(http, served, prompt) == base
         assert not loaded_on(worker)
         assert await tokens_over_http(http, "a0", prompt) == first

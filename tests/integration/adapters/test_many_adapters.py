@@ -58,7 +58,7 @@ async def test_a_thousand_adapters_are_served_and_one_more_is_refused(
         model = (await client.stub.GetModel(pb.GetModelRequest())).model
         assert model.ByteSize() < 1 << 20
         async with running_router(stack.scheduler.address) as service:
-            assert [one.name for one in service.schedulers.model.adapters] == names
+            assert [one.name for one in service.schedulers.models.of().adapters] == names
         async with stack.worker() as third:
             await until_workers(stack.scheduler, 3)
             assert loaded_on(third) == set(served)

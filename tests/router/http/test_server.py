@@ -80,11 +80,12 @@ async def test_tokenize_and_detokenize_are_inverse(http: Http) -> None:
 async def test_the_root_says_what_this_is() -> None:
     async with make_http(version="1.2.3") as http:
         about = (await http.raw.get("/")).json()
-        assert (about["name"], about["version"], about["model"]) == ("Signalbox", "1.2.3", "tiny")
+        assert (about["name"], about["version"]) == ("Signalbox", "1.2.3")
+        assert about["models"] == ["tiny"]
         assert (await http.raw.get(about["docs"])).status_code == 200
         http.stack.scheduler.has_worker = False
         await http.stack.wait_serving(False)
-        assert (await http.raw.get("/")).json()["model"] is None
+        assert (await http.raw.get("/")).json()["models"] == []
 
 
 async def test_load_counts_the_requests_that_live() -> None:

@@ -29,7 +29,7 @@ async def post(http: Http, path: str, body: dict[str, Any]) -> dict[str, Any]:
 async def test_a_long_answer_is_whole() -> None:
     assert len(TEXT) > LONG_TEXT_CHARS > list_pieces.PIECE
     async with make_http(max_model_len=MAX_MODEL_LEN) as http:
-        tokenizer = http.stack.router.generator.model.tokenizer
+        tokenizer = http.stack.router.generator.models.of().tokenizer
         ids = tokenizer.encode_blocking(TEXT, add_special_tokens=True)
         body = {"prompt": TEXT, "return_token_strs": True}
         answer = await post(http, "/tokenize", body)
@@ -49,7 +49,7 @@ async def test_a_long_answer_is_whole() -> None:
 
 @pytest.mark.parametrize("tokens", [[], [5], [5, 6]])
 async def test_a_short_answer_is_whole(http: Http, tokens: list[int]) -> None:
-    tokenizer = http.stack.router.generator.model.tokenizer
+    tokenizer = http.stack.router.generator.models.of().tokenizer
     text = await tokenizer.decode(tokens, skip_special_tokens=False)
     assert await post(http, "/detokenize", {"tokens": tokens}) == {"prompt": text}
 
@@ -83,7 +83,7 @@ async def test_a_client_that_leaves_ends_its_tokenising(
         finally:
             ended.set()
 
-    monkeypatch.setattr(http.stack.router.generator.model.tokenizer, "encode", endless)
+    monkeypatch.setattr(http.stack.router.generator.models.of().tokenizer, "encode", endless)
     host, port = http.stack.router.http.address.split(":")  # type: ignore[union-attr]
     _, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"prompt": "Hi"}).encode()

@@ -202,7 +202,7 @@ async def test_an_echo_is_verbatim_and_offsets_index_it(skips: bool) -> None:
         yield outputs
 
     async with make_http(script) as http:
-        ids = http.stack.router.generator.model.tokenizer.encode_blocking(
+        ids = http.stack.router.generator.models.of().tokenizer.encode_blocking(
             prompt, add_special_tokens=False
         )
         extra = {"skip_special_tokens": skips, "return_token_ids": True}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract.errors import InvalidArgument, NotFound
+from contract.errors import InvalidArgument
 from contract.sampling_defaults import NO_DEFAULTS
 from protos.inference.v1 import inference_pb2 as pb
 from router.params import params_validation
@@ -283,14 +283,6 @@ def test_seeds_are_drawn_when_unset() -> None:
 def test_the_models_end_of_sequence_stops_unless_ignored() -> None:
     assert resolve(stop_token_ids=[9, 9]).sampling.stop_token_ids == (9, token(EOS))
     assert resolve(stop_token_ids=[9], ignore_eos=True).sampling.stop_token_ids == (9,)
-
-
-def test_a_model_is_named_or_not_at_all() -> None:
-    params_validation.check_model("", MODEL)
-    params_validation.check_model(MODEL.name, MODEL)
-    for name in ("other", "/etc/passwd", "https://example.com/model", "x" * 10_000):
-        with pytest.raises(NotFound):
-            params_validation.check_model(name, MODEL)
 
 
 def test_every_field_of_the_contract_is_served() -> None:

@@ -136,7 +136,7 @@ async def test_a_template_serves_instead_of_the_models() -> None:
             await ask(stack, make_chat())
             assert (await stack.client.GetModel(pb.GetModelRequest())).has_chat_template
             ids = stack.scheduler.added[0].prompt_token_ids
-            text = await stack.router.schedulers.model.tokenizer.decode(
+            text = await stack.router.schedulers.models.of().tokenizer.decode(
                 ids, skip_special_tokens=False
             )
             assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

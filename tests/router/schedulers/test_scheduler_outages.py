@@ -107,7 +107,7 @@ async def test_a_model_that_changes_while_a_prompt_is_tokenised_gets_no_request(
         call = asyncio.create_task(stack.generate())
         await tokenizing.wait()
         stack.scheduler.model_name = "other"
-        await eventually(lambda: stack.router.schedulers.model.name == "other")
+        await eventually(lambda: stack.router.schedulers.models.of().name == "other")
         go_on.set()
         assert await code_of(call) is StatusCode.UNAVAILABLE
         assert stack.scheduler.added == []

@@ -36,7 +36,7 @@ async def test_models_tell_the_effective_window_and_follow_it(http: Http) -> Non
     for window in (1000, 500, 1500):
         http.stack.scheduler.effective_max_model_len = window
         http.stack.scheduler.say_model_changed()
-        await eventually(lambda window=window: model.model.window == window)
+        await eventually(lambda window=window: model.models.of().window == window)
         told = (await http.raw.get("/v1/models")).json()["data"][0]["max_model_len"]
         grpc_told = await http.stack.client.GetModel(pb.GetModelRequest())
         assert told == grpc_told.effective_max_model_len == window
