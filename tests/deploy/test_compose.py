@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from router.config import RouterConfig
 from rpc.http.host_check import HostCheck
 from rpc.metrics.registry import MetricsConfig
 
@@ -106,3 +107,30 @@ def test_grafanas_data_sources_are_those_that_the_dashboard_and_exemplars_name()
     assert destination["datasourceUid"] in sources
     for one in sources.values():
         assert one["url"].split("/")[2].partition(":")[0] in services("compose.observability.yaml")
+
+
+def test_the_embedding_model_is_behind_the_same_router() -> None:
+    added, whole = services("compose.embeddings.yaml"), services("compose.yaml")
+    for name, like in (("embedding-scheduler", "scheduler"), ("embedding-worker", "gpu-worker")):
+        assert (
+            added[name].items()
+            >= {
+                field: whole[like][field]
+                for field in (
+                    "image",
+                    "restart",
+                    "read_only",
+                    "cap_drop",
+                    "security_opt",
+                    "pids_limit",
+                )
+            }.items()
+        )
+        assert added[name]["mem_limit"] and "ports" not in added[name]
+        assert name in added[name]["environment"]["SIGNALBOX_ALLOWED_HOSTS"]
+    given, chosen = (
+        RouterConfig(scheduler=one["router"]["command"][2]).scheduler_addresses
+        for one in (whole, added)
+    )
+    assert chosen == (*given, "embedding-scheduler:50052")
+    assert added["embedding-worker"]["command"][1:3] == ["--scheduler", chosen[-1]]
