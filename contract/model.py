@@ -96,6 +96,17 @@ class WorkerRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCapacity:
+    """A store of KV blocks; see BlockStore in common.proto."""
+
+    kind: str
+    read_bytes_per_s: float = 0.0
+    max_write_bytes_per_s: int = 0
+    """0 is any number, of the next field too."""
+    max_write_bytes_per_day: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
     """Capacity of a worker, measured by profiling; see worker.proto."""
 
@@ -119,6 +130,8 @@ class WorkerCapacity:
     """Most steps that the worker takes before it has answered the first of them."""
     ranks: tuple[WorkerRank, ...] = ()
     """Ranks in their order; empty for a worker of one rank."""
+    store: StoreCapacity | None = None
+    """Store to which blocks go from the CPU pool, and from which they come there."""
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""
@@ -134,6 +147,8 @@ class WorkerCapacity:
         for name in least_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.store is not None and not self.num_cpu_blocks:
+            raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")
 
 
 def check_adapter_name(name: str) -> None:
@@ -234,6 +249,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         grammar_bytes=capacity.grammar_bytes,
         max_steps_in_flight=capacity.max_steps_in_flight,
         ranks=map(encode_rank, capacity.ranks),
+        store=None if capacity.store is None else _encode_store(capacity.store),
     )
 
 
@@ -252,6 +268,25 @@ def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
         grammar_bytes=message.grammar_bytes,
         max_steps_in_flight=message.max_steps_in_flight or 1,
         ranks=tuple(map(_decode_rank, message.ranks)),
+        store=_decode_store(message.store) if message.HasField("store") else None,
+    )
+
+
+def _encode_store(store: StoreCapacity) -> pb.BlockStore:
+    return pb.BlockStore(
+        kind=store.kind,
+        read_bytes_per_second=int(store.read_bytes_per_s),
+        max_write_bytes_per_second=store.max_write_bytes_per_s,
+        max_write_bytes_per_day=store.max_write_bytes_per_day,
+    )
+
+
+def _decode_store(message: pb.BlockStore) -> StoreCapacity:
+    return StoreCapacity(
+        kind=message.kind,
+        read_bytes_per_s=message.read_bytes_per_second,
+        max_write_bytes_per_s=message.max_write_bytes_per_second,
+        max_write_bytes_per_day=message.max_write_bytes_per_day,
     )
 
 

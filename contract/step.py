@@ -31,6 +31,7 @@ from contract.sections.block_moves import (
 )
 from contract.sections.forks import Fork, decode_forks, encode_forks
 from contract.sections.pooling import Pooling, decode_pooling, encode_pooling
+from contract.sections.store_moves import StoreMoves, decode_store_moves, encode_store_moves
 from protos.worker.v1 import worker_pb2 as pb
 
 _MAX_SEQ_ID = (1 << 63) - 1
@@ -83,6 +84,7 @@ class Step:
     block_moves: BlockMoves = NO_MOVES
     pooling: Pooling | None = None
     """How the new sequences are pooled; None of a worker that generates."""
+    store_moves: StoreMoves | None = None
 
     @property
     def changes_sequences(self) -> bool:
@@ -92,12 +94,13 @@ class Step:
     @property
     def has_sections(self) -> bool:
         """True if a section is present that a stage of the lease applies."""
-        return self.block_moves is not NO_MOVES
+        return self.block_moves is not NO_MOVES or self.store_moves is not None
 
     @property
     def section_counts(self) -> dict[str, int]:
         """Amounts of work of the sections, under names that each section chooses."""
-        return self.block_moves.counts
+        counts = self.block_moves.counts
+        return counts if self.store_moves is None else counts | self.store_moves.counts
 
 
 def encode_step(step: Step) -> pb.ExecuteModelRequest:
@@ -122,6 +125,8 @@ def encode_step(step: Step) -> pb.ExecuteModelRequest:
         message.block_moves.CopyFrom(encode_block_moves(step.block_moves))
     if step.pooling is not None:
         message.pooling.CopyFrom(encode_pooling(step.pooling))
+    if step.store_moves is not None:
+        message.store_moves.CopyFrom(encode_store_moves(step.store_moves))
     return message
 
 
@@ -148,6 +153,9 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
         if message.HasField("block_moves")
         else NO_MOVES,
         pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
+        store_moves=decode_store_moves(message.store_moves)
+        if message.HasField("store_moves")
+        else None,
     )
 
 

@@ -18,6 +18,7 @@ from contract.errors import Code
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.pooling import Vector
 from contract.sections.pooling import decode_pooled, encode_pooled
+from contract.sections.store_moves import MoveResult, decode_move_result, encode_move_result
 from contract.updates import RequestFailure
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2 as pb
@@ -105,6 +106,8 @@ class StepResult:
     timings: StepTimings = _NO_TIMINGS
     max_num_batched_tokens: int | None = None
     """Maximum of the next steps, if memory suffices for fewer than the worker announced."""
+    moves: Sequence[MoveResult] = ()
+    """Moves to and from the worker's store that have ended since the result before."""
 
     def runs(self, own_branches: Mapping[int, int]) -> dict[tuple[int, int], range]:
         """Returns the indices in `token_ids` of each run, by sequence and branch.
@@ -152,6 +155,8 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
         message.prompt_logprobs.extend(map(_encode_prompt, result.prompt_logprobs))
     if result.pooled:
         message.pooled.CopyFrom(encode_pooled(result.pooled))
+    if result.moves:
+        message.moves.extend(map(encode_move_result, result.moves))
     for seq_id, failure in result.failures.items():
         message.errors.add(seq_id=seq_id, code=failure.code, message=failure.message)
     return message
@@ -196,6 +201,8 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
         result.pooled = decode_pooled(message.pooled)
     if errors := message.errors:
         result.failures = {error.seq_id: _decode_failure(error) for error in errors}
+    if moves := message.moves:
+        result.moves = tuple(map(decode_move_result, moves))
     return result
 
 

@@ -41,6 +41,9 @@ class SimulationSettings(SettingsGroup):
     simulate: bool = Field(False, description="compute no model; the tokens check the block tables")
     simulated_gpu_blocks: int = Field(4096, gt=0, description="simulated KV-cache blocks")
     simulated_cpu_blocks: int = Field(512, ge=0, description="simulated swap blocks")
+    simulated_store_blocks: int = Field(
+        0, ge=0, description="simulated blocks of a store behind the swap blocks"
+    )
     simulated_step_ms: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="least time of a step"
     )

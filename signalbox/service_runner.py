@@ -175,6 +175,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
             name=settings.served_name or "simulated",
             num_gpu_blocks=settings.simulated_gpu_blocks,
             num_cpu_blocks=settings.simulated_cpu_blocks,
+            num_store_blocks=settings.simulated_store_blocks,
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
             stages=parallel.layer_partition or (1,) * parallel.pipeline_parallel_size,

@@ -13,6 +13,7 @@ from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.step import Step
 from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.kv_store.move_queue import MoveQueue
 
 
 class Runner(Protocol):
@@ -107,6 +108,18 @@ class AdapterLoading(Protocol):
 
     def remove_adapter(self, adapter: Adapter) -> None:
         """Frees the slot of an adapter that no later batch names."""
+        ...
+
+
+@runtime_checkable
+class Storing(Protocol):
+    """A runner whose blocks may move between its CPU pool and a store."""
+
+    def move_queue(self) -> MoveQueue | None:
+        """Returns the queue of the pools that `init_cache_engine` made last; None without a store.
+
+        The runner closes it before it drops those pools.
+        """
         ...
 
 

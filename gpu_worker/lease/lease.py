@@ -23,6 +23,7 @@ from gpu_worker.lease.block_move_stage import BlockMoveStage
 from gpu_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from gpu_worker.lease.section_stage import SectionStage
 from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, StepLog
+from gpu_worker.lease.store_move_stage import StoreMoveStage
 from gpu_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
 from gpu_worker.lease.token_limit import TokenLimit
 from gpu_worker.sampling.grammars import Grammars
@@ -54,7 +55,11 @@ class Lease:
             adapter_slots=runner.adapter_slots if isinstance(runner, AdapterLoading) else None,
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
-        self._stages: tuple[SectionStage, ...] = (BlockMoveStage(runner, **pools),)
+        self._store_moves = StoreMoveStage(runner, num_cpu_blocks=num_cpu_blocks)
+        self._stages: tuple[SectionStage, ...] = (
+            BlockMoveStage(runner, **pools),
+            self._store_moves,
+        )
         self._runner = runner
         pooling = runner.model.pooling
         self._limit = TokenLimit(
@@ -105,7 +110,7 @@ class Lease:
             for stage in stages:
                 swap_ns += stage.apply(step)
             finish_result = partial(
-                _finish_result, span=span, wait_ns=wait_ns, swap_ns=swap_ns, limit=self._limit
+                self._finish_result, span=span, wait_ns=wait_ns, swap_ns=swap_ns
             )
             return self._compute(batch, finish_result, on_error=partial(self._fail_later, span))
         except Exception as error:
@@ -142,6 +147,24 @@ class Lease:
         self._pipeline.know(batch)
         return None
 
+    def _finish_result(
+        self,
+        result: StepResult,
+        samples: BatchOutput,
+        *,
+        span: StepSpan | None,
+        wait_ns: int,
+        swap_ns: int,
+    ) -> StepResult:
+        result.timings = StepTimings(
+            wait_ns, swap_ns, samples.forward_ns, samples.sample_ns, samples.stages
+        )
+        result.max_num_batched_tokens = self._limit.lowered
+        result.moves = self._store_moves.pop_ended()
+        if span is not None:
+            span.end(result, stages_ns=samples.stages_ns)
+        return result
+
     def _fail_later(self, span: StepSpan | None, error: Exception) -> Exception:
         """Ends the span of a launched step by an error, and returns the error of the lease."""
         if span is not None:
@@ -173,21 +196,3 @@ def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutpu
                 limit.count_step()
             return samples
     return execute_parts(runner, batch, limit, fault)
-
-
-def _finish_result(
-    result: StepResult,
-    samples: BatchOutput,
-    *,
-    span: StepSpan | None,
-    wait_ns: int,
-    swap_ns: int,
-    limit: TokenLimit,
-) -> StepResult:
-    result.timings = StepTimings(
-        wait_ns, swap_ns, samples.forward_ns, samples.sample_ns, samples.stages
-    )
-    result.max_num_batched_tokens = limit.lowered
-    if span is not None:
-        span.end(result, stages_ns=samples.stages_ns)
-    return result

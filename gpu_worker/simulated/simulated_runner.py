@@ -16,7 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.model import Adapter, Arithmetic, ModelInfo, WorkerCapacity, WorkerRank
+from contract.model import (
+    Adapter,
+    Arithmetic,
+    ModelInfo,
+    StoreCapacity,
+    WorkerCapacity,
+    WorkerRank,
+)
 from contract.pooling import PoolingModel
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
@@ -28,6 +35,10 @@ from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
+from gpu_worker.kv_store.block_store import BlockStore
+from gpu_worker.kv_store.memory_store import MemoryStore
+from gpu_worker.kv_store.move_queue import MoveQueue
+from gpu_worker.kv_store.move_threads import MoveThreads
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
 from gpu_worker.simulated.hashing import (
     MASK,
@@ -61,6 +72,8 @@ class SimulatedConfig:
     block_size: int = 16
     num_gpu_blocks: int = 4096
     num_cpu_blocks: int = 512
+    num_store_blocks: int = 0
+    """Blocks of a store in memory that outlives leases; 0 is none."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     step_ns: int = 0
@@ -85,15 +98,20 @@ class SimulatedConfig:
                 raise ValueError(f"{name} must be at least 1")
         if not self.stages or min(self.stages) < 1:
             raise ValueError("a stage has a share of at least 1")
-        for name in ("num_cpu_blocks", "step_ns", "token_ns"):
+        for name in ("num_cpu_blocks", "num_store_blocks", "step_ns", "token_ns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.num_store_blocks and not self.num_cpu_blocks:
+            raise ValueError("a store needs CPU blocks, through which its blocks pass")
 
 
 class SimulatedRunner:
     """Implements `Runner`. Tests plant an error by overriding one method."""
 
-    def __init__(self, config: SimulatedConfig | None = None) -> None:
+    def __init__(
+        self, config: SimulatedConfig | None = None, *, store: BlockStore | None = None
+    ) -> None:
+        """`store` is used instead of one of the runner's own."""
         self.config = config or SimulatedConfig()
         num_slots = self.config.max_model_len + self.config.block_size
         self._weights = _weights(np.arange(num_slots, dtype=np.uint64))
@@ -103,6 +121,17 @@ class SimulatedRunner:
         self._pooler = self._make_pooler()
         self.gpu_kv: UInt64Array = self._make_pool(0)
         self.cpu_kv: UInt64Array = self._make_pool(0)
+        self._store = store
+        if store is None and self.config.num_store_blocks:
+            self._store = MemoryStore(
+                block_bytes=self._block_bytes, num_blocks=self.config.num_store_blocks
+            )
+        self._move_threads = MoveThreads(block_bytes=self._block_bytes)
+        self._move_queue: MoveQueue | None = None
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.config.block_size * np.dtype(np.uint64).itemsize
 
     @property
     def backends(self) -> tuple[BackendInUse, ...]:
@@ -157,18 +186,32 @@ class SimulatedRunner:
             block_size=self.config.block_size,
             num_gpu_blocks=self.config.num_gpu_blocks,
             num_cpu_blocks=self.config.num_cpu_blocks,
-            block_bytes=self.config.block_size * np.dtype(np.uint64).itemsize,
+            block_bytes=self._block_bytes,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             pipeline_parallel_size=num_stages,
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else 1,
             ranks=_ranks(num_stages) if num_stages > 1 else (),
+            store=None if self._store is None else StoreCapacity(kind="memory"),
         )
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._pooler = self._make_pooler()
+        if self._move_queue is not None:
+            self._move_queue.close()
         self.gpu_kv = self._make_pool(num_gpu_blocks)
         self.cpu_kv = self._make_pool(num_cpu_blocks)
+        if self._store is not None:
+            self._move_queue = MoveQueue(self._store, self._move_threads, block=self._cpu_block)
+
+    def move_queue(self) -> MoveQueue | None:
+        return self._move_queue
+
+    def _cpu_block(self, index: int) -> memoryview:
+        return memoryview(self.cpu_kv[index]).cast("B")
+
+    def close(self, failure: str | None = None) -> None:
+        self._move_threads.close()
 
     def apply(self, sections: Step) -> int:
         start, moves = time.monotonic_ns(), sections.block_moves

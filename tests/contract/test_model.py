@@ -8,6 +8,7 @@ from contract.model import (
     MAX_BLOCKS,
     Arithmetic,
     ModelInfo,
+    StoreCapacity,
     WorkerCapacity,
     WorkerRank,
     decode_capacity,
@@ -55,6 +56,12 @@ CAPACITY = WorkerCapacity(
             num_layers=5,
         ),
     ),
+    store=StoreCapacity(
+        kind="disk",
+        read_bytes_per_s=2e9,
+        max_write_bytes_per_s=100 << 20,
+        max_write_bytes_per_day=1 << 40,
+    ),
 )
 
 
@@ -92,6 +99,7 @@ def test_models_differ_in_the_first_field_that_does() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
         ({"grammar_bytes": 0}, "grammar_bytes is 0"),
+        ({"num_cpu_blocks": 0}, "no CPU blocks"),
     ],
 )
 def test_a_capacity_that_holds_nothing_or_too_much_is_refused(

@@ -9,6 +9,7 @@ import pytest
 from contract.columns import int32s, int64s, pack_int32, pack_int64
 from contract.errors import Code, InvalidArgument
 from contract.logprobs import PromptLogprobs, TokenLogprobs
+from contract.sections.store_moves import MoveResult
 from contract.step_result import StageTimings, StepResult, StepTimings, decode_result, encode_result
 from contract.updates import RequestFailure
 from protos.worker.v1 import worker_pb2 as pb
@@ -30,6 +31,7 @@ WHOLE = StepResult(
     },
     timings=StepTimings(1, 2, 3, 4, (StageTimings(1, 2, 3, 4, 5, 6), StageTimings(queue_ns=7))),
     max_num_batched_tokens=64,
+    moves=(MoveResult(1, 7), MoveResult(2, 3, 4096, 1 << 40, "cancelled")),
 )
 
 

@@ -107,7 +107,7 @@ class DefaultParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerCapacity(_message.Message):
-    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size", "grammar_bytes", "max_steps_in_flight", "pipeline_parallel_size", "ranks")
+    __slots__ = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "copy_bytes_per_second", "prefill_tokens_per_second", "tensor_parallel_size", "grammar_bytes", "max_steps_in_flight", "pipeline_parallel_size", "ranks", "store")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class WorkerCapacity(_message.Message):
     MAX_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
@@ -134,7 +135,20 @@ class WorkerCapacity(_message.Message):
     max_steps_in_flight: int
     pipeline_parallel_size: int
     ranks: _containers.RepeatedCompositeFieldContainer[WorkerRank]
-    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[WorkerRank, _Mapping]]] = ...) -> None: ...
+    store: BlockStore
+    def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[WorkerRank, _Mapping]]] = ..., store: _Optional[_Union[BlockStore, _Mapping]] = ...) -> None: ...
+
+class BlockStore(_message.Message):
+    __slots__ = ("kind", "read_bytes_per_second", "max_write_bytes_per_second", "max_write_bytes_per_day")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MAX_WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MAX_WRITE_BYTES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    read_bytes_per_second: int
+    max_write_bytes_per_second: int
+    max_write_bytes_per_day: int
+    def __init__(self, kind: _Optional[str] = ..., read_bytes_per_second: _Optional[int] = ..., max_write_bytes_per_second: _Optional[int] = ..., max_write_bytes_per_day: _Optional[int] = ...) -> None: ...
 
 class WorkerRank(_message.Message):
     __slots__ = ("rank", "stage", "tensor_parallel_rank", "host", "address", "first_layer", "num_layers")

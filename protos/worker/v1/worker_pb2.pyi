@@ -255,7 +255,7 @@ class Forks(_message.Message):
     def __init__(self, parent_seq_ids: _Optional[bytes] = ..., child_seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteModelRequest(_message.Message):
-    __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves", "pooling")
+    __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves", "pooling", "store_moves")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,7 @@ class ExecuteModelRequest(_message.Message):
     FORKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_MOVES_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    STORE_MOVES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     finished_seq_ids: bytes
@@ -276,7 +277,74 @@ class ExecuteModelRequest(_message.Message):
     forks: Forks
     block_moves: _common_pb2.BlockMoves
     pooling: Pooling
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
+    store_moves: StoreMoves
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., store_moves: _Optional[_Union[StoreMoves, _Mapping]] = ...) -> None: ...
+
+class StoreMoves(_message.Message):
+    __slots__ = ("cancelled_move_ids", "clears", "finds", "fetches", "stores")
+    CANCELLED_MOVE_IDS_FIELD_NUMBER: _ClassVar[int]
+    CLEARS_FIELD_NUMBER: _ClassVar[int]
+    FINDS_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    cancelled_move_ids: bytes
+    clears: _containers.RepeatedCompositeFieldContainer[ClearStore]
+    finds: _containers.RepeatedCompositeFieldContainer[FindBlocks]
+    fetches: _containers.RepeatedCompositeFieldContainer[FetchBlocks]
+    stores: _containers.RepeatedCompositeFieldContainer[StoreBlocks]
+    def __init__(self, cancelled_move_ids: _Optional[bytes] = ..., clears: _Optional[_Iterable[_Union[ClearStore, _Mapping]]] = ..., finds: _Optional[_Iterable[_Union[FindBlocks, _Mapping]]] = ..., fetches: _Optional[_Iterable[_Union[FetchBlocks, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreBlocks, _Mapping]]] = ...) -> None: ...
+
+class ClearStore(_message.Message):
+    __slots__ = ("move_id", "tenant")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    move_id: int
+    tenant: str
+    def __init__(self, move_id: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class FindBlocks(_message.Message):
+    __slots__ = ("move_id", "hashes")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    move_id: int
+    hashes: bytes
+    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class FetchBlocks(_message.Message):
+    __slots__ = ("move_id", "hashes", "cpu_blocks")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    move_id: int
+    hashes: bytes
+    cpu_blocks: bytes
+    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., cpu_blocks: _Optional[bytes] = ...) -> None: ...
+
+class StoreBlocks(_message.Message):
+    __slots__ = ("move_id", "hashes", "cpu_blocks", "tenant")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    move_id: int
+    hashes: bytes
+    cpu_blocks: bytes
+    tenant: str
+    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., cpu_blocks: _Optional[bytes] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class MoveResult(_message.Message):
+    __slots__ = ("move_id", "num_blocks", "num_bytes", "duration_ns", "failed")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    move_id: int
+    num_blocks: int
+    num_bytes: int
+    duration_ns: int
+    failed: str
+    def __init__(self, move_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., duration_ns: _Optional[int] = ..., failed: _Optional[str] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("seq_ids", "num_first_segment_tokens", "num_skipped_tokens")
@@ -297,7 +365,7 @@ class Pooled(_message.Message):
     def __init__(self, seq_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
-    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled")
+    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +378,7 @@ class ExecuteModelResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     seq_ids: bytes
@@ -322,7 +391,8 @@ class ExecuteModelResponse(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     max_num_batched_tokens: int
     pooled: Pooled
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ...) -> None: ...
+    moves: _containers.RepeatedCompositeFieldContainer[MoveResult]
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("seq_id", "first_position", "logprobs")

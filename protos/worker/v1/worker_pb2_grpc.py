@@ -121,13 +121,14 @@ class WorkerServiceServicer:
         the last, and its tokens are then fed forward on the worker. A worker reads on while it computes
         and answers: the scheduler may read no answer before the step that it is sending is taken.
 
-        Within a step: forget, fork, add, patch, swap out, swap in, copy, one forward pass, sample.
+        Within a step: forget, fork, add, patch, swap out, swap in, copy, begin moves to and from a store
+        (StoreMoves), one forward pass, sample.
         A repeated step id returns the stored answer (the last two are kept) or attaches to the running
         step. A gap in step ids ends the stream with FAILED_PRECONDITION; an epoch that is not the
         lease's with ABORTED; a block number out of range, a duplicate destination, a block table that is
         too short, an unknown sequence, or more sequences or tokens than announced with
-        INVALID_ARGUMENT; swap maps without swap space with FAILED_PRECONDITION. A refused step changes
-        nothing.
+        INVALID_ARGUMENT; swap maps without swap space, and StoreMoves without a store, with
+        FAILED_PRECONDITION. A refused step changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

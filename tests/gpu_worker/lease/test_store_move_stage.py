@@ -1,0 +1,157 @@
+"""Moves between the CPU pool and a store: which begin, beside steps, and how each ends."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from contract.errors import FailedPrecondition, InvalidArgument
+from contract.sections.store_moves import (
+    Clear,
+    Fetch,
+    Find,
+    MoveResult,
+    Store,
+    StoreMoves,
+    decode_store_moves,
+    encode_store_moves,
+)
+from contract.step import Step, decode_step, encode_step
+from contract.step_result import StepResult
+from gpu_worker.lease.lease import Lease
+from gpu_worker.simulated.simulated_runner import POISON
+from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_step
+from tests.waiting import EVENT_S
+
+HASHES = [bytes([number]) * 16 for number in range(4)]
+MOVES = StoreMoves(
+    cancels=[1, 2],
+    clears=[Clear(3, None), Clear(4, ""), Clear(5, "a")],
+    finds=[Find(6, HASHES)],
+    fetches=[Fetch(7, HASHES[:2], [3, 1]), Fetch(8, [], [])],
+    stores=[Store(9, HASHES[2:], [0, 2], "tenant")],
+)
+
+
+class Moves:
+    """A lease of a simulated worker whose store has four blocks, and its steps so far."""
+
+    def __init__(self) -> None:
+        self.lease: Lease = make_lease(num_store_blocks=4)
+        self.num_steps = 0
+
+    def step(self, moves: StoreMoves | None = None, **fields: object) -> StepResult:
+        self.num_steps += 1
+        step = make_step(self.num_steps, store_moves=moves, **fields)
+        result = self.lease.execute(decode_step(encode_step(step)), arrived_ns=0)
+        assert isinstance(result, StepResult)
+        return result
+
+    def until_ended(self, moves: StoreMoves, **fields: object) -> dict[int, MoveResult]:
+        """Begins moves, and returns their ends by number."""
+        wanted = len(moves.clears) + len(moves.finds) + len(moves.fetches) + len(moves.stores)
+        ended = {one.move_id: one for one in self.step(moves, **fields).moves}
+        ends_at = time.monotonic() + EVENT_S
+        while len(ended) < wanted:
+            assert time.monotonic() < ends_at, f"{len(ended)} of {wanted} moves have ended"
+            for one in self.step().moves:
+                assert one.move_id not in ended, "a move ends twice"
+                ended[one.move_id] = one
+        assert self.step().moves == ()
+        return ended
+
+
+def test_a_section_is_what_its_message_decodes_to() -> None:
+    assert decode_store_moves(encode_store_moves(MOVES)) == MOVES
+    assert MOVES.counts == {"blocks_fetched": 2, "blocks_stored": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "field"),
+    [
+        ("finds", {"hashes": b"a" * 15}, "store_moves.finds.hashes"),
+        ("fetches", {"hashes": b"a" * 16}, "store_moves.fetches.cpu_blocks"),
+        ("stores", {"cpu_blocks": b"\0" * 4}, "store_moves.stores.cpu_blocks"),
+    ],
+)
+def test_columns_that_do_not_match_are_refused(
+    kind: str, fields: dict[str, bytes], field: str
+) -> None:
+    message = encode_store_moves(StoreMoves())
+    getattr(message, kind).add(**fields)
+    with pytest.raises(InvalidArgument, match=field):
+        decode_store_moves(message)
+
+
+def test_blocks_that_are_stored_are_found_and_fetched_as_they_were() -> None:
+    moves = Moves()
+    lease, kv = moves.lease, moves.lease._runner
+    new = make_new(1, list(range(8)), [4, 5])
+    moves.step(new=[new])
+    stored = moves.until_ended(
+        StoreMoves(stores=[Store(1, HASHES[:2], [0, 3], "")]), swap_out=make_mapping({4: 0, 5: 3})
+    )
+    assert stored[1].num_blocks == 2
+    assert stored[1].num_bytes == 2 * lease._runner.profile().block_bytes
+    found = moves.until_ended(StoreMoves(finds=[Find(2, HASHES), Find(3, HASHES[2:])]))
+    assert (found[2].num_blocks, found[3].num_blocks) == (2, 0)
+    fetched = moves.until_ended(StoreMoves(fetches=[Fetch(4, HASHES[:3], [1, 2, 0])]))
+    assert (fetched[4].num_blocks, fetched[4].failed) == (2, "")
+    assert kv.cpu_kv[[1, 2]].tolist() == kv.gpu_kv[[4, 5]].tolist()
+    assert POISON not in kv.cpu_kv[[1, 2]]
+
+
+def test_a_cleared_store_has_nothing() -> None:
+    moves = Moves()
+    moves.step(swap_out=make_mapping({0: 0, 1: 1}))
+    stores = [Store(1, HASHES[:1], [0], "a"), Store(2, HASHES[1:2], [1], "b")]
+    moves.until_ended(StoreMoves(stores=stores))
+    moves.until_ended(StoreMoves(clears=[Clear(3, "a")]))
+    finds = [Find(4, HASHES[:1]), Find(5, HASHES[1:2])]
+    assert [one.num_blocks for one in moves.until_ended(StoreMoves(finds=finds)).values()] == [0, 1]
+    moves.until_ended(StoreMoves(clears=[Clear(6, None)]))
+    finds = [Find(7, HASHES[1:2])]
+    assert moves.until_ended(StoreMoves(finds=finds))[7].num_blocks == 0
+
+
+def test_a_move_that_is_called_off_ends_once() -> None:
+    moves = Moves()
+    moves.step(StoreMoves(fetches=[Fetch(1, HASHES, [0, 1, 2, 3])]))
+    ended = moves.until_ended(StoreMoves(cancels=[1, 77], finds=[Find(2, HASHES)]))
+    assert 2 in ended
+    assert moves.step(StoreMoves(cancels=[1])).moves == ()
+
+
+SWAPS = {"swap_out": make_mapping({0: 1}), "swap_in": make_mapping({2: 0})}
+REFUSED = {
+    "fetches past the CPU pool": StoreMoves(fetches=[Fetch(2, HASHES[:1], [4])]),
+    "stores from before the CPU pool": StoreMoves(stores=[Store(2, HASHES[:1], [-1], "")]),
+    "fetches two blocks to one": StoreMoves(fetches=[Fetch(2, HASHES[:2], [3, 3])]),
+    "fetches to what is swapped out": StoreMoves(fetches=[Fetch(2, HASHES[:1], [1])]),
+    "fetches to what is swapped in": StoreMoves(fetches=[Fetch(2, HASHES[:1], [2])]),
+    "fetches to what is stored": StoreMoves(
+        fetches=[Fetch(2, HASHES[:1], [3])], stores=[Store(3, HASHES[1:2], [3], "")]
+    ),
+    "repeats a number": StoreMoves(finds=[Find(1, HASHES)]),
+    "has one number twice": StoreMoves(finds=[Find(2, HASHES), Find(2, HASHES)]),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
+def test_a_step_of_refused_moves_changes_nothing(refused: StoreMoves) -> None:
+    lease = make_lease(num_store_blocks=4)
+    lease.execute(make_step(store_moves=StoreMoves(finds=[Find(1, HASHES)])), arrived_ns=0)
+    step = make_step(2, new=[make_new(1, [1, 2], [0])], store_moves=refused, **SWAPS)
+    with pytest.raises(InvalidArgument, match="store_moves"):
+        lease.execute(step, arrived_ns=0)
+    lease.table.check()
+    assert len(lease.table) == 0
+    lease.execute(replace(step, store_moves=None), arrived_ns=0)
+    assert len(lease.table) == 1
+
+
+def test_moves_without_a_store_are_refused() -> None:
+    with pytest.raises(FailedPrecondition, match="store"):
+        make_lease().execute(
+            Step(epoch=7, step_id=1, store_moves=StoreMoves(cancels=[1])), arrived_ns=0
+        )
