@@ -150,6 +150,7 @@ class Cluster:
         held = list(self.admission)
         for step_loop in self.step_loops:
             step_loop.scheduler.check()
-            held += step_loop.scheduler.running + step_loop.scheduler.swapped
+            scheduler = step_loop.scheduler
+            held += [*scheduler.running, *scheduler.swapped, *scheduler.loading]
         assert len(held) == len(set(held)), "a request is in two queues"
         self.requests.check(held)

@@ -61,10 +61,12 @@ def make_scheduler(
             block_bytes=capacity.block_bytes,
             copy_bytes_per_s=capacity.copy_bytes_per_s,
             prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+            load_bytes_per_s=capacity.store.read_bytes_per_s if capacity.store is not None else 0.0,
         ),
         eos_token_ids=frozenset(model.eos_token_ids),
         arithmetic=model.arithmetic,
         worker_name=worker_name,
         grammar_bytes=capacity.grammar_bytes,
         ranks=capacity.ranks,
+        store=capacity.store,
     )

@@ -8,9 +8,10 @@ there are any it is not preempted, forked or freed.
 decide one step; `OutputProcessor` processes its result.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection
 
-from contract.model import Arithmetic, WorkerRank
+from contract.model import Arithmetic, StoreCapacity, WorkerRank
 from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
@@ -21,6 +22,7 @@ from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
+from scheduler_svc.planning.store_planning import StorePlanning
 from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import token_budget
@@ -50,6 +52,7 @@ class Scheduler:
         worker_name: str = "",
         grammar_bytes: int,
         ranks: tuple[WorkerRank, ...] = (),
+        store: StoreCapacity | None = None,
     ) -> None:
         self.worker_name = worker_name
         self.limits = limits
@@ -69,6 +72,12 @@ class Scheduler:
         self._group_selection = GroupSelection(
             books, limits=limits, grammars=self.grammars, trials=self._trials
         )
+        self.store: StorePlanning | None = None
+        """None if the worker has no store, or if nothing is cached in its CPU pool."""
+        if store is not None and cache.num_cpu_blocks and self.blocks.cpu_tier.is_cache:
+            self.store = StorePlanning(
+                store, books, group_selection=self._group_selection, cost=self.cost
+            )
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
@@ -83,6 +92,7 @@ class Scheduler:
             arithmetic=arithmetic,
             worker_name=worker_name,
             stages=self.steps.stages,
+            write_behind=self.store.write_behind if self.store is not None else None,
         )
         self.output_processor = OutputProcessor(books, eos_token_ids=eos_token_ids)
 
@@ -101,23 +111,42 @@ class Scheduler:
             token_budget=self.token_budget,
             planned_at=now,
         )
+        store = self.store
+        if store is not None:
+            store.begin_plan(now, may_begin=not has_suspects)
         if has_suspects:
             self._fill_in_turns(plan, now)
         else:
             self.planner.fill(plan, now)
         if self.grammars.wanted is not None or self._queues.admission.parked.num_groups:
             self.grammars.plan()
-        is_empty = self.planner.is_empty(plan)
+        if store is not None and not plan.is_alone:
+            store.finish_plan(plan, now)
+        is_empty = self.planner.is_empty(plan) and not self._moves_alone(plan, now)
         if self.blocks.has_copies:
             self._swapping.finish_plan(plan)
         if is_empty:
             return None
+        if store is not None:
+            store.asked(now)
         if worker_state.forks or worker_state.forget_seq_ids:
             worker_state.finish_plan(plan)
         self.num_steps = plan.step_id
         self.inflight.append(plan)
         trials.is_turn = not plan.is_alone
         return plan
+
+    def _moves_alone(self, plan: StepPlan, now: float) -> bool:
+        """Returns whether an otherwise empty step is sent for the sake of the worker's store."""
+        if self.store is None:
+            return False
+        return plan.store_moves is not None or (not self.inflight and self.store.polls(now))
+
+    @property
+    def num_returned(self) -> int:
+        """Times that a group has gone back to the shared queue; another worker may take it."""
+        num_loaded = self.store.loading.num_returned if self.store is not None else 0
+        return self.preemption.num_recomputes + num_loaded
 
     def _fill_in_turns(self, plan: StepPlan, now: float) -> None:
         """Plans for a suspect or for all others, whose turn it is; else for those with work."""
@@ -141,8 +170,11 @@ class Scheduler:
         if result.max_num_batched_tokens != self._memory_tokens:
             self._memory_tokens = result.max_num_batched_tokens
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
-        self._observe_costs(plan, result.timings, now)
-        self.steps.observe(plan, result, now)
+        if plan.seqs or plan.has_sections:  # else it was sent to ask for the ends of moves
+            self._observe_costs(plan, result.timings, now)
+            self.steps.observe(plan, result, now)
+        if self.store is not None and result.moves:
+            self.store.process(result.moves, now)
         outcome = self.output_processor.process(plan, result, now)
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
             outcome.cleared.append(cleared)
@@ -183,11 +215,15 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; False, changing nothing, unless all work has ended."""
-        return not self.has_unfinished and self.blocks.reset_prefix_cache()
+        if self.has_unfinished:
+            return False
+        return self.blocks.reset_prefix_cache() if self.store is None else self.store.reset()
 
     def drain(self) -> None:
         """Admits no new groups from now on; groups that have started still return."""
         self._queues.drain()
+        if self.store is not None:
+            self.store.drain()
 
     def evacuate(self) -> list[SequenceGroup]:
         """Takes everything out that had not ended: the worker is gone, and its KV with it.
@@ -196,6 +232,8 @@ class Scheduler:
         """
         self.books.decode_columns.release_all()
         self.grammars.leave()
+        if self.store is not None:
+            self.store.loading.forget_pins()
         groups = self._queues.remove_all()
         for group in groups:
             for seq in group.sequences:
@@ -221,6 +259,11 @@ class Scheduler:
         return self._queues.swapped
 
     @property
+    def loading(self) -> Collection[SequenceGroup]:
+        """Groups whose prefix is looked for in the worker's store, or on its way from there."""
+        return self._queues.loading
+
+    @property
     def is_accepting(self) -> bool:
         """True if groups that no worker has worked on may be admitted."""
         return self._queues.is_accepting
@@ -228,7 +271,8 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         """True if a group is running, swapped or to be recomputed, or a step is in flight."""
-        return bool(self.running or self.swapped or self.inflight or self.admission.started)
+        on_worker = self.running or self.swapped or self.loading or self.inflight
+        return bool(on_worker or self.admission.started)
 
     def counters(self, seq: Sequence) -> Counters:
         """Returns how far a sequence is, wherever its counters are kept."""
@@ -256,8 +300,12 @@ class Scheduler:
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
+        moving: Counter[int] = Counter()
+        if self.store is not None:
+            self.store.check()
+            moving = self.store.owned
         self.books.decode_columns.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
-        self.blocks.check(queued | self.books.sequence_release.draining)
+        self.blocks.check(queued | self.books.sequence_release.draining, moving.elements())
         self.books.worker_state.check(queued)
         self.grammars.check()

@@ -9,7 +9,9 @@ store is a miss, and the scheduler has the tokens computed.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-KEY_BYTES = 16
+from contract.sections.store_moves import HASH_BYTES
+
+KEY_BYTES = HASH_BYTES
 """Length of a chain hash."""
 
 

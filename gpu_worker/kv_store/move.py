@@ -3,21 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-
-class MoveResult(NamedTuple):
-    """A move that has ended: none of its blocks is read or written any more."""
-
-    move_id: int
-    num_blocks: int
-    """Blocks, from the first one on, that a find found, a fetch brought or a store kept."""
-    num_bytes: int
-    """Bytes of the blocks that were read or written."""
-    duration_ns: int
-    """Nanoseconds from the first call to the store to the end; 0 if there was none."""
-    failed: str = ""
-    """Why a move ended before its time; a block that is not there, or not kept, is no failure."""
+from contract.sections.store_moves import MoveResult
 
 
 class Move:

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from contract.sections.store_moves import MoveResult
 from gpu_worker.kv_store.block_store import BlockStore, StoreError
-from gpu_worker.kv_store.move import Move, MoveResult
+from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.move_threads import MoveThreads
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from gpu_worker.lease.block_move_stage import BlockMoveStage
 from gpu_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from gpu_worker.lease.section_stage import SectionStage
 from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, StepLog
-from gpu_worker.lease.store_move_stage import StoreMoveStage
 from gpu_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
+from gpu_worker.lease.store_move_stage import StoreMoveStage
 from gpu_worker.lease.token_limit import TokenLimit
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences.sequence_table import SequenceTable

@@ -23,6 +23,7 @@ class RequestState(Enum):
     RUNNING = auto()
     SWAPPED = auto()
     ENDED = auto()
+    LOADING = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +95,12 @@ def explain(group: SequenceGroup, admission: AdmissionQueue, *, now: float) -> E
             waits=group.timeline.waits(admission.waits, now),
             num_ahead=admission.num_ahead(group),
         )
-    is_swapped = SequenceStatus.SWAPPED in statuses
-    return _explanation(group, RequestState.SWAPPED if is_swapped else RequestState.RUNNING, now)
+    state = RequestState.RUNNING
+    if SequenceStatus.SWAPPED in statuses:
+        state = RequestState.SWAPPED
+    elif SequenceStatus.LOADING in statuses:
+        state = RequestState.LOADING
+    return _explanation(group, state, now)
 
 
 def _explanation(

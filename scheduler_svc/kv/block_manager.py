@@ -6,7 +6,7 @@ sections 4.3 to 4.5).
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 
 from contract.sections.block_moves import NO_MOVES, BlockMapping, BlockMoves
@@ -17,6 +17,8 @@ from scheduler_svc.kv.group_sizes import GroupSizes
 from scheduler_svc.kv.prefix_cache import FoundBlock, PrefixCache
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
+
+_NOTHING: Mapping[int, int] = {}
 
 
 class AllocStatus(Enum):
@@ -66,6 +68,8 @@ class BlockSpaceManager:
         )
         self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self.cpu_tier.keep)
         self.cpu = self.cpu_tier.pool
+        self.on_retract: Callable[[BlockHash], None] = lambda _: None
+        """Told of what was found until its sequence went wrong."""
         self._copies = PlannedCopies()
         self._num_watermark_blocks = num_watermark_blocks
         self._prefix_cache = PrefixCache(
@@ -94,6 +98,10 @@ class BlockSpaceManager:
         None for a prompt that has to be computed whatever is known of it.
         """
         return self._prefix_cache.find(seq)
+
+    def prefix_hashes(self, seq: Sequence, start: int, end: int) -> list[BlockHash]:
+        """Returns the names of what the blocks [start, end) of the sequence's table are to hold."""
+        return [self._prefix_cache.hash(seq, index) for index in range(start, end)]
 
     def estimate_prefix(self, seq: Sequence) -> int:
         """Returns how many of the sequence's leading blocks are here, by looking at a few."""
@@ -128,7 +136,8 @@ class BlockSpaceManager:
 
     def retract(self, seq: Sequence) -> None:
         """Keeps the blocks of a sequence that went wrong from being found."""
-        self._prefix_cache.retract(seq)
+        for block_hash in self._prefix_cache.retract(seq):
+            self.on_retract(block_hash)
 
     def _num_taken(
         self, seq: Sequence, prefix: list[FoundBlock], num_lookahead_slots: int = 0
@@ -259,19 +268,50 @@ class BlockSpaceManager:
             copy=BlockMapping.of(copies.within_gpu),
         )
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets all cached blocks of both pools; False, changing nothing, if any is in use."""
-        pools = (self.gpu, self.cpu)
-        if any(pool.num_free < pool.num_blocks for pool in pools):
+    def reset_prefix_cache(self, moving: Mapping[int, int] = _NOTHING) -> bool:
+        """Forgets all cached blocks of both pools; False, changing nothing, if any is in use.
+
+        Args:
+            moving: blocks of the CPU pool with the number of moves that own them, which go on.
+        """
+        if self.gpu.num_free < self.gpu.num_blocks or self.cpu.num_owners() != moving:
             return False
-        for pool in pools:
+        for pool in (self.gpu, self.cpu):
             pool.forget_cached()
         return True
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts conservation on both devices, given every sequence that may hold blocks."""
+    def store_copy(self, block_hash: BlockHash) -> int | None:
+        """Returns the block of the CPU pool that holds what a hash stands for, to be stored.
+
+        If it is on the GPU alone, the plan in the making copies it. None if it is nowhere, or if
+        there is no room for the copy.
+        """
+        block = self.cpu.find(block_hash)
+        if block is not None:
+            return block
+        gpu_block = self.gpu.find(block_hash)
+        if gpu_block is None or not self.cpu.num_free:
+            return None
+        block = self.cpu.allocate()
+        self.cpu.cache_block(block, block_hash)
+        self._copies.out_of_gpu.append(BlockCopy(gpu_block, block))
+        self.cpu_tier.hold([block], arriving=True)
+        self.cpu.free(block)
+        return block
+
+    @property
+    def num_copies_out(self) -> int:
+        """Blocks that the plan in the making copies from the GPU to the CPU pool."""
+        return len(self._copies.out_of_gpu)
+
+    def check(self, sequences: Iterable[Sequence], moving: Iterable[int] = ()) -> None:
+        """Asserts conservation on both devices, given every sequence that may hold blocks.
+
+        Args:
+            moving: blocks of the CPU pool, once for each owner that is no sequence.
+        """
         on_gpu: Counter[int] = Counter()
-        on_cpu: Counter[int] = Counter()
+        on_cpu: Counter[int] = Counter(moving)
         for seq in sequences:
             (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
             assert seq.num_cached_blocks <= len(seq.block_table), seq.seq_id

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 MIN_PREFILL_TOKENS = 32  # smaller steps say nothing of the rate of a prefill
 PREFILL_WINDOW_TOKENS = 1024  # as much as is known before weighs as much as so many tokens
 COPY_WINDOW_BLOCKS = 64
+LOAD_LATENCY_S = 0.005
+"""Time that a lookup in the store and a fetch take beside the bytes: steps of which the results
+bring their ends."""
 MOST_AT_ONCE = 4  # a step that takes ten times as long was kept from its core, more likely
 HIT_SHARE = 1 / 16
 """Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
@@ -26,6 +29,8 @@ class CostModel:
     block_bytes: int = 0
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    load_bytes_per_s: float = 0.0
+    """Rate at which blocks come from the worker's store to the CPU pool."""
     has_seen_swaps: bool = field(default=False, init=False)
     """True if the rate of copies may differ from the announced one."""
     _announced_copy_bytes_per_s: float = field(init=False)
@@ -45,6 +50,21 @@ class CostModel:
         """Says whether a step that copies `num_kept` evicted blocks out should copy one more."""
         saved_s = self.recompute_s(block_size) - self.copy_s(1)
         return self.copy_s(1) <= HIT_SHARE * saved_s and self.copy_s(num_kept + 1) <= MAX_KEEP_S
+
+    def loads(self, *, num_blocks: int, block_size: int) -> bool:
+        """Says whether to bring blocks from the store takes less than to compute their tokens."""
+        saved_s = self.recompute_s(num_blocks * block_size)
+        return not self.prefill_tokens_per_s or self.load_s(num_blocks) <= saved_s
+
+    def load_s(self, num_blocks: int) -> float:
+        """Seconds until blocks of the store are on the GPU."""
+        rate = self.load_bytes_per_s
+        read_s = num_blocks * self.block_bytes / rate if rate else 0.0
+        return LOAD_LATENCY_S + read_s + self.copy_s(num_blocks)
+
+    def keeps_more_copies(self, *, num_copies: int) -> bool:
+        """Says whether a step that copies blocks out for the store should copy one more."""
+        return self.copy_s(num_copies + 1) <= MAX_KEEP_S
 
     def copy_s(self, num_blocks: int) -> float:
         """Seconds to copy blocks from one pool to the other."""
@@ -75,6 +95,16 @@ class CostModel:
             self.copy_bytes_per_s = _follow(
                 self.copy_bytes_per_s,
                 num_blocks * self.block_bytes / swap_ns * 1e9,
+                weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
+            )
+
+    def observe_load(self, *, num_bytes: int, duration_ns: int) -> None:
+        """Follows the rate of a fetch from the store."""
+        if num_bytes and duration_ns and self.block_bytes:
+            num_blocks = num_bytes / self.block_bytes
+            self.load_bytes_per_s = _follow(
+                self.load_bytes_per_s,
+                num_bytes / duration_ns * 1e9,
                 weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
             )
 

@@ -11,12 +11,11 @@ from array import array
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple
 
+from contract.sections.store_moves import HASH_BYTES
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockHash
 from scheduler_svc.kv.cpu_tier import CpuTier
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
-
-DIGEST_BYTES = 16
 
 
 def root_hash(*, tenant: str, cache_salt: str, adapter: str = "") -> BlockHash:
@@ -24,13 +23,13 @@ def root_hash(*, tenant: str, cache_salt: str, adapter: str = "") -> BlockHash:
     parts = (tenant.encode(), adapter.encode())
     salted = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     salted += cache_salt.encode()
-    return hashlib.blake2b(salted, digest_size=DIGEST_BYTES, person=b"root").digest()
+    return hashlib.blake2b(salted, digest_size=HASH_BYTES, person=b"root").digest()
 
 
 def next_hash(previous: BlockHash, token_ids: Tokens[int]) -> BlockHash:
     """Returns the hash of the block that holds `token_ids` after what `previous` stands for."""
     packed = array("q", token_ids).tobytes()
-    return hashlib.blake2b(previous + packed, digest_size=DIGEST_BYTES, person=b"block").digest()
+    return hashlib.blake2b(previous + packed, digest_size=HASH_BYTES, person=b"block").digest()
 
 
 class FoundBlock(NamedTuple):
@@ -102,12 +101,15 @@ class PrefixCache:
             self._gpu.cache_block(seq.block_table[index], self.hash(seq, index))
         seq.num_cached_blocks = num_whole_blocks
 
-    def retract(self, seq: Sequence) -> None:
-        """Keeps the blocks of a sequence that went wrong, and copies of them, from being found."""
-        for block in seq.block_table:
-            block_hash = self._gpu.retract(block)
-            if block_hash is not None:
-                self._cpu_tier.forget(block_hash)
+    def retract(self, seq: Sequence) -> list[BlockHash]:
+        """Keeps the blocks of a sequence that went wrong, and copies of them, from being found.
+
+        Returns the hashes by which they could be.
+        """
+        hashes = [found for block in seq.block_table if (found := self._gpu.retract(block))]
+        for block_hash in hashes:
+            self._cpu_tier.forget(block_hash)
+        return hashes
 
     def hash(self, seq: Sequence, index: int) -> BlockHash:
         """Returns the name of what a whole block of the sequence's table is to hold."""

@@ -11,6 +11,7 @@ from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import NO_MOVES, BlockMoves
 from contract.sections.forks import Fork
 from contract.sections.pooling import Pooling
+from contract.sections.store_moves import StoreMoves
 from contract.step import NewSequence, Step, TablePatch
 from contract.step_result import StepResult
 from scheduler_svc.requests.open_spans import StepTrace
@@ -47,6 +48,8 @@ class StepPlan:
     forget: list[int] = field(default_factory=list)
     block_moves: BlockMoves = NO_MOVES
     """Set when the plan is filled; see swapping.py."""
+    store_moves: StoreMoves | None = None
+    """Set when the plan is filled; see store_planning.py."""
     preempted: list[SequenceGroup] = field(default_factory=list)
     deferred_victims: list[SequenceGroup] = field(default_factory=list)
     """Groups that sit this step out because they are preempted as soon as they are answered."""
@@ -91,12 +94,13 @@ class StepPlan:
     @property
     def has_sections(self) -> bool:
         """True if the step has work beside its core; see `section_counts`."""
-        return self.block_moves is not NO_MOVES
+        return self.block_moves is not NO_MOVES or self.store_moves is not None
 
     @property
     def section_counts(self) -> dict[str, int]:
         """Amounts of work of the step's sections, under names that each section chooses."""
-        return self.block_moves.counts if self.has_sections else _NO_COUNTS
+        counts = _NO_COUNTS if self.block_moves is NO_MOVES else self.block_moves.counts
+        return counts if self.store_moves is None else counts | self.store_moves.counts
 
     @property
     def num_decodes(self) -> int:
@@ -131,6 +135,7 @@ class StepPlan:
             forks=tuple(self.forks),
             block_moves=self.block_moves,
             pooling=self._pooling() if self.new else None,
+            store_moves=self.store_moves,
         )
 
     def _pooling(self) -> Pooling | None:

@@ -22,6 +22,7 @@ from scheduler_svc.planning.step_division import StepDivision
 from scheduler_svc.planning.suspect_turns import Trials
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import prompt_budget
+from scheduler_svc.planning.write_behind import WriteBehind
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.stage_use import StageAccount
@@ -44,6 +45,7 @@ class Planner:
         arithmetic: Arithmetic | None = None,
         worker_name: str = "",
         stages: StageAccount,
+        write_behind: WriteBehind | None = None,
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
@@ -64,6 +66,7 @@ class Planner:
         self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
         self._worker_name = worker_name
         self._stages = stages
+        self._write_behind = write_behind
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
@@ -248,6 +251,9 @@ class Planner:
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens
+        if self._write_behind is not None and prefix and is_prompt:
+            hashes = self._blocks.prefix_hashes(seq, 0, len(prefix))
+            self._write_behind.want(seq.group, hashes)
         self.num_prefix_queries += seq.num_tokens
         self.num_prefix_hits += seq.num_computed_tokens
 

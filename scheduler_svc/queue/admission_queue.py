@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from scheduler_svc.queue.fair_queue import Flows, rank_of
 from scheduler_svc.queue.grammar_queue import Constraint, Parked
@@ -46,6 +46,8 @@ class AdmissionQueue:
         """Groups that compute alone because a worker was lost with them."""
         self.uncharged: dict[SequenceGroup, None] = {}
         """Groups that were served what the policy has no cost for, until `pop_uncharged`."""
+        self.pins: dict[SequenceGroup, Callable[[SequenceGroup], None]] = {}
+        """For groups that a worker keeps blocks for: what is called when they leave the queue."""
         self._reserved_by: dict[SequenceGroup, object] = {}
         self._reserved: dict[object, SequenceGroup] = {}  # one for a worker
 
@@ -151,6 +153,8 @@ class AdmissionQueue:
         self.num_prompt_tokens -= group.num_prompt_tokens
         if (worker := self._reserved_by.pop(group, None)) is not None:
             del self._reserved[worker]
+        if self.pins and (unpin := self.pins.pop(group, None)) is not None:
+            unpin(group)
 
     # Structured outputs
 
@@ -232,6 +236,7 @@ class AdmissionQueue:
         assert self.suspects.keys() == {group for group in groups if group.suspicion}
         assert self.num_prompt_tokens == sum(group.num_prompt_tokens for group in groups)
         assert self._reserved_by.keys() <= self.groups
+        assert self.pins.keys() <= self.groups
         assert {group: worker for worker, group in self._reserved.items()} == self._reserved_by
 
 

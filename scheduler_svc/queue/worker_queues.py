@@ -1,4 +1,4 @@
-"""The groups that run on one worker, those swapped there, and the queue that all workers share.
+"""The groups that run, are swapped or load on one worker, and the queue that all workers share.
 
 A group is in the queue of its status; what moves a group from one to another sets both here.
 """
@@ -24,6 +24,8 @@ class GroupQueues:
         self.admission = admission
         self.running: list[SequenceGroup] = []
         self.swapped: list[SequenceGroup] = []
+        self.loading: dict[SequenceGroup, None] = {}
+        """Groups whose prefix is looked for in the worker's store, or on its way from there."""
         self.is_accepting = True
         self.num_sequence_slots = 0
         """Sequences of the running groups, those that forks will add included."""
@@ -31,7 +33,7 @@ class GroupQueues:
 
     def __contains__(self, group: SequenceGroup) -> bool:
         """Says whether the group is on this worker."""
-        return group in self._slots_of or group in self.swapped
+        return group in self._slots_of or group in self.swapped or group in self.loading
 
     @property
     def candidates(self) -> Iterable[SequenceGroup]:
@@ -63,12 +65,26 @@ class GroupQueues:
         group.set_status(SequenceStatus.WAITING)
         self.admission.add(group)
 
+    def load(self, group: SequenceGroup) -> None:
+        """Takes a waiting group out of the queue of all workers while its prefix loads."""
+        self.admission.remove(group)
+        group.set_status(SequenceStatus.LOADING)
+        self.loading[group] = None
+
+    def return_loaded(self, group: SequenceGroup) -> None:
+        """Puts a loading group back among the waiting ones of all workers."""
+        del self.loading[group]
+        group.set_status(SequenceStatus.WAITING)
+        self.admission.add(group)
+
     def remove(self, group: SequenceGroup) -> None:
         """Takes a group off this worker; a no-op if it is not there."""
         if group in self._slots_of:
             self._stop_running(group)
         elif group in self.swapped:
             self.swapped.remove(group)
+        else:
+            self.loading.pop(group, None)
 
     def drain(self) -> None:
         """Takes nothing new from now on."""
@@ -76,9 +92,9 @@ class GroupQueues:
         self.admission.release(self)
 
     def remove_all(self) -> list[SequenceGroup]:
-        """Empties `running` and `swapped`; the groups are in no queue then."""
-        groups = self.running + self.swapped
-        self.running, self.swapped = [], []
+        """Empties `running`, `swapped` and `loading`; the groups are in no queue then."""
+        groups = [*self.running, *self.swapped, *self.loading]
+        self.running, self.swapped, self.loading = [], [], {}
         self._slots_of, self.num_sequence_slots = {}, 0
         self.admission.release(self)
         return groups
@@ -92,12 +108,13 @@ class GroupQueues:
         for queue, status in (
             (self.running, SequenceStatus.RUNNING),
             (self.swapped, SequenceStatus.SWAPPED),
+            (self.loading, SequenceStatus.LOADING),
             (self.admission, SequenceStatus.WAITING),
         ):
             for group in queue:
                 assert all(seq.status is status for seq in group.unfinished), group.request_id
                 assert group.unfinished, f"{group.request_id} has ended and is queued"
-        for group in self.admission:
+        for group in (*self.admission, *self.loading):
             assert not any(seq.block_table for seq in group.sequences), group.request_id
         for groups in (self.running, self.swapped):
             assert groups == sorted(groups, key=rank_of), "out of order"

@@ -9,9 +9,11 @@ from rpc.metrics.histogram import Histogram
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.explain import Explanation
 from scheduler_svc.insight.stats import RequestStats, StepStats
+from scheduler_svc.planning.store_planning import StorePlanning
 from scheduler_svc.requests.stage_use import StageUse
 from scheduler_svc.requests.timeline import Event
 from scheduler_svc.requests.wait_accounting import Wait
+from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.quarantine import Quarantine
 from scheduler_svc.workers.step_loop import StepLoop
 
@@ -70,6 +72,8 @@ def _event(event: Event, arrival: float) -> explain_pb2.Event:
         detail=event.detail,
         waits=_waits(event.waits),
         branch=event.branch,
+        num_bytes=event.num_bytes,
+        duration_ns=nanoseconds(event.seconds),
     )
 
 
@@ -152,6 +156,24 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         num_failures=cluster.worker_records.num_failures_of(step_loop.worker_name),
         stages=_stage_use(scheduler.steps.stages.use()) if scheduler.steps.stages.ranks else None,
         launched_as=step_loop.launched_as,
+        store=None if scheduler.store is None else _store_stats(scheduler.store, scheduler),
+    )
+
+
+def _store_stats(store: StorePlanning, scheduler: Scheduler) -> stats_pb2.StoreStats:
+    loading, write_behind = store.loading, store.write_behind
+    return stats_pb2.StoreStats(
+        kind=store.kind,
+        num_requests_loading=len(scheduler.loading),
+        num_queries=loading.num_queries,
+        num_hits=loading.num_hits,
+        num_fetched_bytes=loading.num_bytes,
+        num_stored_bytes=write_behind.num_bytes,
+        num_stored_blocks=write_behind.num_blocks,
+        num_failed_loads=loading.num_failures,
+        num_late_loads=loading.num_late,
+        num_failed_stores=write_behind.num_failures,
+        load_bytes_per_second=scheduler.cost.load_bytes_per_s,
     )
 
 

@@ -11,7 +11,9 @@ from rpc.metrics.histogram import Histogram
 from rpc.metrics.registry import PER_NS, Families
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.stats import RequestStats
+from scheduler_svc.planning.store_planning import StorePlanning
 from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.step_loop import StepLoop
 
 
@@ -27,6 +29,9 @@ def read(cluster: Cluster, families: Families) -> None:
         _add_gauges(step_loop, families, of_worker)
         _add_counters(step_loop, families, of_worker)
         _add_steps(step_loop, families, of_worker)
+        scheduler = step_loop.scheduler
+        if scheduler.store is not None:
+            _add_store(scheduler.store, scheduler, families, of_worker)
 
 
 def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
@@ -175,6 +180,41 @@ def _add_counters(step_loop: StepLoop, families: Families, of_worker: dict[str, 
         ("cpu_prefix_cache_hits", "Of those, found in CPU memory.", planner.num_cpu_prefix_hits),
     ):
         families.counter(name, meaning, number, **of_worker)
+
+
+def _add_store(
+    store: StorePlanning, scheduler: Scheduler, families: Families, of_worker: dict[str, str]
+) -> None:
+    loading, write_behind = store.loading, store.write_behind
+    of_store = {**of_worker, "tier": store.kind}
+    families.gauge(
+        "num_requests_loading",
+        "Requests whose prefix comes from a worker's store of KV blocks, or is looked for there.",
+        len(scheduler.loading),
+        **of_store,
+    )
+    for name, meaning, number in (
+        (
+            "kv_store_queries",
+            "Prompt tokens that were looked up there.",
+            loading.num_queries,
+        ),
+        ("kv_store_hits", "Of those, fetched from the store.", loading.num_hits),
+        ("kv_store_late_loads", "Lookups and fetches that took too long.", loading.num_late),
+    ):
+        families.counter(name, meaning, number, **of_store)
+    for direction, num_bytes, num_failures in (
+        ("in", loading.num_bytes, loading.num_failures),
+        ("out", write_behind.num_bytes, write_behind.num_failures),
+    ):
+        families.counter(
+            "kv_store_bytes", "Bytes that came from the store, and went there.", num_bytes,
+            **of_store, direction=direction,
+        )  # fmt: skip
+        families.counter(
+            "kv_store_failures", "Moves from the store, and to it, that failed.", num_failures,
+            **of_store, direction=direction,
+        )  # fmt: skip
 
 
 def _add_steps(step_loop: StepLoop, families: Families, of_worker: dict[str, str]) -> None:

@@ -26,8 +26,9 @@ def state(
     schedulers: dict[SequenceGroup, Scheduler] = {}
     for step_loop in cluster.step_loops:
         parts.append(pb.DumpStateResponse(worker=_worker(step_loop, now)))
-        groups = step_loop.scheduler.running + step_loop.scheduler.swapped
-        schedulers.update(dict.fromkeys(groups, step_loop.scheduler))
+        scheduler = step_loop.scheduler
+        groups = [*scheduler.running, *scheduler.swapped, *scheduler.loading]
+        schedulers.update(dict.fromkeys(groups, scheduler))
     for group in cluster.requests.live_groups:
         request = _request(group, schedulers.get(group), cluster, now)
         if include_token_ids:
@@ -66,6 +67,8 @@ def _worker(step_loop: StepLoop, now: float) -> pb.WorkerSchedulerState:
         copy_bytes_per_second=scheduler.cost.copy_bytes_per_s,
         prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
         block_bytes=scheduler.cost.block_bytes,
+        loading_request_ids=_ids(scheduler.loading),
+        num_moving_owners=None if scheduler.store is None else scheduler.store.owned,
     )
 
 

@@ -19,6 +19,8 @@ class SequenceStatus(Enum):
     """Queue that a sequence is in."""
 
     WAITING = auto()
+    LOADING = auto()
+    """Its prefix is looked for, or on its way from, a worker's store."""
     RUNNING = auto()
     SWAPPED = auto()
     FINISHED = auto()

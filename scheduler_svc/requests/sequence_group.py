@@ -50,6 +50,8 @@ class SequenceGroup:
     """Fixed place in the flow and on a worker; NaN until the policy has chosen it."""
     num_passed_over: int = 0
     """Times that a group behind it was admitted first because a worker had cached its prefix."""
+    asked_stores: tuple[int, ...] = ()
+    """Numbers of the workers' stores in which its prefix was looked up, as one lookup is enough."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
     times: GroupTimes

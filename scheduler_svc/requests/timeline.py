@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from contract.sections.store_moves import MoveResult
 from contract.updates import Timings
 from scheduler_svc.requests.stage_use import StageAccount, StageUse
 from scheduler_svc.requests.wait_accounting import Account, Wait, WaitLedger
@@ -36,6 +37,8 @@ class EventKind(Enum):
     SUSPECTED = auto()
     CLEARED = auto()
     POOLED = auto()
+    FETCHED = auto()
+    STORED = auto()
 
 
 class Event(NamedTuple):
@@ -48,7 +51,10 @@ class Event(NamedTuple):
     num_tokens: int = 0
     num_cached_tokens: int = 0
     num_blocks: int = 0
-    """Moved between GPU and CPU, or given up to be recomputed."""
+    """Moved between GPU and CPU, or to or from a store, or given up to be recomputed."""
+    num_bytes: int = 0
+    seconds: float = 0.0
+    """Time that a move to or from a store took."""
     num_sequences: int = 0
     branch: int = 0
     num_ahead: int = 0
@@ -118,6 +124,17 @@ class Timeline:
         self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
         self.worker = ""
         self._stages = self._stages_from = None
+
+    def moved_blocks(self, kind: EventKind, now: float, result: MoveResult) -> None:
+        """Records that a move of blocks from or to a worker's store has ended."""
+        self.add(
+            kind,
+            now,
+            num_blocks=result.num_blocks,
+            num_bytes=result.num_bytes,
+            seconds=result.duration_ns / 1e9,
+            detail=result.failed,
+        )
 
     def stage_use(self) -> StageUse | None:
         """Returns what the stages of the worker have computed since it took the request."""

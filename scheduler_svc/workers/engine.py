@@ -5,6 +5,8 @@ the same event loop, between awaits.
 """
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -78,7 +80,16 @@ class Engine:
         while True:
             self._wakeup.clear()
             await self._send_steps()
+            await self._until_woken()
+
+    async def _until_woken(self) -> None:
+        """Waits for something to plan, or until the worker is asked for the ends of moves."""
+        if (poll_at := self.loop.next_poll_at) == math.inf:
             await self._wakeup.wait()
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, poll_at - self._clock())):
+                await self._wakeup.wait()
 
     async def _send_steps(self) -> None:
         """Sends what there is to send; does nothing while another task does, which looks again."""
@@ -96,6 +107,8 @@ class Engine:
             result = await self._worker.read()
             self.loop.complete(result, self._clock())
             await self._send_steps()  # here: to wake another task costs a turn of the event loop
+            if self.loop.next_poll_at < math.inf:
+                self._wakeup.set()
 
     async def _prepare(self) -> None:
         """Has structured outputs compiled, one at a time, while steps go on."""
@@ -112,6 +125,5 @@ class Engine:
         while True:
             left_s = self.loop.seconds_left(self._clock())
             if left_s <= 0:
-                step_id, limit_s = self.loop.scheduler.inflight[0].step_id, self.loop.oldest_limit_s
-                raise WorkerLostError(f"step {step_id} was not answered within {limit_s:.1f} s")
+                raise WorkerLostError(self.loop.overdue(self._clock()))
             await asyncio.sleep(min(left_s, self._step_timeout_s))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from contract.step_result import StepResult
 from scheduler_svc.insight import step_spans
+from scheduler_svc.kv.store_moves import MAX_CANCEL_S
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.grammar_queue import Constraint
@@ -82,9 +83,9 @@ class StepLoop:
         if len(scheduler.inflight) >= scheduler.limits.max_in_flight:
             return None
         self.recorder.planned(now)
-        num_recomputes = scheduler.preemption.num_recomputes
+        num_returned = scheduler.num_returned
         plan = scheduler.schedule(now)
-        if scheduler.preemption.num_recomputes > num_recomputes:
+        if scheduler.num_returned > num_returned:
             self._wake_all()  # an idle worker may have room for the preempted request
         self._send_failed()
         if scheduler.grammars.to_send and (preparation := scheduler.grammars.pop_preparation()):
@@ -101,10 +102,13 @@ class StepLoop:
         plan = self.scheduler.inflight[0]
         self._learn(plan, now)
         self.recorder.answered(now)
+        num_returned = self.scheduler.num_returned
         outcome = self.scheduler.update(result, now)
         if RequestTrace.num_open or plan.trace is not None:
             step_spans.end(plan, result, outcome, worker=self.worker_name)
         self._send_updates(outcome)
+        if self.scheduler.num_returned > num_returned:
+            self._wake_all()
 
     def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:
         """Takes the worker's answer about a structured output; an empty fault is success."""
@@ -117,11 +121,31 @@ class StepLoop:
     def seconds_left(self, now: float) -> float:
         """Returns the time until the oldest step is overdue, which means that the worker hangs.
 
-        Infinite if no step is in flight.
+        So does a move that was called off and does not end. Infinite if there is neither.
         """
-        if not self.scheduler.inflight:
-            return math.inf
-        return self._oldest_began_at + self.oldest_limit_s - now
+        store = self.scheduler.store
+        left_s = math.inf
+        if store is not None and (overdue_at := store.moves.overdue_at) is not None:
+            left_s = overdue_at - now
+        if self.scheduler.inflight:
+            left_s = min(left_s, self._oldest_began_at + self.oldest_limit_s - now)
+        return left_s
+
+    def overdue(self, now: float) -> str:
+        """Says what is overdue, once no time is left."""
+        if self.scheduler.inflight and now >= self._oldest_began_at + self.oldest_limit_s:
+            step_id = self.scheduler.inflight[0].step_id
+            return f"step {step_id} was not answered within {self.oldest_limit_s:.1f} s"
+        return f"a move of KV blocks that was called off has not ended within {MAX_CANCEL_S:.0f} s"
+
+    @property
+    def next_poll_at(self) -> float:
+        """Time at which `fill` is to be called again though nothing wakes the driver.
+
+        Infinite while a step is in flight, and if nothing moves to or from the worker's store.
+        """
+        store = self.scheduler.store
+        return math.inf if store is None or self.scheduler.inflight else store.next_poll_at
 
     @property
     def oldest_limit_s(self) -> float:

@@ -171,6 +171,8 @@ def _details(event: pb.Event) -> str:
             return f"it was in flight: computes alone for {event.num_tokens} tokens"
         case pb.EVENT_KIND_CLEARED:
             return f"it was not the cause: computes with others, step {event.step_id}"
+        case pb.EVENT_KIND_FETCHED | pb.EVENT_KIND_STORED:
+            return _moved(event)
         case pb.EVENT_KIND_ENDED:
             return event.detail.lower() if event.detail.isupper() else event.detail
         case _:
@@ -182,6 +184,11 @@ def _resumed(event: pb.Event) -> str:
     if event.is_swap:
         text += f", {event.num_blocks} blocks swapped in"
     return text + (f"; waited for {_waits(event.waits)}" if event.waits else "")
+
+
+def _moved(event: pb.Event) -> str:
+    text = f"{event.num_blocks} blocks, {event.num_bytes:,} bytes in {_seconds(event.duration_ns)}"
+    return f"{text}: {event.detail}" if event.detail else text
 
 
 def _preempted(event: pb.Event) -> str:

@@ -11,6 +11,7 @@ from signalbox.settings.worker_range import WorkerRange
 _PHASES = {
     explain_pb2.REQUEST_STATE_WAITING: "waiting",
     explain_pb2.REQUEST_STATE_SWAPPED: "swapped",
+    explain_pb2.REQUEST_STATE_LOADING: "loading",
 }
 
 
@@ -20,6 +21,21 @@ class Quantiles:
 
     p50_s: float | None
     p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLoad:
+    """A worker's store of KV blocks. Rates are of the time between the two answers."""
+
+    kind: str
+    num_loading: int
+    """Requests that look for their prefix there, or wait for it."""
+    hit_rate: float | None
+    """Share of the tokens that were looked up."""
+    fetched_bytes_per_s: float
+    stored_bytes_per_s: float
+    num_failures: int
+    """Moves that have failed or come late since the worker joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +68,8 @@ class WorkerLoad:
     """Shares of the worker's time in forward, swap, sample and wait; their sum is 1."""
     stages: list[StageLoad]
     """Pipeline stages, the first first; none of a worker of one rank."""
+    store: StoreLoad | None
+    """None of a worker without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +100,7 @@ class RequestLoad:
 
     request_id: str
     phase: str
-    """Phase: waiting, prefill, decode or swapped."""
+    """Phase: waiting, loading, prefill, decode or swapped."""
     worker: str
     num_prompt_tokens: int
     num_output_tokens: int
@@ -207,6 +225,19 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
         ),
         step_shares=_shares(before.steps, after.steps),
         stages=stage_loads(before.stages, after.stages),
+        store=_store(before.store, after.store, seconds) if after.HasField("store") else None,
+    )
+
+
+def _store(before: pb.StoreStats, after: pb.StoreStats, seconds: float) -> StoreLoad:
+    queries = after.num_queries - before.num_queries
+    return StoreLoad(
+        kind=after.kind,
+        num_loading=after.num_requests_loading,
+        hit_rate=(after.num_hits - before.num_hits) / queries if queries else None,
+        fetched_bytes_per_s=(after.num_fetched_bytes - before.num_fetched_bytes) / seconds,
+        stored_bytes_per_s=(after.num_stored_bytes - before.num_stored_bytes) / seconds,
+        num_failures=after.num_failed_loads + after.num_late_loads + after.num_failed_stores,
     )
 
 

@@ -14,6 +14,7 @@ from signalbox.inspect.load_rates import (
     Quantiles,
     QuarantinedWorker,
     RequestLoad,
+    StoreLoad,
     WorkerLoad,
 )
 from signalbox.inspect.stage_use import stage_table
@@ -84,6 +85,7 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
         f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled, {hits} found in the cache",
         f"{worker.steps_per_s:,.1f} steps/s of {_quantiles(worker.step)}",
         *_shares(worker),
+        *_store(worker.store),
         f"first token {_quantiles(worker.time_to_first_token)}"
         f"  each token {_quantiles(worker.time_per_output_token)}",
         f"preempted {worker.preemptions_per_s:,.1f}/s"
@@ -110,6 +112,18 @@ def _bar(used: int, total: int) -> Text:
     return Text.assemble(
         ("█" * filled, color), ("░" * (BAR_WIDTH - filled), "dim"), f" {share:4.0%}"
     )
+
+
+def _store(store: StoreLoad | None) -> list[str]:
+    if store is None:
+        return []
+    hits = "-" if store.hit_rate is None else f"{store.hit_rate:.0%}"
+    failed = f", {store.num_failures:,} failed" if store.num_failures else ""
+    return [
+        f"{store.kind}: {store.num_loading} requests load, {hits} of what was looked up came"
+        f"  {store.fetched_bytes_per_s / 1e6:,.1f} MB/s in"
+        f"  {store.stored_bytes_per_s / 1e6:,.1f} MB/s out{failed}"
+    ]
 
 
 def _shares(worker: WorkerLoad) -> list[str]:

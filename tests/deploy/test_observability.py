@@ -54,7 +54,8 @@ async def shown() -> Labels:
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         running_worker(
-            scheduler.address, simulated(num_gpu_blocks=8, adapters=(SQL,), stages=(1, 1))
+            scheduler.address,
+            simulated(num_gpu_blocks=8, num_store_blocks=8, adapters=(SQL,), stages=(1, 1)),
         ) as worker,
         running_router(scheduler.address) as router,
         open_channel(router.server.address) as channel,

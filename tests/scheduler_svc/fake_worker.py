@@ -19,11 +19,9 @@ from contract.step_result import StepResult
 from scheduler_svc.kv.block_allocator import BlockCopy
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
+from tests.scheduler_svc.fake_store import Block, FakeStore
 
 VOCAB_SIZE = 97
-
-Block = dict[int, tuple[int, int]]
-"""By offset: a token, and a hash of all tokens up to it."""
 
 
 def copies_of(mapping: BlockMapping) -> list[BlockCopy]:
@@ -123,6 +121,7 @@ class FakeWorker:
     cpu: dict[int, Block] = field(default_factory=dict)
     sequences: dict[int, Known] = field(default_factory=dict)
     loses_copies: bool = False
+    store: FakeStore | None = None
     num_swapped_in: int = 0
     num_swapped_out: int = 0
 
@@ -140,6 +139,8 @@ class FakeWorker:
             assert patch.first_index <= len(table), "a patch leaves a hole"
             table[patch.first_index : patch.first_index + len(patch.blocks)] = patch.blocks
         self._move(plan)
+        if self.store is not None:
+            self.store.begin(plan.store_moves)
         drawn = Drawn()
         assert len(set(plan.seq_ids)) == len(plan.seq_ids), "a sequence is in the step twice"
         work = [(seq_id, n) for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)]
@@ -159,6 +160,7 @@ class FakeWorker:
             token_ids=int32s(drawn.token_ids),
             logprobs=drawn.logprobs,
             pooled=drawn.pooled,
+            moves=self.store.pop_ended() if self.store is not None else (),
         )
 
     def _fork(self, plan: "EncodedPlan") -> None:
@@ -182,6 +184,8 @@ class FakeWorker:
         moves = plan.block_moves
         read = set(moves.swap_in.src.tolist())
         assert not read & set(moves.swap_out.dst.tolist()), "written before it is read"
+        if self.store is not None:
+            self.store.check_block_moves(moves)
         self.num_swapped_in += len(read)
         self.num_swapped_out += len(moves.swap_out.src)
         for mapping, source, target in (
@@ -256,6 +260,7 @@ class EncodedPlan:
         self.forks = list(plan.forks)
         self.patches = list(plan.patches)
         self.block_moves = plan.block_moves
+        self.store_moves = plan.store_moves
         self.seq_ids = [seq.seq_id for seq in plan.seqs]
         self.num_new_tokens = list(plan.num_new_tokens)
         self.new = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.errors import Code
-from contract.model import Arithmetic, ModelInfo
+from contract.model import Arithmetic, ModelInfo, StoreCapacity
 from contract.pooling import PoolingModel, PoolingParams, Vector
 from contract.request import BeamSearchParams, Request
 from contract.sampling_params import SamplingParams
@@ -29,6 +29,7 @@ from scheduler_svc.requests.sequence_group import (
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.step_loop import StepLoop
+from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import (
     VOCAB_SIZE,
     Block,
@@ -74,6 +75,7 @@ def make_scheduler(
     grammar_bytes: int = 1 << 30,
     arithmetic: Arithmetic | None = None,
     worker_name: str = "",
+    store: StoreCapacity | None = None,
 ) -> Scheduler:
     return Scheduler(
         limits=StepLimits(
@@ -101,6 +103,7 @@ def make_scheduler(
         grammar_bytes=grammar_bytes,
         arithmetic=arithmetic,
         worker_name=worker_name,
+        store=store,
     )
 
 
@@ -180,10 +183,12 @@ class Loop:
     ended: list[SequenceGroup] = field(default_factory=list)
     pooled: dict[SequenceGroup, Vector] = field(default_factory=dict)
     preparing: Preparation | None = None
+    step_s: float = 1.0
+    """Seconds between two plannings."""
 
     def send(self) -> bool:
         """Plans and sends one step, if there is room for it and something to do."""
-        self.now += 1.0
+        self.now += self.step_s
         if len(self.sent) >= self.depth:
             return False
         plan = self.scheduler.schedule(self.now)
@@ -237,10 +242,18 @@ class Loop:
         for _ in range(max_steps):
             while self.send():
                 self.scheduler.check()
-            if self.answer() is None and not self.compile():
+            if self.answer() is None and not self.compile() and not self._waits_for_moves():
                 return
             self.scheduler.check()
         raise AssertionError(f"still busy after {max_steps} steps")
+
+    def _waits_for_moves(self) -> bool:
+        """Waits until a step is due that asks for the ends of moves, if any are under way."""
+        store = self.scheduler.store
+        if store is None or not store.moves:
+            return False
+        self.now = max(self.now, store.next_poll_at)
+        return True
 
     def check_content(self, content: dict[bytes, Block], *, knows_all: bool = True) -> None:
         """Asserts that blocks hold what their hashes say; the worker knows once it has answered."""
@@ -275,10 +288,15 @@ def make_loop(
     depth: int = 2,
     loses_copies: bool = False,
     pooling: PoolingModel | None = None,
+    kept: dict[bytes, Block] | None = None,
+    step_s: float = 1.0,
 ) -> Loop:
+    """`kept` is what the worker's store has; None is no store."""
     size = scheduler.blocks.block_size
     worker = FakeWorker(size, pooling=pooling, loses_copies=loses_copies)
-    return Loop(scheduler, worker, depth)
+    if kept is not None:
+        worker.store = FakeStore(kept, worker.cpu)
+    return Loop(scheduler, worker, depth, step_s=step_s)
 
 
 def outputs(group: SequenceGroup) -> list[list[int]]:

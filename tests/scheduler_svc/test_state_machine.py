@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from contract.model import StoreCapacity
 from contract.request import BeamSearchParams
 from contract.updates import FinishReason
 from scheduler_svc.config import PolicyName, PolicySettings, PreemptionMode
@@ -38,6 +39,9 @@ COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
     "slow": {"block_bytes": 2, "copy_bytes_per_s": 1000.0, "prefill_tokens_per_s": 10.0},
     "useless": {"block_bytes": 2, "copy_bytes_per_s": 1.0, "prefill_tokens_per_s": 1000.0},
 }
+BOUNDED_STORE = StoreCapacity(
+    kind="disk", read_bytes_per_s=1e4, max_write_bytes_per_s=8, max_write_bytes_per_day=64
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -56,6 +60,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(PolicyName),
         grammar_bytes=st.sampled_from([25 << 20, 50 << 20]),  # for three or six
         max_adapters=st.sampled_from([None, 1, 2]),
+        store=st.sampled_from([None, StoreCapacity(kind="memory"), BOUNDED_STORE]),
+        step_s=st.sampled_from([0.01, 0.001, 1.0]),
     )
     def start(
         self,
@@ -71,6 +77,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         grammar_bytes: int,
         max_adapters: int | None,
+        store: StoreCapacity | None,
+        step_s: float,
     ) -> None:
         self.admission = AdmissionQueue(
             make_policy(PolicySettings(scheduling_policy=policy, ageing=3.0))
@@ -86,7 +94,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             "grammar_bytes": grammar_bytes,
             "num_stages": max(1, depth - 1),
             "max_adapters": max_adapters,
+            "store": store,
         }
+        self.kept: dict[bytes, Block] = {}
+        """What the workers' stores have, which is one, as a shared one is."""
+        self.step_s = step_s
         self.costs = COSTS[costs]
         self.content: dict[bytes, Block] = {}
         self.has_beams = False  # whose blocks are not known beforehand
@@ -106,7 +118,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             **CAPACITY,
             **self.options,
         )
-        return make_loop(scheduler, depth=self.depth)
+        kept = None if scheduler.store is None else self.kept
+        return make_loop(scheduler, depth=self.depth, kept=kept, step_s=self.step_s)
 
     @property
     def live(self) -> list[SequenceGroup]:
@@ -226,6 +239,40 @@ class SchedulerMachine(RuleBasedStateMachine):
             loop.send()
             loop.answer()
 
+    @rule(data=st.data(), ends_at_once=st.booleans(), heeds_cancels=st.sampled_from([True, False]))
+    def change_store(self, data: st.DataObject, ends_at_once: bool, heeds_cancels: bool) -> None:
+        """Lets moves from now on end at once, or when `end_move` says so; also if called off."""
+        store = data.draw(st.sampled_from(self.loops)).worker.store
+        if store is not None:
+            store.ends_at_once, store.heeds_cancels = ends_at_once, heeds_cancels
+
+    @rule(
+        data=st.data(),
+        most=st.sampled_from([100, 100, 0, 1, 2]),
+        failed=st.sampled_from(["", "", "input/output error"]),
+    )
+    def end_move(self, data: st.DataObject, most: int, failed: str) -> None:
+        store = data.draw(st.sampled_from(self.loops)).worker.store
+        if store is not None and store.pending:
+            move_id = data.draw(st.sampled_from(sorted(store.pending)))
+            store.end(move_id, most=most, failed=failed)
+
+    @rule(data=st.data(), kind=st.integers(1, 4))
+    def lose_stored_blocks(self, data: st.DataObject, kind: int) -> None:
+        """A store may evict any block at any time."""
+        for block_hash in sorted(self.kept)[::kind]:
+            del self.kept[block_hash]
+
+    @rule(data=st.data())
+    def reset_prefix_cache(self, data: st.DataObject) -> None:
+        loop = data.draw(st.sampled_from(self.loops))
+        loop.scheduler.reset_prefix_cache()
+
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
+        """Time passes in which the worker says nothing."""
+        data.draw(st.sampled_from(self.loops)).now += 5.0
+
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -267,8 +314,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def blocks_are_conserved_and_groups_are_in_one_queue(self) -> None:
         queued = list(self.admission)
         for loop in self.loops:
-            loop.scheduler.check()
-            queued += loop.scheduler.running + loop.scheduler.swapped
+            scheduler = loop.scheduler
+            scheduler.check()
+            queued += [*scheduler.running, *scheduler.swapped, *scheduler.loading]
         assert len(queued) == len(set(queued))
         assert set(queued) == set(self.live)
 
@@ -288,8 +336,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def blocks_hold_what_their_hashes_say(self) -> None:
         for loop in self.loops:
             loop.check_content(self.content, knows_all=not self.has_beams)
+        for block_hash, block in self.kept.items():
+            if not self.has_beams or block_hash in self.content:
+                assert block == self.content[block_hash], "the store has a wrong block"
 
     def teardown(self) -> None:
+        for loop in self.loops:
+            if loop.worker.store is not None:
+                loop.worker.store.ends_at_once = True
         for _ in range(4):  # what one loop sets back another may take
             for loop in self.loops:
                 loop.run()
@@ -299,6 +353,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for loop in self.loops:
             scheduler = loop.scheduler
             scheduler.check()
+            assert scheduler.store is None or not scheduler.store.moves
             assert scheduler.blocks.gpu.num_free == scheduler.blocks.gpu.num_blocks
             assert scheduler.blocks.cpu.num_free == scheduler.blocks.cpu.num_blocks
         for group in ended:

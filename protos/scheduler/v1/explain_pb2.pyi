@@ -15,6 +15,7 @@ class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATE_RUNNING: _ClassVar[RequestState]
     REQUEST_STATE_SWAPPED: _ClassVar[RequestState]
     REQUEST_STATE_ENDED: _ClassVar[RequestState]
+    REQUEST_STATE_LOADING: _ClassVar[RequestState]
 
 class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +33,8 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_SUSPECTED: _ClassVar[EventKind]
     EVENT_KIND_CLEARED: _ClassVar[EventKind]
     EVENT_KIND_POOLED: _ClassVar[EventKind]
+    EVENT_KIND_FETCHED: _ClassVar[EventKind]
+    EVENT_KIND_STORED: _ClassVar[EventKind]
 
 class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +52,7 @@ REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
 REQUEST_STATE_SWAPPED: RequestState
 REQUEST_STATE_ENDED: RequestState
+REQUEST_STATE_LOADING: RequestState
 EVENT_KIND_UNSPECIFIED: EventKind
 EVENT_KIND_QUEUED: EventKind
 EVENT_KIND_SCHEDULED: EventKind
@@ -63,6 +67,8 @@ EVENT_KIND_ENDED: EventKind
 EVENT_KIND_SUSPECTED: EventKind
 EVENT_KIND_CLEARED: EventKind
 EVENT_KIND_POOLED: EventKind
+EVENT_KIND_FETCHED: EventKind
+EVENT_KIND_STORED: EventKind
 WAIT_REASON_UNSPECIFIED: WaitReason
 WAIT_REASON_NEXT_STEP: WaitReason
 WAIT_REASON_NO_WORKER: WaitReason
@@ -138,7 +144,7 @@ class StageUse(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[_common_pb2.WorkerRank, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageTimings, _Mapping]]] = ..., num_steps: _Optional[int] = ..., in_flight_ns: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "at_ns", "worker", "step_id", "num_tokens", "num_cached_tokens", "num_blocks", "num_sequences", "num_ahead", "num_waiting", "is_swap", "other_request_id", "detail", "waits", "branch")
+    __slots__ = ("kind", "at_ns", "worker", "step_id", "num_tokens", "num_cached_tokens", "num_blocks", "num_sequences", "num_ahead", "num_waiting", "is_swap", "other_request_id", "detail", "waits", "branch", "num_bytes", "duration_ns")
     KIND_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +160,8 @@ class Event(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     kind: EventKind
     at_ns: int
     worker: str
@@ -169,7 +177,9 @@ class Event(_message.Message):
     detail: str
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
     branch: int
-    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., at_ns: _Optional[int] = ..., worker: _Optional[str] = ..., step_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_ahead: _Optional[int] = ..., num_waiting: _Optional[int] = ..., is_swap: _Optional[bool] = ..., other_request_id: _Optional[str] = ..., detail: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., branch: _Optional[int] = ...) -> None: ...
+    num_bytes: int
+    duration_ns: int
+    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., at_ns: _Optional[int] = ..., worker: _Optional[str] = ..., step_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_ahead: _Optional[int] = ..., num_waiting: _Optional[int] = ..., is_swap: _Optional[bool] = ..., other_request_id: _Optional[str] = ..., detail: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., branch: _Optional[int] = ..., num_bytes: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason", "duration_ns", "num_plans")

@@ -44,7 +44,14 @@ class ClusterState(_message.Message):
     def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., waiting_request_ids: _Optional[_Iterable[str]] = ..., now_ns: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerSchedulerState(_message.Message):
-    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "decode_column_seq_ids", "copy_bytes_per_second", "prefill_tokens_per_second", "block_bytes")
+    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "decode_column_seq_ids", "copy_bytes_per_second", "prefill_tokens_per_second", "block_bytes", "loading_request_ids", "num_moving_owners")
+    class NumMovingOwnersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +68,8 @@ class WorkerSchedulerState(_message.Message):
     COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADING_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MOVING_OWNERS_FIELD_NUMBER: _ClassVar[int]
     address: str
     is_draining: bool
     max_num_seqs: int
@@ -77,7 +86,9 @@ class WorkerSchedulerState(_message.Message):
     copy_bytes_per_second: float
     prefill_tokens_per_second: float
     block_bytes: int
-    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., decode_column_seq_ids: _Optional[_Iterable[int]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    loading_request_ids: _containers.RepeatedScalarFieldContainer[str]
+    num_moving_owners: _containers.ScalarMap[int, int]
+    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., decode_column_seq_ids: _Optional[_Iterable[int]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ..., loading_request_ids: _Optional[_Iterable[str]] = ..., num_moving_owners: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class BlockPool(_message.Message):
     __slots__ = ("num_blocks", "num_free", "cached_blocks", "num_owners")

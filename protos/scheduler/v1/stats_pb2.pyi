@@ -99,7 +99,7 @@ class RequestSummary(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages", "launched_as")
+    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages", "launched_as", "store")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class WorkerStats(_message.Message):
     NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     LAUNCHED_AS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     address: str
     num_requests_running: int
     num_requests_swapped: int
@@ -154,7 +155,34 @@ class WorkerStats(_message.Message):
     num_failures: int
     stages: _explain_pb2.StageUse
     launched_as: str
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., launched_as: _Optional[str] = ...) -> None: ...
+    store: StoreStats
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., launched_as: _Optional[str] = ..., store: _Optional[_Union[StoreStats, _Mapping]] = ...) -> None: ...
+
+class StoreStats(_message.Message):
+    __slots__ = ("kind", "num_requests_loading", "num_queries", "num_hits", "num_fetched_bytes", "num_stored_bytes", "num_stored_blocks", "num_failed_loads", "num_late_loads", "num_failed_stores", "load_bytes_per_second")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_LOADING_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_LOADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_LOADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_STORES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    num_requests_loading: int
+    num_queries: int
+    num_hits: int
+    num_fetched_bytes: int
+    num_stored_bytes: int
+    num_stored_blocks: int
+    num_failed_loads: int
+    num_late_loads: int
+    num_failed_stores: int
+    load_bytes_per_second: float
+    def __init__(self, kind: _Optional[str] = ..., num_requests_loading: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_hits: _Optional[int] = ..., num_fetched_bytes: _Optional[int] = ..., num_stored_bytes: _Optional[int] = ..., num_stored_blocks: _Optional[int] = ..., num_failed_loads: _Optional[int] = ..., num_late_loads: _Optional[int] = ..., num_failed_stores: _Optional[int] = ..., load_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class StepStats(_message.Message):
     __slots__ = ("tokens", "duration_ns", "num_prefill_tokens", "wait_ns", "swap_ns", "forward_ns", "sample_ns", "num_blocks_swapped_out", "num_blocks_swapped_in", "num_blocks_copied")

@@ -6,6 +6,7 @@ one while the other's answer is read, detokenised and followed by the next plan.
 one thread; the worker has its own.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -153,10 +154,20 @@ class EngineCore:
         """Plans and starts steps, as many as may be in flight."""
         self.check_alive()
         self._end_compiling()
+        self._start_steps()
+        while self._channel and self.oldest is None and not self._channel.has_news:
+            if self._steps.next_poll_at == math.inf:
+                self.die("no step can be planned for the requests that are left")
+            self._ask_for_moves()
+
+    def _start_steps(self) -> None:
         while (plan := self._steps.fill(time.monotonic())) is not None:
             self._answers.append(self._worker.submit(plan.to_step(epoch=EPOCH)))
-        if self._channel and self.oldest is None and not self._channel.has_news:
-            self.die("no step can be planned for the requests that are left")
+
+    def _ask_for_moves(self) -> None:
+        """Waits until an empty step is due whose result brings the ends of moves, and starts it."""
+        time.sleep(max(0.0, self._steps.next_poll_at - time.monotonic()))
+        self._start_steps()
 
     def complete_step(self) -> list[InProcessRequest]:
         """Waits for the oldest answer; returns the requests with new output.
@@ -211,7 +222,11 @@ class EngineCore:
             return False
         while self._answers:  # steps of ended requests
             self.complete_step()
-        return self.scheduler.reset_prefix_cache()
+        is_reset = self.scheduler.reset_prefix_cache()
+        while is_reset and self.scheduler.store is not None and self.scheduler.store.moves:
+            self._ask_for_moves()  # until the store is empty
+            self.complete_step()
+        return is_reset
 
     def sleep(self) -> None:
         """Frees the KV cache's memory. Raises RuntimeError while a request is unfinished."""

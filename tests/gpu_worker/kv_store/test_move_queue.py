@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from contract.sections.store_moves import MoveResult
 from gpu_worker.kv_store.memory_store import MemoryStore
-from gpu_worker.kv_store.move import MoveResult
 from gpu_worker.kv_store.move_queue import CANCELLED, STALLED, MoveQueue
 from gpu_worker.kv_store.move_threads import MoveThreads
 from tests.gpu_worker.kv_store.stores import (

@@ -1,0 +1,246 @@
+"""Brings prefixes of waiting requests from a worker's store into its CPU pool, while they wait.
+
+A request whose prefix may go on in the store leaves the admission queue for the time of a lookup
+and, if that finds enough, a fetch. What has arrived is a prefix of the CPU pool's cache like any
+other, pinned for the request until a worker takes it; the request is back in the queue, at its
+rank. So a lookup or fetch that fails, comes late or is called off is a miss: tokens are computed.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from contract.sections.store_moves import MoveResult
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+from scheduler_svc.planning.bookkeeping import Bookkeeping
+from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+
+MAX_LOADING = 8
+"""Requests of a worker that may load at once."""
+LOOK_AHEAD = 16
+"""Requests at the head of the queue among which some are chosen to load."""
+GRACE_S = 0.25
+"""Time that a lookup may take, and a fetch beyond twice what it should take."""
+MAX_FETCHED_SHARE = 0.5
+"""Most of the CPU pool that fetches, and what they brought for requests that wait, may hold."""
+MAX_DISTRUSTED = 4096
+"""Blocks that are remembered as gone wrong."""
+
+_loaders = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Load:
+    """What a loading request waits for."""
+
+    move: Move
+    """Several requests may wait for one."""
+    until: float
+    """Time at which the request gives up."""
+    held: list[int] = field(default_factory=list)
+    """Blocks of the CPU pool with the part of its prefix that was there before."""
+
+
+class Loading:
+    """The loading requests of one worker, and the blocks that have arrived for waiting ones."""
+
+    def __init__(
+        self,
+        books: Bookkeeping,
+        moves: MovesUnderWay,
+        *,
+        group_selection: GroupSelection,
+        cost: CostModel,
+    ) -> None:
+        self.num_queries = 0  # tokens asked for, and fetched
+        self.num_hits = 0
+        self.num_bytes = 0
+        self.num_failures = 0
+        self.num_late = 0
+        self.num_returned = 0
+        """Requests that came back to the admission queue, loaded or not."""
+        self._queues = books.queues
+        self._blocks = books.blocks
+        self._pool = books.blocks.cpu
+        self._moves = moves
+        self._group_selection = group_selection
+        self._cost = cost
+        self._number = next(_loaders)
+        self._loads: dict[SequenceGroup, _Load] = {}
+        self._arrived: dict[SequenceGroup, list[int]] = {}
+        self._distrusted: OrderedDict[BlockHash, None] = OrderedDict()
+
+    # Planning
+
+    def plan(self, now: float, *, may_begin: bool) -> None:
+        """Gives up what has left or is late, and lets requests of the queue begin to load."""
+        for group, load in list(self._loads.items()):
+            if now >= load.until or group not in self._queues.loading:
+                self.num_late += group in self._queues.loading
+                self._return(group, now)
+        if may_begin and self._queues.is_accepting and self._queues.admission.groups:
+            self._begin_loads(now)
+
+    def _begin_loads(self, now: float) -> None:
+        free = MAX_LOADING - len(self._loads)
+        if free <= 0:
+            return
+        waiting = itertools.islice(self._queues.admission.candidates, LOOK_AHEAD)
+        chosen = [group for group in waiting if self._may_load(group)]
+        for group in chosen[:free]:
+            self._begin(group, now)
+
+    def _may_load(self, group: SequenceGroup) -> bool:
+        if self._number in group.asked_stores or group.suspicion is not None:
+            return False
+        if group.wants_prompt_logprobs or group in self._queues.admission.pins:
+            return False
+        return self._group_selection.can_ever_run(group)
+
+    def _begin(self, group: SequenceGroup, now: float) -> None:
+        """Looks a request's prefix up, once, unless what is missing of it costs little."""
+        seq, blocks = group.unfinished[0], self._blocks
+        prefix = blocks.find_prefix(seq)
+        num_missing = (seq.num_tokens - 1) // blocks.block_size - len(prefix)
+        hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
+        hashes = list(itertools.takewhile(lambda one: one not in self._distrusted, hashes))
+        if hashes and (other := self._load_of(hashes[0])):
+            self._wait_for(group, other.move, until=other.until)
+            return
+        group.asked_stores = (*group.asked_stores, self._number)
+        if not hashes or not self._pays(len(hashes)):
+            return
+        self.num_queries += len(hashes) * blocks.block_size
+        self._wait_for(group, self._moves.find(hashes, now), until=now + GRACE_S)
+        for found in prefix:
+            if not found.is_on_gpu:
+                self._pool.share(found.block)
+                self._loads[group].held.append(found.block)
+
+    def _pays(self, num_blocks: int) -> bool:
+        return self._cost.loads(num_blocks=num_blocks, block_size=self._blocks.block_size)
+
+    def _load_of(self, block_hash: BlockHash) -> _Load | None:
+        """Returns a request's wait for a block that is looked up or on its way."""
+        loads = self._loads.values()
+        return next((load for load in loads if block_hash in load.move.hashes), None)
+
+    def _wait_for(self, group: SequenceGroup, move: Move, *, until: float) -> None:
+        self._queues.load(group)
+        self._loads[group] = _Load(move=move, until=until)
+
+    def distrust(self, block_hash: BlockHash) -> None:
+        """Keeps a block from being fetched that went wrong here, and may be stored."""
+        self._distrusted[block_hash] = None
+        if len(self._distrusted) > MAX_DISTRUSTED:
+            self._distrusted.popitem(last=False)
+
+    # Results
+
+    def found(self, move: Move, result: MoveResult, now: float) -> None:
+        """Takes the end of a lookup: fetches what was found, if that pays."""
+        self.num_failures += bool(result.failed) and move.cancelled_at is None
+        num_blocks = min(result.num_blocks, self._num_fetchable)
+        waiting = self._waiting_for(move)
+        if move.is_void or num_blocks < 1 or not self._pays(num_blocks):
+            for group in waiting:
+                self._return(group, now)
+        elif waiting:
+            fetch = self._moves.fetch(move.hashes[:num_blocks], now)
+            for group in waiting:
+                self._loads[group].move = fetch
+                self._loads[group].until = now + 2 * self._cost.load_s(num_blocks) + GRACE_S
+
+    @property
+    def _num_fetchable(self) -> int:
+        """Blocks of the CPU pool that another fetch may have."""
+        num_pinned = sum(map(len, self._arrived.values()))
+        num_fetched = num_pinned + self._moves.num_blocks(MoveKind.FETCH)
+        return min(
+            int(MAX_FETCHED_SHARE * self._pool.num_blocks) - num_fetched, self._pool.num_free
+        )
+
+    def fetched(self, move: Move, result: MoveResult, now: float) -> None:
+        """Takes the end of a fetch, and of its ownership of the blocks."""
+        num_blocks = 0 if move.is_void else result.num_blocks
+        self.num_hits += num_blocks * self._blocks.block_size
+        self.num_bytes += result.num_bytes
+        self.num_failures += bool(result.failed) and move.cancelled_at is None
+        for block, block_hash in zip(move.blocks[:num_blocks], move.hashes, strict=False):
+            self._pool.cache_block(block, block_hash)
+        waiting = self._waiting_for(move)
+        for group in waiting:
+            group.timeline.moved_blocks(EventKind.FETCHED, now, result)
+        if waiting and num_blocks:
+            arrived = list(move.blocks[:num_blocks])
+            for block in arrived:
+                self._pool.share(block)
+            self._arrived[waiting[0]] = arrived
+        for block in reversed(move.blocks):  # of a chain the end is forgotten first
+            self._pool.free(block)
+        for group in waiting:
+            self._return(group, now)
+
+    def _waiting_for(self, move: Move) -> list[SequenceGroup]:
+        return [
+            group
+            for group, load in self._loads.items()
+            if load.move is move and group in self._queues.loading
+        ]
+
+    # Ending
+
+    def return_all(self, now: float) -> None:
+        """Ends all loading: the worker drains."""
+        for group in list(self._loads):
+            self._return(group, now)
+
+    def _return(self, group: SequenceGroup, now: float) -> None:
+        """Ends a request's loading; puts it back into the admission queue unless it has left.
+
+        What it waits for is called off if no other waits for it.
+        """
+        load = self._loads.pop(group)
+        if not any(other.move is load.move for other in self._loads.values()):
+            self._moves.cancel(load.move, now)
+        pinned = self._arrived.pop(group, []) + load.held
+        if group not in self._queues.loading:
+            self._free(pinned)
+            return
+        self._queues.return_loaded(group)
+        self.num_returned += 1
+        if pinned:
+            self._arrived[group] = pinned
+            self._queues.admission.pins[group] = self._unpin
+
+    def _unpin(self, group: SequenceGroup) -> None:
+        """Lets the blocks of a request that has left the admission queue be evicted."""
+        self._free(self._arrived.pop(group))
+
+    def _free(self, blocks: Iterable[int]) -> None:
+        for block in reversed(list(blocks)):
+            self._pool.free(block)
+
+    def forget_pins(self) -> None:
+        """Gives all pinned blocks up: the worker is gone, or its cache is reset."""
+        for group in list(self._arrived):
+            self._queues.admission.pins.pop(group, None)
+            self._unpin(group)
+
+    @property
+    def pinned(self) -> list[int]:
+        """Blocks of the CPU pool, once for each request that they are pinned for."""
+        held = (load.held for load in self._loads.values())
+        return [block for blocks in (*self._arrived.values(), *held) for block in blocks]
+
+    def check(self) -> None:
+        """Asserts that requests load that should, and that pins are of requests that wait."""
+        assert self._queues.loading.keys() <= self._loads.keys(), "a request loads nothing"
+        waiting = self._queues.admission.groups
+        assert self._arrived.keys() <= waiting, "blocks are pinned for no request"
+        assert all(self._queues.admission.pins[group] == self._unpin for group in self._arrived)

@@ -1,0 +1,132 @@
+"""The part of a worker's planning for its store: what each plan begins, and what results bring.
+
+A worker without a store has none of it. Results of moves come with results of steps, so that an
+empty step is planned now and then while nothing else is and moves are under way.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from contract.model import StoreCapacity
+from contract.sections.store_moves import MoveResult
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+from scheduler_svc.planning.bookkeeping import Bookkeeping
+from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.loading import Loading
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.write_behind import WriteBehind
+
+logger = logging.getLogger(__name__)
+
+LOADING_POLL_S = 0.002
+"""Time between empty steps while a request loads."""
+POLL_S = 0.05
+"""Time between empty steps while only writes are under way, for which no request waits."""
+
+
+class StorePlanning:
+    """Loads prefixes from one worker's store, and writes blocks there."""
+
+    def __init__(
+        self,
+        store: StoreCapacity,
+        books: Bookkeeping,
+        *,
+        group_selection: GroupSelection,
+        cost: CostModel,
+    ) -> None:
+        self.kind = store.kind
+        self.moves = MovesUnderWay(books.blocks.cpu)
+        self.loading = Loading(books, self.moves, group_selection=group_selection, cost=cost)
+        self.write_behind = WriteBehind(store, self.moves, blocks=books.blocks, cost=cost)
+        self._cost = cost
+        self._queues = books.queues
+        self._blocks = books.blocks
+        self._asked_at = -math.inf
+        self._now = 0.0  # as of the last call that said it
+        books.blocks.on_retract = self._distrust
+
+    def begin_plan(self, now: float, *, may_begin: bool) -> None:
+        """Takes the groups that load out of the queue before the plan takes others."""
+        self._now = now
+        self.loading.plan(now, may_begin=may_begin)
+
+    def finish_plan(self, plan: StepPlan, now: float) -> None:
+        """Gives a filled plan its moves."""
+        self.write_behind.plan(now)
+        plan.store_moves = self.moves.pop_section()
+
+    def polls(self, now: float) -> bool:
+        """Says whether a step without work is due that asks for the ends of moves."""
+        return now >= self.next_poll_at
+
+    @property
+    def next_poll_at(self) -> float:
+        """Time at which a step is due, if none is planned before; infinite if nothing moves."""
+        if not self.moves:
+            return math.inf
+        return self._asked_at + (LOADING_POLL_S if self._queues.loading else POLL_S)
+
+    def asked(self, now: float) -> None:
+        """Records that a step is planned, whose result brings the ends of moves."""
+        self._asked_at = now
+
+    def process(self, results: Iterable[MoveResult], now: float) -> None:
+        """Takes the ends of moves."""
+        self._now = now
+        for result in results:
+            move = self.moves.end(result)
+            if move is None:
+                logger.warning("move %d has ended, which is not under way", result.move_id)
+                continue
+            result = result._replace(num_blocks=min(result.num_blocks, len(move.hashes)))
+            if move.kind is MoveKind.FIND:
+                self._found(move, result, now)
+            elif move.kind is MoveKind.FETCH:
+                self._fetched(move, result, now)
+            elif move.kind is MoveKind.STORE:
+                self.write_behind.stored(move, result, now)
+
+    def _found(self, move: Move, result: MoveResult, now: float) -> None:
+        if not (result.failed or move.is_void):
+            self.write_behind.know(move.hashes[: result.num_blocks])
+            self.write_behind.miss(move.hashes[result.num_blocks :])
+        self.loading.found(move, result, now)
+
+    def _fetched(self, move: Move, result: MoveResult, now: float) -> None:
+        if not result.failed:
+            self._cost.observe_load(num_bytes=result.num_bytes, duration_ns=result.duration_ns)
+            self.write_behind.miss(move.hashes[result.num_blocks :])
+        self.loading.fetched(move, result, now)
+
+    def drain(self) -> None:
+        """Lets no request load any more."""
+        self.loading.return_all(self._now)
+
+    def reset(self) -> bool:
+        """Forgets what is cached in both pools and the store; False if a request has blocks."""
+        self.loading.forget_pins()
+        if not self._blocks.reset_prefix_cache(self.moves.owned):
+            return False
+        self.write_behind.forget()
+        self.moves.clear(self._now)
+        return True
+
+    def _distrust(self, block_hash: BlockHash) -> None:
+        """Keeps a block that may be wrong from being written, and from being fetched."""
+        self.write_behind.know([block_hash])
+        self.loading.distrust(block_hash)
+
+    def check(self) -> None:
+        """Asserts what its parts do."""
+        self.moves.check()
+        self.loading.check()
+
+    @property
+    def owned(self) -> Counter[int]:
+        """How many owners that are no sequences each block of the CPU pool has."""
+        return self.moves.owned + Counter(self.loading.pinned)

@@ -1,0 +1,169 @@
+"""Writes blocks to a worker's store behind the steps: those that a second request has used.
+
+A block that is used once is most often not used again, and a device wears out by what is written.
+The bounds of bytes, a second and a day, are the worker's.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence as Hashes
+
+from contract.model import StoreCapacity
+from contract.sections.store_moves import MoveResult
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+
+MAX_WANTED = 4096
+"""Blocks that may wait to be written; those that wait longest are given up."""
+MAX_KNOWN = 1 << 16
+"""Blocks that are remembered as written or refused."""
+MAX_STORED_SHARE = 0.25
+"""Most of the CPU pool that may be written at a time."""
+MAX_BLOCKS = 32
+"""Blocks of one write, and so of a step."""
+MAX_STORE_S = 10.0
+"""Longest that a write may take; it is called off then."""
+PAUSE_S = 10.0
+"""Time for which nothing is written after a write that failed."""
+DAY_S = 86_400.0
+
+
+class WriteBehind:
+    """Chooses what one worker writes to its store, and remembers what it has written."""
+
+    def __init__(
+        self,
+        store: StoreCapacity,
+        moves: MovesUnderWay,
+        *,
+        blocks: BlockSpaceManager,
+        cost: CostModel,
+    ) -> None:
+        self.num_blocks = 0  # written
+        self.num_bytes = 0
+        self.num_failures = 0
+        self._moves = moves
+        self._blocks = blocks
+        self._cost = cost
+        self._allowance = WriteAllowance(store, block_bytes=cost.block_bytes)
+        self._wanted: OrderedDict[BlockHash, SequenceGroup] = OrderedDict()
+        self._known: OrderedDict[BlockHash, None] = OrderedDict()
+        self._of: dict[Move, SequenceGroup] = {}
+        self._paused_until = -math.inf
+
+    def want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
+        """Has blocks written that a request found, so that they are used the second time."""
+        for block_hash in hashes:
+            if block_hash in self._known:
+                self._known.move_to_end(block_hash)
+            elif block_hash not in self._wanted:
+                self._wanted[block_hash] = group
+        while len(self._wanted) > MAX_WANTED:
+            self._wanted.popitem(last=False)
+
+    def know(self, hashes: Hashes[BlockHash]) -> None:
+        """Remembers that the store has blocks."""
+        for block_hash in hashes:
+            self._wanted.pop(block_hash, None)
+            self._known[block_hash] = None
+            self._known.move_to_end(block_hash)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def miss(self, hashes: Hashes[BlockHash]) -> None:
+        """Forgets that the store had blocks: it has them no more."""
+        for block_hash in hashes:
+            self._known.pop(block_hash, None)
+
+    def plan(self, now: float) -> None:
+        """Begins to write blocks of one request, as far as the bounds let it."""
+        self._moves.cancel_older(MoveKind.STORE, began_before=now - MAX_STORE_S, now=now)
+        num_blocks = min(self._num_storable, self._allowance.num_blocks(now), MAX_BLOCKS)
+        if not self._wanted or num_blocks < 1 or now < self._paused_until:
+            return
+        group, hashes, blocks = self._choose(num_blocks)
+        if group is not None:
+            self._allowance.take(len(hashes))
+            move = self._moves.store(hashes, blocks, tenant=group.request.tenant, now=now)
+            self._of[move] = group
+            self.know(hashes)
+
+    def _choose(self, most: int) -> tuple[SequenceGroup | None, list[BlockHash], list[int]]:
+        """Returns what is written next, and for which request, which is the first's."""
+        group: SequenceGroup | None = None
+        hashes: list[BlockHash] = []
+        blocks: list[int] = []
+        num_before = self._blocks.num_copies_out
+        while len(hashes) < most and self._wanted:
+            block_hash, owner = next(iter(self._wanted.items()))
+            num_copies = self._blocks.num_copies_out - num_before
+            if owner is not (group or owner):
+                break
+            if not self._cost.keeps_more_copies(num_copies=num_copies):
+                break
+            del self._wanted[block_hash]
+            if (block := self._blocks.store_copy(block_hash)) is not None:
+                group = owner
+                hashes.append(block_hash)
+                blocks.append(block)
+        return group, hashes, blocks
+
+    @property
+    def _num_storable(self) -> int:
+        num_stored = self._moves.num_blocks(MoveKind.STORE)
+        return int(MAX_STORED_SHARE * self._blocks.cpu.num_blocks) - num_stored
+
+    def stored(self, move: Move, result: MoveResult, now: float) -> None:
+        """Takes the end of a write, and of its ownership of the blocks."""
+        self.num_blocks += result.num_blocks
+        self.num_bytes += result.num_bytes
+        if move.is_void:
+            self.miss(move.hashes)
+        elif result.failed:
+            self.num_failures += 1
+            self._paused_until = now + PAUSE_S
+            self.miss(move.hashes[result.num_blocks :])
+        group = self._of.pop(move)
+        if not group.is_finished:
+            group.timeline.moved_blocks(EventKind.STORED, now, result)
+        for block in move.blocks:
+            self._blocks.cpu.free(block)
+
+    def forget(self) -> None:
+        """Begins anew: the store is emptied."""
+        self._wanted.clear()
+        self._known.clear()
+
+
+class WriteAllowance:
+    """Bytes that may be written now: a bucket that fills, and a day's sum."""
+
+    def __init__(self, store: StoreCapacity, *, block_bytes: int) -> None:
+        self._block_bytes = max(1, block_bytes)
+        self._per_s = store.max_write_bytes_per_s
+        self._per_day = store.max_write_bytes_per_day
+        self._filled_at = -math.inf
+        self._bytes = 0.0
+        self._day_began_at = -math.inf
+        self._day_bytes = 0
+
+    def num_blocks(self, now: float) -> int:
+        """Returns how many blocks may be written now."""
+        if now - self._day_began_at >= DAY_S:
+            self._day_began_at, self._day_bytes = now, 0
+        if self._per_s:  # a block may be larger than what is written in a second
+            most = max(self._per_s, self._block_bytes)
+            self._bytes = min(most, self._bytes + self._per_s * (now - self._filled_at))
+            self._filled_at = now
+        most_now = self._bytes if self._per_s else math.inf
+        most_today = self._per_day - self._day_bytes if self._per_day else math.inf
+        return int(min(most_now, most_today, self._block_bytes << 20) // self._block_bytes)
+
+    def take(self, num_blocks: int) -> None:
+        """Counts blocks that are written."""
+        self._bytes -= num_blocks * self._block_bytes
+        self._day_bytes += num_blocks * self._block_bytes

@@ -1,0 +1,84 @@
+"""A store of the fake worker: moves end when a test lets them, in any order, whole or in part."""
+
+from dataclasses import dataclass, field
+
+from contract.sections.block_moves import BlockMoves
+from contract.sections.store_moves import Fetch, Find, MoveResult, Store, StoreMoves
+
+Block = dict[int, tuple[int, int]]
+"""By offset: a token, and a hash of all tokens up to it."""
+
+BLOCK_BYTES = 32
+
+
+@dataclass(slots=True)
+class FakeStore:
+    """What one lease moves to and from `kept`, which outlives it."""
+
+    kept: dict[bytes, Block]
+    cpu: dict[int, Block]
+    ends_at_once: bool = True
+    heeds_cancels: bool = True
+    pending: dict[int, Find | Fetch | Store] = field(default_factory=dict)
+    ended: list[MoveResult] = field(default_factory=list)
+    num_fetched: int = 0
+    num_stored: int = 0
+
+    def begin(self, moves: StoreMoves | None) -> None:
+        if moves is None:
+            return
+        for move_id in moves.cancels:
+            if move_id in self.pending and self.heeds_cancels:
+                self.end(move_id, most=1, failed="cancelled")
+        for clear in moves.clears:
+            self.kept.clear()
+            self.ended.append(MoveResult(clear.move_id, 0))
+        for move in (*moves.finds, *moves.fetches, *moves.stores):
+            assert move.move_id not in self.pending
+            if isinstance(move, Fetch):
+                assert not self.blocks & set(move.cpu_blocks), "a move's block is written"
+            if isinstance(move, Store):
+                assert not self.written & set(move.cpu_blocks), "what is stored is written"
+            self.pending[move.move_id] = move
+            if self.ends_at_once:
+                self.end(move.move_id)
+
+    @property
+    def blocks(self) -> set[int]:
+        """Blocks of the CPU pool that moves read or write."""
+        moves = (one for one in self.pending.values() if not isinstance(one, Find))
+        return {block for move in moves for block in move.cpu_blocks}
+
+    @property
+    def written(self) -> set[int]:
+        moves = (one for one in self.pending.values() if isinstance(one, Fetch))
+        return {block for move in moves for block in move.cpu_blocks}
+
+    def check_block_moves(self, moves: BlockMoves) -> None:
+        """Asserts that a step's copies leave the blocks of moves alone."""
+        assert not self.written & set(moves.swap_in.src.tolist()), "read before it has arrived"
+        assert not self.blocks & set(moves.swap_out.dst.tolist()), "a move's block is overwritten"
+
+    def end(self, move_id: int, *, most: int = 1 << 30, failed: str = "") -> None:
+        """Lets a move end, having done `most` blocks."""
+        move = self.pending.pop(move_id)
+        done = 0
+        for index, block_hash in enumerate(move.hashes[:most]):
+            if isinstance(move, Store):
+                self.kept[block_hash] = dict(self.cpu[move.cpu_blocks[index]])
+                self.num_stored += 1
+            elif block_hash not in self.kept:
+                break
+            elif isinstance(move, Fetch):
+                self.cpu[move.cpu_blocks[index]] = dict(self.kept[block_hash])
+                self.num_fetched += 1
+            done += 1
+        num_bytes = 0 if isinstance(move, Find) else done * BLOCK_BYTES
+        self.ended.append(MoveResult(move_id, done, num_bytes, 1000, failed))
+
+    def pop_ended(self) -> list[MoveResult]:
+        if self.ends_at_once:
+            for move_id in list(self.pending):
+                self.end(move_id)
+        ended, self.ended = self.ended, []
+        return ended

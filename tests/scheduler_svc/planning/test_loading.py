@@ -1,0 +1,391 @@
+"""Prefixes come from a worker's store, or are computed: exact output, and no block is lost."""
+
+import pytest
+
+from contract.model import StoreCapacity
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.loading import GRACE_S, MAX_LOADING
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.requests.sequence import SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+from tests.scheduler_svc.fake_store import Block, FakeStore
+from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.make import (
+    Loop,
+    assert_all_free,
+    content_of,
+    make_loop,
+    make_request,
+    make_scheduler,
+    outputs,
+)
+
+PROMPT = list(range(11, 32))  # five blocks and a token
+STORE = StoreCapacity(kind="memory")
+
+
+class Server:
+    """A worker with a store, which may have been written by one before it."""
+
+    def __init__(self, kept: dict[bytes, Block] | None = None, **fields: object) -> None:
+        fields = {"num_cpu_blocks": 16, "store": STORE, **fields}
+        scheduler = make_scheduler(**fields)  # type: ignore[arg-type]
+        self.kept: dict[bytes, Block] = {} if kept is None else kept
+        self.loop: Loop = make_loop(scheduler, kept=self.kept, step_s=0.001)
+        self.scheduler = scheduler
+        self.content: dict[bytes, Block] = {}
+        self.num_requests = 0
+
+    @property
+    def store(self) -> FakeStore:
+        assert self.loop.worker.store is not None
+        return self.loop.worker.store
+
+    def add(
+        self, prompt: list[int] = PROMPT, *, max_tokens: int = 2, tenant: str = ""
+    ) -> SequenceGroup:
+        self.num_requests += 1
+        arrival = float(self.num_requests)
+        group = make_request(prompt, max_tokens=max_tokens, arrival=arrival, tenant=tenant)
+        self.content |= content_of(group, block_size=4)
+        self.scheduler.admission.add(group)
+        return group
+
+    def step(self) -> None:
+        self.loop.send()
+        self.scheduler.check()
+        self.loop.answer()
+        self.check()
+
+    def check(self) -> None:
+        self.scheduler.check()
+        self.loop.check_content(self.content)
+        for block_hash, block in self.kept.items():
+            assert self.content.get(block_hash, block) == block, "what is stored is wrong"
+
+    def run(self, prompt: list[int] = PROMPT, *, tenant: str = "") -> SequenceGroup:
+        group = self.add(prompt, tenant=tenant)
+        self.finish()
+        assert outputs(group) == [expected(prompt, num_tokens=2)]
+        return group
+
+    def finish(self) -> None:
+        self.loop.run()
+        self.check()
+        assert_all_free(self.loop)
+        assert self.scheduler.store is not None
+        assert not self.scheduler.store.moves
+
+
+def filled(**fields: object) -> Server:
+    """Returns a new worker with the store of one that has served PROMPT twice."""
+    first = Server()
+    first.run()
+    first.run()
+    return Server(first.kept, **fields)
+
+
+def kinds(group: SequenceGroup) -> list[EventKind]:
+    return [event.kind for event in group.timeline.events]
+
+
+def test_a_block_is_stored_at_its_second_use() -> None:
+    server = Server()
+    server.run()
+    assert not server.kept
+    second = server.run()
+    assert len(server.kept) == 5
+    server.run()
+    assert server.store.num_stored == 5, "what is stored is not stored again"
+    assert EventKind.STORED in kinds(second)
+
+
+def test_a_prefix_comes_from_the_store_after_a_restart() -> None:
+    server = filled()
+    group = server.run()
+    assert group.num_cached_tokens == 20
+    assert server.store.num_fetched == 5
+    assert server.loop.worker.num_swapped_in == 5
+    (event,) = (one for one in group.timeline.events if one.kind is EventKind.FETCHED)
+    assert (event.num_blocks, event.num_bytes, event.detail) == (5, 160, "")
+    assert server.scheduler.store is not None
+    loading = server.scheduler.store.loading
+    assert (loading.num_queries, loading.num_hits, loading.num_failures) == (20, 20, 0)
+
+
+def test_what_is_in_a_pool_is_not_fetched() -> None:
+    server = filled()
+    server.run(PROMPT[:9])
+    group = server.run()
+    assert group.num_cached_tokens == 20
+    assert server.store.num_fetched == 5
+
+
+def test_a_request_that_waits_loads_while_there_is_no_room_for_it() -> None:
+    server = filled(max_num_seqs=1, num_gpu_blocks=16)
+    running = server.add([1, 2, 3], max_tokens=12)
+    server.step()
+    waiting = server.add()
+    for _ in range(4):
+        server.step()
+    assert server.store.num_fetched == 5
+    assert waiting.sequences[0].status is SequenceStatus.WAITING
+    assert not running.is_finished
+    server.finish()
+    assert waiting.num_cached_tokens == 20
+
+
+@pytest.mark.parametrize("tenant", ["", "other"])
+def test_a_tenant_finds_what_its_own_requests_have_stored(tenant: str) -> None:
+    server = filled()
+    assert server.run(tenant=tenant).num_cached_tokens == (0 if tenant else 20)
+
+
+def test_a_store_that_pays_less_than_computing_is_not_asked() -> None:
+    cost = CostModel(block_bytes=32, load_bytes_per_s=1000.0, prefill_tokens_per_s=1000.0)
+    server = filled(cost=cost)
+    server.run()
+    assert server.store.num_fetched == 0
+    assert server.scheduler.store is not None
+    assert server.scheduler.store.loading.num_queries == 0
+
+
+def hold(server: Server) -> None:
+    """Lets moves of the store end when the test does it."""
+    server.store.ends_at_once = False
+
+
+def until_pending(server: Server) -> int:
+    """Steps until a move is under way, and returns its number."""
+    for _ in range(10):
+        server.step()
+        if server.store.pending:
+            return next(iter(server.store.pending))
+    raise AssertionError("no move has begun")
+
+
+def until_fetching(server: Server) -> int:
+    server.store.end(until_pending(server))
+    return until_pending(server)
+
+
+def test_a_lookup_that_comes_late_is_given_up() -> None:
+    server = filled()
+    hold(server)
+    group = server.add()
+    until_pending(server)
+    assert group.sequences[0].status is SequenceStatus.LOADING
+    assert server.scheduler.has_unfinished
+    server.loop.now += GRACE_S
+    server.step()
+    assert group.sequences[0].status is not SequenceStatus.LOADING
+    server.store.ends_at_once = True
+    server.finish()
+    assert (server.store.num_fetched, group.num_cached_tokens) == (0, 0)
+
+
+def test_a_fetch_that_comes_late_keeps_its_blocks_until_it_has_ended() -> None:
+    server = filled()
+    hold(server)
+    server.store.heeds_cancels = False
+    group = server.add()
+    fetch = until_fetching(server)
+    server.loop.now += 10.0
+    for _ in range(5):
+        server.step()
+    assert group.is_finished
+    assert group.num_cached_tokens == 0
+    pool = server.scheduler.blocks.cpu
+    assert pool.num_free == pool.num_blocks - 5
+    assert server.scheduler.store is not None
+    assert server.scheduler.store.moves.overdue_at == pytest.approx(server.loop.now + 10.0, abs=1)
+    server.store.end(fetch)
+    server.finish()
+    assert server.scheduler.store.moves.overdue_at is None
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_what_a_fetch_brought_before_it_failed_is_used(most: int) -> None:
+    server = filled()
+    hold(server)
+    group = server.add()
+    server.store.end(until_fetching(server), most=most, failed="input/output error")
+    server.store.ends_at_once = True
+    server.finish()
+    assert group.num_cached_tokens == 4 * most
+    assert outputs(group) == [expected(PROMPT, num_tokens=2)]
+    assert server.scheduler.store is not None
+    assert server.scheduler.store.loading.num_failures == 1
+
+
+@pytest.mark.parametrize("step", [until_pending, until_fetching])
+def test_an_abort_calls_off_what_the_request_waits_for(step) -> None:  # type: ignore[no-untyped-def]
+    server = filled()
+    hold(server)
+    group = server.add()
+    step(server)
+    server.scheduler.abort(group)
+    server.check()
+    server.step()
+    assert not server.store.pending
+    server.finish()
+
+
+def test_a_request_that_ends_in_the_queue_gives_up_what_has_arrived() -> None:
+    server = filled(max_num_seqs=1, num_gpu_blocks=16)
+    server.add([1, 2, 3], max_tokens=12)
+    server.step()
+    waiting = server.add()
+    for _ in range(4):
+        server.step()
+    pool = server.scheduler.blocks.cpu
+    assert pool.num_free == pool.num_blocks - 5
+    server.scheduler.admission.remove(waiting)
+    server.check()
+    assert pool.num_free == pool.num_blocks
+    server.finish()
+
+
+def test_a_worker_that_drains_gives_loading_requests_back() -> None:
+    server = filled()
+    hold(server)
+    group = server.add()
+    until_fetching(server)
+    server.scheduler.drain()
+    assert group in server.scheduler.admission
+    server.step()
+    assert not server.store.pending
+    assert group in server.scheduler.admission
+    server.scheduler.check()
+
+
+def test_a_lost_worker_gives_loading_and_loaded_requests_back() -> None:
+    admission = AdmissionQueue()
+    server = filled(max_num_seqs=1, num_gpu_blocks=16, admission=admission)
+    server.add([1, 2, 3], max_tokens=12)
+    server.step()
+    loaded = server.add()
+    for _ in range(4):
+        server.step()
+    assert admission.pins
+    hold(server)
+    other = server.add([*PROMPT[:8], *range(50, 64)])
+    until_pending(server)
+    groups = server.scheduler.evacuate()
+    assert other in groups
+    assert loaded in admission
+    assert not admission.pins
+    for group in groups:
+        admission.add(group)
+    admission.check()
+    second = Server(server.kept, admission=admission)
+    second.content = server.content
+    second.finish()
+    assert outputs(other) == [expected(other.request.prompt_token_ids, num_tokens=2)]
+    assert loaded.num_cached_tokens == 20, "another worker asks its store, too"
+
+
+def test_requests_of_one_prefix_wait_for_one_fetch() -> None:
+    server = filled(num_gpu_blocks=40)
+    groups = [server.add([*PROMPT, token]) for token in range(3)]
+    server.finish()
+    assert server.store.num_fetched == 5
+    assert [group.num_cached_tokens for group in groups] == [20, 20, 20]
+
+
+def test_few_requests_load_at_once() -> None:
+    server = Server(max_num_seqs=64)
+    hold(server)
+    prompts = [[number] * 9 for number in range(2 * MAX_LOADING)]
+    groups = [server.add(prompt) for prompt in prompts]
+    server.step()
+    assert len(server.scheduler.loading) == MAX_LOADING
+    server.store.ends_at_once = True
+    server.finish()
+    assert all(group.is_finished for group in groups)
+
+
+def test_a_reset_reaches_the_store_and_what_is_under_way() -> None:
+    server = Server()
+    server.run()
+    hold(server)
+    group = server.add()
+    for _ in range(6):
+        server.step()
+    assert group.is_finished
+    assert server.store.pending, "blocks are being stored"
+    assert server.scheduler.reset_prefix_cache()
+    server.store.ends_at_once = True
+    server.finish()
+    assert not server.kept
+    pool = server.scheduler.blocks.cpu
+    assert not pool.num_cached
+    assert server.run().num_cached_tokens == 0
+
+
+def test_what_is_fetched_before_a_reset_is_not_found_after_it() -> None:
+    server = filled()
+    hold(server)
+    group = server.add()
+    until_fetching(server)
+    server.scheduler.abort(group)
+    assert server.scheduler.reset_prefix_cache()
+    server.store.ends_at_once = True
+    server.finish()
+    assert not server.scheduler.blocks.cpu.num_cached
+    assert not server.kept
+
+
+def test_blocks_of_a_sequence_that_went_wrong_are_not_fetched() -> None:
+    server = filled()
+    group = server.add(max_tokens=8)
+    for _ in range(4):
+        server.step()
+    assert server.store.num_fetched == 5
+    server.scheduler.blocks.retract(group.sequences[0])
+    server.finish()
+    assert server.run().num_cached_tokens == 0
+    assert server.store.num_fetched == 5
+
+
+def test_a_failed_write_pauses_writing() -> None:
+    server = Server()
+    server.run()
+    hold(server)
+    server.add()
+    move = until_pending(server)
+    server.store.end(move, most=2, failed="no space left on device")
+    server.store.ends_at_once = True
+    server.finish()
+    assert server.scheduler.store is not None
+    write_behind = server.scheduler.store.write_behind
+    assert (write_behind.num_blocks, write_behind.num_failures) == (2, 1)
+    server.run()
+    assert server.store.num_stored == 2
+    server.loop.now += 60.0
+    server.run()
+    server.run()
+    assert server.store.num_stored == 5
+
+
+def test_no_more_is_written_than_a_second_and_a_day_allow() -> None:
+    store = StoreCapacity(kind="memory", max_write_bytes_per_s=64, max_write_bytes_per_day=128)
+    server = Server(store=store, cost=CostModel(block_bytes=32))
+    server.run()
+    server.run()
+    assert server.store.num_stored == 2
+    server.loop.now += 10.0
+    server.run()
+    assert server.store.num_stored == 4
+    server.loop.now += 10.0
+    server.run()
+    assert server.store.num_stored == 4
+    server.loop.now += 86_400.0
+    server.run()
+    assert server.store.num_stored == 5
+
+
+def test_a_worker_whose_pool_caches_nothing_uses_no_store() -> None:
+    for fields in ({"num_cpu_blocks": 0}, {"cpu_prefix_cache": False}, {"prefix_caching": False}):
+        assert make_scheduler(store=STORE, **{"num_cpu_blocks": 4, **fields}).store is None  # type: ignore[arg-type]
