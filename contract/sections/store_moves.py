@@ -59,6 +59,13 @@ class StoreMoves:
     stores: Sequence[Store] = ()
 
     @property
+    def move_ids(self) -> list[int]:
+        """Numbers of the moves that begin."""
+        ids = [one.move_id for one in self.clears] + [one.move_id for one in self.finds]
+        ids += [one.move_id for one in self.fetches]
+        return ids + [one.move_id for one in self.stores]
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of the blocks that are moved, under the names of statistics and spans."""
         return {

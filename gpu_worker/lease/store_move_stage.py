@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from contract.errors import FailedPrecondition, InvalidArgument
-from contract.sections.store_moves import MoveResult, StoreMoves
+from contract.sections.store_moves import Fetch, MoveResult, Store, StoreMoves
 from contract.step import Step
 from gpu_worker.batch.runner_protocol import Runner, Storing
 from gpu_worker.kv_store.move_queue import MoveQueue
@@ -39,14 +39,14 @@ class StoreMoveStage:
         if len(set(fetched)) < len(fetched) or set(fetched).intersection(used):
             field, wanted = f"{_WHERE}.fetches.cpu_blocks", "blocks that nothing else uses"
             raise InvalidArgument(field, len(fetched), wanted)
-        for one in (*moves.fetches, *moves.stores):
+        copying: list[Fetch | Store] = [*moves.fetches, *moves.stores]
+        for one in copying:
             if len(one.hashes) != len(one.cpu_blocks):
                 wanted = f"{len(one.hashes)} elements"
                 raise InvalidArgument(f"{_WHERE}.cpu_blocks", len(one.cpu_blocks), wanted)
 
     def _check_ids(self, moves: StoreMoves) -> None:
-        begun = (*moves.clears, *moves.finds, *moves.fetches, *moves.stores)
-        ids = sorted(one.move_id for one in begun)
+        ids = sorted(moves.move_ids)
         if len(set(ids)) < len(ids) or (ids and ids[0] <= self._last_move_id):
             wanted = f"distinct numbers from {self._last_move_id + 1} on"
             raise InvalidArgument(f"{_WHERE}.move_id", ids[0], wanted)
@@ -64,8 +64,7 @@ class StoreMoveStage:
             queue.fetch(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
         for store in moves.stores:
             queue.store(store.move_id, store.hashes, store.cpu_blocks, store.tenant.encode())
-        begun = (*moves.clears, *moves.finds, *moves.fetches, *moves.stores)
-        self._last_move_id = max([self._last_move_id, *(one.move_id for one in begun)])
+        self._last_move_id = max([self._last_move_id, *moves.move_ids])
         return 0
 
     def pop_ended(self) -> Sequence[MoveResult]:

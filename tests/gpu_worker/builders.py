@@ -45,8 +45,8 @@ def make_table(runner: SimulatedRunner, grammars: Grammars | None = None) -> Seq
     )
 
 
-def make_lease(*, num_cpu_blocks: int = 4, num_store_blocks: int = 0) -> Lease:
-    runner = make_runner(num_cpu_blocks=num_cpu_blocks, num_store_blocks=num_store_blocks)
+def make_lease(runner: SimulatedRunner | None = None, *, num_cpu_blocks: int = 4) -> Lease:
+    runner = runner or make_runner(num_cpu_blocks=num_cpu_blocks)
     return Lease(
         epoch=7,
         runner=runner,

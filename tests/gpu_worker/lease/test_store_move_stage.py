@@ -1,6 +1,7 @@
 """Moves between the CPU pool and a store: which begin, beside steps, and how each ends."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from contract.step import Step, decode_step, encode_step
 from contract.step_result import StepResult
 from gpu_worker.lease.lease import Lease
 from gpu_worker.simulated.simulated_runner import POISON
-from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_step
+from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_runner, make_step
 from tests.waiting import EVENT_S
 
 HASHES = [bytes([number]) * 16 for number in range(4)]
@@ -37,8 +38,13 @@ class Moves:
     """A lease of a simulated worker whose store has four blocks, and its steps so far."""
 
     def __init__(self) -> None:
-        self.lease: Lease = make_lease(num_store_blocks=4)
+        self.runner = make_runner(num_store_blocks=4)
+        self.lease: Lease = make_lease(self.runner)
         self.num_steps = 0
+
+    def close(self) -> None:
+        """Ends the threads of the store."""
+        self.runner.close()
 
     def step(self, moves: StoreMoves | None = None, **fields: object) -> StepResult:
         self.num_steps += 1
@@ -59,6 +65,13 @@ class Moves:
                 ended[one.move_id] = one
         assert self.step().moves == ()
         return ended
+
+
+@pytest.fixture
+def moves() -> Iterator[Moves]:
+    begun = Moves()
+    yield begun
+    begun.close()
 
 
 def test_a_section_is_what_its_message_decodes_to() -> None:
@@ -83,16 +96,15 @@ def test_columns_that_do_not_match_are_refused(
         decode_store_moves(message)
 
 
-def test_blocks_that_are_stored_are_found_and_fetched_as_they_were() -> None:
-    moves = Moves()
-    lease, kv = moves.lease, moves.lease._runner
+def test_blocks_that_are_stored_are_found_and_fetched_as_they_were(moves: Moves) -> None:
+    kv = moves.runner
     new = make_new(1, list(range(8)), [4, 5])
     moves.step(new=[new])
     stored = moves.until_ended(
         StoreMoves(stores=[Store(1, HASHES[:2], [0, 3], "")]), swap_out=make_mapping({4: 0, 5: 3})
     )
     assert stored[1].num_blocks == 2
-    assert stored[1].num_bytes == 2 * lease._runner.profile().block_bytes
+    assert stored[1].num_bytes == 2 * kv.profile().block_bytes
     found = moves.until_ended(StoreMoves(finds=[Find(2, HASHES), Find(3, HASHES[2:])]))
     assert (found[2].num_blocks, found[3].num_blocks) == (2, 0)
     fetched = moves.until_ended(StoreMoves(fetches=[Fetch(4, HASHES[:3], [1, 2, 0])]))
@@ -101,8 +113,7 @@ def test_blocks_that_are_stored_are_found_and_fetched_as_they_were() -> None:
     assert POISON not in kv.cpu_kv[[1, 2]]
 
 
-def test_a_cleared_store_has_nothing() -> None:
-    moves = Moves()
+def test_a_cleared_store_has_nothing(moves: Moves) -> None:
     moves.step(swap_out=make_mapping({0: 0, 1: 1}))
     stores = [Store(1, HASHES[:1], [0], "a"), Store(2, HASHES[1:2], [1], "b")]
     moves.until_ended(StoreMoves(stores=stores))
@@ -114,8 +125,7 @@ def test_a_cleared_store_has_nothing() -> None:
     assert moves.until_ended(StoreMoves(finds=finds))[7].num_blocks == 0
 
 
-def test_a_move_that_is_called_off_ends_once() -> None:
-    moves = Moves()
+def test_a_move_that_is_called_off_ends_once(moves: Moves) -> None:
     moves.step(StoreMoves(fetches=[Fetch(1, HASHES, [0, 1, 2, 3])]))
     ended = moves.until_ended(StoreMoves(cancels=[1, 77], finds=[Find(2, HASHES)]))
     assert 2 in ended
@@ -138,9 +148,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
-def test_a_step_of_refused_moves_changes_nothing(refused: StoreMoves) -> None:
-    lease = make_lease(num_store_blocks=4)
-    lease.execute(make_step(store_moves=StoreMoves(finds=[Find(1, HASHES)])), arrived_ns=0)
+def test_a_step_of_refused_moves_changes_nothing(moves: Moves, refused: StoreMoves) -> None:
+    lease = moves.lease
+    moves.step(StoreMoves(finds=[Find(1, HASHES)]))
     step = make_step(2, new=[make_new(1, [1, 2], [0])], store_moves=refused, **SWAPS)
     with pytest.raises(InvalidArgument, match="store_moves"):
         lease.execute(step, arrived_ns=0)

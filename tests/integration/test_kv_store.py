@@ -1,0 +1,197 @@
+"""Prefixes from a worker's store, over real gRPC: right tokens whatever the store does."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
+from gpu_worker.kv_store.memory_store import MemoryStore
+from gpu_worker.simulated.simulated_runner import (
+    SimulatedConfig,
+    SimulatedRunner,
+    expected_tokens,
+)
+from protos.scheduler.v1 import explain_pb2, stats_pb2
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.replay.replay_codec import Replay
+from tests.integration.stack import (
+    Router,
+    RunningScheduler,
+    router,
+    running_scheduler,
+    running_worker,
+)
+from tests.waiting import eventually
+
+CONFIG = SimulatedConfig(
+    block_size=8, num_gpu_blocks=40, num_cpu_blocks=32, max_num_batched_tokens=64
+)
+PROMPT = list(range(100, 165))  # eight blocks and a token
+NUM_REQUESTS, NUM_TOPICS = 60, 8
+
+
+def make_store(num_blocks: int = 1000) -> MemoryStore:
+    return MemoryStore(block_bytes=8 * CONFIG.block_size, num_blocks=num_blocks)
+
+
+class FaultyStore:
+    """Loses blocks, fails and dawdles every few calls; what it returns is what was written."""
+
+    def __init__(self, store: BlockStore, *, seed: int) -> None:
+        self._store = store
+        self._calls = itertools.count(seed)
+        self.is_faulty = True
+        self.num_faults = 0
+
+    @property
+    def block_bytes(self) -> int:
+        return self._store.block_bytes
+
+    def _may_fail(self, *, raises: bool = True) -> bool:
+        """Takes a while, or raises, now and then; else returns whether a block is lost.
+
+        Does not raise on a write: nothing would be written for a while.
+        """
+        if not self.is_faulty:
+            return False
+        call = next(self._calls)
+        if call % 11 == 7:
+            time.sleep(0.4 if call % 7 == 3 else 0.005)
+        if call % 9 == 4 and raises:
+            self.num_faults += 1
+            raise StoreError("input/output error")
+        return call % 13 == 2
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        return 0 if self._may_fail() else self._store.find(keys)
+
+    def read(self, key: bytes, into: memoryview) -> bool:
+        if self._may_fail():
+            into[:] = bytes(len(into))  # as a store may that finds out afterwards
+            return False
+        return self._store.read(key, into)
+
+    def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
+        return not self._may_fail(raises=False) and self._store.write(key, data, tenant)
+
+    def clear(self, tenant: bytes | None) -> None:
+        self._store.clear(tenant)
+
+    def usage(self) -> StoreUsage:
+        return self._store.usage()
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def with_store(store: BlockStore) -> Callable[[], SimulatedRunner]:
+    return lambda: SimulatedRunner(CONFIG, store=store)
+
+
+async def ask(client: Router, handle: int, prompt: list[int]) -> int:
+    """Returns how many tokens of a prompt were cached; its answer is right."""
+    await client.add(handle, prompt)
+    (got,) = await client.ended(handle)
+    assert got.end is not None
+    assert got.end.code == 0, got.end.message
+    assert got.tokens[0] == expected_tokens(prompt, num_tokens=16)
+    return got.end.usage.cached_tokens
+
+
+async def assert_idle(scheduler: RunningScheduler) -> None:
+    """Every request, step and move has ended, and every block is free."""
+    loops = scheduler.cluster.step_loops
+    await eventually(lambda: not any(one.scheduler.has_unfinished for one in loops))
+    await eventually(lambda: not any(one.scheduler.store.moves for one in loops))
+    scheduler.cluster.check()
+    assert len(scheduler.cluster.requests) == 0
+    for loop in loops:
+        for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu):
+            assert pool.num_free == pool.num_blocks
+
+
+async def test_a_worker_that_starts_again_finds_its_prefixes_in_the_store() -> None:
+    store = make_store()
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        router(scheduler.address) as client,
+    ):
+        async with running_worker(scheduler.address, with_store(store)):
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+            assert await ask(client, 1, PROMPT) == 0
+            assert store.usage().num_blocks == 0
+            assert await ask(client, 2, PROMPT) == 64
+            await assert_idle(scheduler)
+            assert store.usage().num_blocks == 8
+        await eventually(lambda: not scheduler.cluster.step_loops)
+        async with running_worker(scheduler.address, with_store(store)):
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+            assert await ask(client, 3, PROMPT) == 64
+            await assert_idle(scheduler)
+            (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
+            explanation = await client.stub.Explain(explain_pb2.ExplainRequest(request_id="r3"))
+    assert (worker.store.num_queries, worker.store.num_hits) == (64, 64)
+    assert worker.store.num_fetched_bytes == 8 * store.block_bytes
+    (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
+    assert (event.num_blocks, event.num_bytes) == (8, 8 * store.block_bytes)
+
+
+async def conversations(client: Router, rng: random.Random, kill: Callable[[], None]) -> None:
+    """Turns of a few conversations, many at once; some are aborted, and a worker dies half-way."""
+    aborted, prompts = set(), {}
+    for handle in range(NUM_REQUESTS):
+        prompts[handle] = [rng.randrange(NUM_TOPICS)] * rng.choice([17, 41, 65, 90])
+        await client.add(handle, prompts[handle], max_tokens=rng.randrange(2, 20))
+        if rng.random() < 0.15:
+            aborted.add(other := rng.randrange(handle + 1))
+            await client.abort(other)
+        if handle == NUM_REQUESTS // 2:
+            kill()
+        await asyncio.sleep(rng.choice([0, 0.001, 0.01]))
+    for handle, got in zip(
+        whole := sorted(set(prompts) - aborted), await client.ended(*whole), strict=True
+    ):
+        assert got.end is not None
+        assert got.end.code == 0, got.end.message
+        tokens = got.tokens[0]
+        assert tokens == expected_tokens(prompts[handle], num_tokens=len(tokens))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_tokens_are_right_whatever_the_store_does(seed: int, tmp_path: Path) -> None:
+    store = FaultyStore(make_store(), seed=seed)
+    recording = tmp_path / "decisions"
+    config = SchedulerConfig(port=0, record=str(recording), max_num_seqs=8)
+    async with (
+        running_scheduler(config) as scheduler,
+        running_worker(scheduler.address, with_store(store)) as first,
+        running_worker(scheduler.address, with_store(store)) as second,
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
+        killing: list[asyncio.Task[None]] = []
+        await conversations(
+            client,
+            random.Random(seed),
+            lambda: killing.append(asyncio.create_task(second.kill())),
+        )
+        await asyncio.gather(*killing)
+        await assert_idle(scheduler)
+        await first.kill()
+        await eventually(lambda: not scheduler.cluster.step_loops)
+        store.is_faulty = False  # what it has kept meanwhile is whole
+        async with running_worker(scheduler.address, with_store(store)):
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+            topics = range(NUM_TOPICS)
+            cached = [await ask(client, 100 + topic, [topic] * 90) for topic in topics]
+            await assert_idle(scheduler)
+    assert store.num_faults > 0, "else this proves little"
+    assert sum(cached) > 0
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0
