@@ -7,9 +7,11 @@ import numpy as np
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
+from gpu_worker.quantised.activations import ActivationScheme
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.form import BYTES, INDICES, WEIGHT, WORDS, QuantisedForm
 from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, dtype_name
+from signalbox_kernels.rounding import Rounding
 
 _CODES = WORDS | INDICES | BYTES | {np.dtype(np.int8), FLOAT8_E4M3}
 
@@ -35,7 +37,8 @@ def with_matrices(
         parts = {end: found.pop(name) for end, name in names.items() if name in stored}
         if f"{module}.{WEIGHT}" in found:
             raise ModelError(f"{module} has both a weight and one in {form.name}; fetch it again")
-        found[f"{module}.{WEIGHT}"] = _joined(module, parts, form)
+        activations = checkpoint.activations_of(module)
+        found[f"{module}.{WEIGHT}"] = _joined(module, parts, form, activations)
     _refuse_lone_codes(found, checkpoint)
     return found
 
@@ -69,7 +72,12 @@ def _modules(
     return list(found.items())
 
 
-def _joined(module: str, parts: Mapping[str, StoredTensor], form: QuantisedForm) -> StoredTensor:
+def _joined(
+    module: str,
+    parts: Mapping[str, StoredTensor],
+    form: QuantisedForm,
+    activations: ActivationScheme | None,
+) -> StoredTensor:
     try:
         if form.marker not in parts:
             raise ValueError
@@ -82,7 +90,19 @@ def _joined(module: str, parts: Mapping[str, StoredTensor], form: QuantisedForm)
     except (KeyError, ValueError, TypeError, ArithmeticError):
         listed = ", ".join(f"{end} {_described(part)}" for end, part in sorted(parts.items()))
         raise ModelError(f"{module} has {listed}, which is no matrix in {form.name}") from None
-    return StoredTensor(shape, partial(_read, parts, form), parts=parts, form=form)
+    rounding = None if activations is None else _rounding(module, parts, activations)
+    return StoredTensor(
+        shape, partial(_read, parts, form), parts=parts, form=form, rounding=rounding
+    )
+
+
+def _rounding(
+    module: str, parts: Mapping[str, StoredTensor], activations: ActivationScheme
+) -> Rounding:
+    try:
+        return activations.rounding(lambda end: parts[end].read() if end in parts else None)
+    except ValueError as error:
+        raise ModelError(f"{module} has {error}; fetch the checkpoint again") from None
 
 
 def _described(part: StoredTensor) -> str:

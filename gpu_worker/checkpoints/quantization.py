@@ -187,6 +187,8 @@ def describe_form(
     dtype: str,
     chosen: Quantization | None,
     why_not: str | None,
+    *,
+    rounds_activations: bool = True,
 ) -> str:
     """Returns one line: the form of the weights, its size, and what the other choice takes.
 
@@ -194,13 +196,14 @@ def describe_form(
         sizes: None for random weights.
         chosen: what `choose_quantization` returned.
         why_not: what keeps the model from running natively, if anything does.
+        rounds_activations: False leaves activations in floats, whatever the checkpoint prescribes.
     """
     if sizes is None:
         reason = "" if why_not is None else f"; the native implementation is not used: {why_not}"
         return f"weights: random, {chosen.name if chosen else dtype}{reason}"
     in_float32 = why_not is None and dtype == "float32"  # which computes with every type
     if sizes.quantised_form or (chosen is not None and chosen.form is not None):
-        return _describe_quantised(sizes, dtype, chosen, is_native=why_not is None)
+        return _describe_quantised(sizes, dtype, chosen, rounds_activations)
     expanded = "gguf" if in_float32 else dtype
     stored = f"{sizes.block_type} of the file"
     if chosen is not None:
@@ -221,17 +224,26 @@ def describe_form(
 
 
 def _describe_quantised(
-    sizes: WeightSizes, dtype: str, chosen: Quantization | None, *, is_native: bool
+    sizes: WeightSizes, dtype: str, chosen: Quantization | None, rounds_activations: bool
 ) -> str:
     stored = f"{sizes.quantised_form} of the checkpoint"
     expanded = f"{_mib(sizes, dtype)} in {dtype}"
-    rounded = "; activations are not rounded as it means them to be"
-    note = rounded if sizes.rounds_activations and (chosen is None or is_native) else ""
+    note = _describe_activations(sizes, rounds_activations)
     if chosen is None:
         return f"weights: {stored}, decoded to {dtype}, {_mib(sizes, dtype)}{note}"
     form = stored if chosen.is_stored else f"{chosen.name}, made at load"
     takes = f"{form}, {_mib(sizes, chosen.name)}"
     return f"weights: {takes}{note}; --quantization none takes {expanded}"
+
+
+def _describe_activations(sizes: WeightSizes, rounds_activations: bool) -> str:
+    """Returns the part of the line on activations; empty if the checkpoint prescribes nothing."""
+    if not sizes.activations and not sizes.leaves_activations:
+        return ""
+    if not sizes.activations or not rounds_activations:
+        return "; activations are not rounded as it prescribes"
+    note = f"; activations are rounded to {sizes.activations} as it prescribes"
+    return f"{note}, but not before all matrices" if sizes.leaves_activations else note
 
 
 def _mib(sizes: WeightSizes, form: str) -> str:

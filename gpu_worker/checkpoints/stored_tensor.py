@@ -8,6 +8,7 @@ import numpy as np
 
 from gpu_worker.quantised.form import QuantisedForm
 from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import StoredMatrix
 
 
@@ -27,5 +28,7 @@ class StoredTensor:
     """The tensors that a quantised checkpoint has instead of it, by the ends of their names."""
     form: QuantisedForm | None = None
     """The form that gives them their meaning."""
+    rounding: Rounding | None = None
+    """How the checkpoint rounds activations before they are multiplied with it."""
     dtype: np.dtype[Any] | None = None
     """Type of the values in a checkpoint's file; None for one that is not read."""

@@ -43,8 +43,11 @@ class WeightSizes:
     """Name of the form of a checkpoint's quantised matrices, such as "fp8"; empty for floats."""
     keeps_codes: bool = False
     """True if native programs compute with the codes of that form."""
-    rounds_activations: bool = False
-    """True if the checkpoint means activations in few bits, too."""
+    activations: str = ""
+    """Types of the codes that the checkpoint rounds activations to, such as "int8"; empty for
+    none."""
+    leaves_activations: bool = False
+    """True if the checkpoint also prescribes schemes that no program computes."""
 
     @property
     def has_blocks(self) -> bool:
@@ -105,8 +108,14 @@ def directory_sizes(
         is_native=is_native,
         quantised_form="" if checkpoint is None else checkpoint.name,
         keeps_codes=checkpoint is not None and keeps_codes(checkpoint),
-        rounds_activations=checkpoint is not None and checkpoint.rounds_activations,
+        activations=_activations(checkpoint),
+        leaves_activations=checkpoint is not None and checkpoint.leaves_activations,
     )
+
+
+def _activations(checkpoint: QuantisedCheckpoint | None) -> str:
+    schemes = () if checkpoint is None else checkpoint.activations
+    return " and ".join(dict.fromkeys(scheme.code.name.lower() for scheme in schemes))
 
 
 def num_table_values(values: dict[str, int]) -> int:

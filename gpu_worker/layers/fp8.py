@@ -1,4 +1,4 @@
-"""Matrices in FP8 (E4M3), multiplied with activations that are rounded to E4M3 for each token."""
+"""Matrices in FP8 (E4M3), multiplied with activations that are rounded to E4M3, too."""
 
 from collections.abc import Mapping, Sequence
 from math import gcd
@@ -17,17 +17,25 @@ _TYPICAL_SCALE = 2e-4
 
 
 class HeldFp8:
-    """Codes, and scales in float32 for groups of rows and columns. Satisfies `Matrix`.
-
-    A static scale of activations is not used: one for each token is at least as fine, and clips
-    nothing.
-    """
+    """Codes, and scales in float32 for groups of rows and columns. Satisfies `Matrix`."""
 
     def __init__(
-        self, parts: Sequence[Part], placement: Placement, *, rows_per_scale: int, num_groups: int
+        self,
+        parts: Sequence[Part],
+        placement: Placement,
+        *,
+        rows_per_scale: int,
+        num_groups: int,
+        x_scale: float | None = None,
     ) -> None:
-        """Args: num_groups: groups of columns with scales of their own."""
+        """Makes it without codes.
+
+        Args:
+            num_groups: groups of columns with scales of their own.
+            x_scale: a static scale of activations; None has one for each token and group.
+        """
         out_features, in_features = shape_of(parts)
+        self._x_scale = x_scale
         self.rows_per_scale = rows_per_scale
         self.codes = placement.empty(out_features, in_features, dtype=torch.float8_e4m3fn)
         num_scales = -(-out_features // rows_per_scale)
@@ -44,14 +52,19 @@ class HeldFp8:
         """Nothing is packed: the kernel reads rows as they lie in the checkpoint."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.fp8_linear(x, self.codes, self.scales, bias, rows_per_scale=self.rows_per_scale)
+        rows, x_scale = self.rows_per_scale, self._x_scale
+        return ops.fp8_linear(
+            x, self.codes, self.scales, bias, rows_per_scale=rows, x_scale=x_scale
+        )
 
 
 class Fp8Matrix(HeldFp8):
     """A scale for each row: the parts' own, or that of a whole part repeated, which is exact."""
 
-    def __init__(self, parts: Sequence[Part], placement: Placement) -> None:
-        super().__init__(parts, placement, rows_per_scale=1, num_groups=1)
+    def __init__(
+        self, parts: Sequence[Part], placement: Placement, *, x_scale: float | None = None
+    ) -> None:
+        super().__init__(parts, placement, rows_per_scale=1, num_groups=1, x_scale=x_scale)
 
     def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
         codes = tensors[WEIGHT]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from gpu_worker.config import ModelError
@@ -20,12 +21,17 @@ from gpu_worker.layers.matrices import WEIGHT, Matrix, MatrixFormat, Part, Plain
 from gpu_worker.layers.norm import RMSNorm
 from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
 from signalbox_kernels import ops
+from signalbox_kernels.rounding import Rounding
+from signalbox_kernels.torch.rounding import rounded
 
 _ALL = "all"
 
 
 class Linear:
     """A matrix [out_features, in_features] of this rank, and perhaps a bias, in named parts."""
+
+    rounds_inputs = True
+    """True if `round_inputs` has an effect."""
 
     def __init__(
         self,
@@ -48,6 +54,7 @@ class Linear:
         self._format = self._plain_format = plain_format
         self._matrix: Matrix | None = None  # made when the format is known
         self._is_plain = is_plain
+        self._roundings: dict[str, Rounding] = {}
         self._adapters: dict[int, list[LayerAdapter]] = {}
 
     @property
@@ -62,6 +69,10 @@ class Linear:
         """Chooses a format that it can hold, before anything is loaded."""
         assert self._matrix is None and self.can_hold(matrix_format)
         self._format = matrix_format
+
+    def round_inputs(self, roundings: Mapping[str, Rounding]) -> None:
+        """Makes products with some parts round their inputs, as a checkpoint prescribes."""
+        self._roundings = dict(roundings)
 
     def finish(self) -> None:
         """Packs the matrix, after all of it is loaded."""
@@ -131,11 +142,26 @@ class Linear:
 
     def _apply(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         assert self._matrix is not None, "finish() comes before the first call"
-        out = self._matrix.apply(x, self._bias)
+        out = self._multiply(self._matrix, x)
         for number, rows in adapters:
             for adapter in self._adapters.get(number, ()):
                 adapter.add(x, out, rows)
         return out
+
+    def _multiply(self, matrix: Matrix, x: Tensor) -> Tensor:
+        """Returns x @ matrix.T + bias; parts whose inputs are rounded differently take their rows
+        of different products."""
+        roundings = [self._roundings.get(name) for name in self._parts]
+        products = {
+            how: matrix.apply(x if how is None else rounded(x, how), self._bias)
+            for how in dict.fromkeys(roundings)
+        }
+        if len(products) == 1:
+            return products[roundings[0]]
+        parts = zip(roundings, self._parts.values(), strict=True)
+        return torch.cat(
+            [products[how].narrow(1, part.start, part.num_rows) for how, part in parts], dim=1
+        )
 
 
 @dataclass(frozen=True, slots=True)

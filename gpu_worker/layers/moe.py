@@ -68,6 +68,8 @@ class _PlainExperts:
 class ExpertLinear(Linear):
     """The matrices of all experts of a layer, one below the other."""
 
+    rounds_inputs = False
+
     def __init__(self, parts: Mapping[str, Part], num_experts: int, placement: Placement) -> None:
         self._num_experts = num_experts
         on_cpu = placement.device.type == "cpu"

@@ -38,7 +38,7 @@ from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.dummy_weights import dummy_placement
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_config
-from gpu_worker.loading.weight_loader import load_weights
+from gpu_worker.loading.weight_loader import LoadsItself, load_weights
 from gpu_worker.models import HasSinks, Model, Pooled, ServedConfig, SoftCapped, Staged
 from gpu_worker.models.few_rows import choose_products
 from gpu_worker.pooling.pooler import Pooler
@@ -131,20 +131,32 @@ def load_model(
         compute_capability(device),
         has_kernels=device.type != "cuda" or registry.has_own("fp8_linear", device),
     )
-    logger.info("%s", describe_form(source.sizes, info.dtype, quantization, why_not_natively))
-    info = replace(info, arithmetic=_arithmetic(info.dtype, kv_dtype, quantization, device))
     with _out_of_memory_named(info, device), torch.inference_mode():
         model = opened.spec.build(config, info.max_model_len, placement, group)
+        rounds = model_config.quantization != "none" and not isinstance(model, LoadsItself)
+        line = describe_form(
+            source.sizes, info.dtype, quantization, why_not_natively, rounds_activations=rounds
+        )
+        logger.info("%s", line)
+        activations = source.sizes.activations if source.sizes is not None and rounds else ""
         products = choose_products(
             device_config.linear_backend,
             model,
             placement,
             num_ranks=group.size,
-            is_quantised=quantization is not None,
+            is_quantised=quantization is not None or bool(activations),
         )
-        load_weights(model, source, progress, quantization, is_whole=stage.is_whole)
+        load_weights(
+            model,
+            source,
+            progress,
+            quantization,
+            rounds_activations=rounds,
+            is_whole=stage.is_whole,
+        )
         adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
-    info = replace(info, adapters=adapters.slots.loaded)
+    arithmetic = _arithmetic(info.dtype, kv_dtype, quantization, activations, device)
+    info = replace(info, arithmetic=arithmetic, adapters=adapters.slots.loaded)
     sampler = make_sampler(
         device_config, vocab_size=config.vocab_size, placement=placement, group=group
     )
@@ -233,9 +245,17 @@ def _fp8_scales(source: ModelSource, num_layers: int) -> tuple[tuple[float, floa
 
 
 def _arithmetic(
-    dtype: str, kv_dtype: str, quantization: Quantization | None, device: torch.device
+    dtype: str,
+    kv_dtype: str,
+    quantization: Quantization | None,
+    activations: str,
+    device: torch.device,
 ) -> Arithmetic:
-    """4 bits are decoded to `dtype` before they are multiplied; FP8 rounds activations too."""
+    """4 bits are decoded to `dtype` before they are multiplied; FP8 rounds activations too.
+
+    Args:
+        activations: type of codes that the checkpoint rounds them to, or empty.
+    """
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = f"sm_{major}{minor}"
@@ -243,7 +263,7 @@ def _arithmetic(
         name = torch.backends.cpu.get_cpu_capability().lower()
     stored = {_FP8: "fp8_e4m3", _INT8: _INT8}.get(kv_dtype, dtype)
     is_fp8 = quantization is not None and quantization.name == "fp8"
-    factors = "fp8_e4m3" if is_fp8 else dtype
+    factors = activations or ("fp8_e4m3" if is_fp8 else dtype)
     return Arithmetic(factors=factors, kernels=f"torch {name}", kv_cache_dtype=stored)
 
 

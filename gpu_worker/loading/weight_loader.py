@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.checkpoints.kv_scales import is_attention_scale
@@ -12,11 +12,12 @@ from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from gpu_worker.layers import WeightTarget
 from gpu_worker.layers.linear import Linear, MatrixTarget
-from gpu_worker.layers.matrix_formats import matrix_format
+from gpu_worker.layers.matrix_formats import matrix_format, rounds_inputs
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
 from gpu_worker.quantised.form import QuantisedForm
+from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.torch.tensors import as_tensor
 
 logger = logging.getLogger(__name__)
@@ -29,17 +30,26 @@ class LoadsItself(Protocol):
     def load(self, directory: Path, progress: ReportProgress) -> None: ...
 
 
+class _Form(NamedTuple):
+    """The form of a matrix in a checkpoint, and how the checkpoint rounds the layer's inputs."""
+
+    form: QuantisedForm | None
+    rounding: Rounding | None
+
+
 def load_weights(
     model: Model,
     source: ModelSource,
     progress: ReportProgress,
     quantization: Quantization | None = None,
     *,
+    rounds_activations: bool = True,
     is_whole: bool = True,
 ) -> None:
     """Loads every weight and packs them; all must be there.
 
     Args:
+        rounds_activations: lets products round activations as the checkpoint prescribes.
         is_whole: False for a pipeline stage, which reads its own tensors alone.
         quantization: a form that layers hold; None holds all matrices in the model's dtype.
     """
@@ -57,6 +67,8 @@ def load_weights(
     else:
         stored = source.stored() if is_whole else _own(model, source.stored())
         _choose_formats(model, stored, quantization)
+        if rounds_activations:
+            _round_inputs(model, stored)
         _load_each(model, stored, progress)
     model.finish()
 
@@ -89,11 +101,13 @@ def _choose_formats(
     if quantization is None:
         return
     assert quantization.form is not None, "PyTorch's layers hold no blocks"
-    forms_of: dict[Linear, list[QuantisedForm | None]] = {}
+    forms_of: dict[Linear, list[_Form]] = {}
     for name, target in model.weight_targets().items():
         if isinstance(target, MatrixTarget):
-            is_read = quantization.is_stored and stored is not None
-            form = _find(stored or {}, name).form if is_read else quantization.form
+            form = _Form(quantization.form, None)
+            if quantization.is_stored and stored is not None:
+                tensor = _find(stored, name)
+                form = _Form(tensor.form, tensor.rounding if target.layer.rounds_inputs else None)
             forms_of.setdefault(target.layer, []).append(form)
     num_held = sum(len(forms) for layer, forms in forms_of.items() if _hold(layer, forms))
     if not num_held:
@@ -101,19 +115,39 @@ def _choose_formats(
             f"quantization is {quantization.name!r}, but no matrix of {type(model).__name__} can "
             "be held in it; use 'none'"
         )
-    num_quantised = sum(form is not None for forms in forms_of.values() for form in forms)
+    num_quantised = sum(one.form is not None for forms in forms_of.values() for one in forms)
     num_others = num_quantised - num_held if quantization.is_stored else 0
     others = f"; {num_others} that no kernel takes are decoded" if num_others else ""
     logger.info("%d matrices are held in %s%s", num_held, quantization.name, others)
 
 
-def _hold(layer: Linear, forms: Sequence[QuantisedForm | None]) -> bool:
+def _hold(layer: Linear, forms: Sequence[_Form]) -> bool:
     """Makes a layer hold the form of its parts, if that is one for which there is a format."""
-    matrices = matrix_format(forms[0]) if len({*forms}) == 1 and forms[0] is not None else None
+    form, rounding = forms[0]
+    is_one = form is not None and len({*forms}) == 1
+    matrices = matrix_format(form, rounding) if is_one and form is not None else None
     if matrices is None or not layer.can_hold(matrices):
         return False
     layer.hold_as(matrices)
     return True
+
+
+def _round_inputs(model: Model, stored: Mapping[str, StoredTensor]) -> None:
+    """Makes layers round their inputs as the checkpoint prescribes; logs where none do."""
+    layers: dict[Linear, dict[str, Rounding]] = {}
+    num_others = 0
+    for name, target in model.weight_targets().items():
+        tensor = stored.get(name) or stored.get(name.partition(".")[2])
+        if tensor is None or tensor.form is None or tensor.rounding is None:
+            continue
+        if not isinstance(target, MatrixTarget) or not target.layer.rounds_inputs:
+            num_others += 1
+        elif not (target.layer.is_quantised and rounds_inputs(tensor.form)):
+            layers.setdefault(target.layer, {})[target.part] = tensor.rounding
+    for layer, roundings in layers.items():
+        layer.round_inputs(roundings)
+    if num_others:
+        logger.info("activations are not rounded as prescribed before %d matrices", num_others)
 
 
 def _find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor:

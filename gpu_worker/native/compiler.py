@@ -20,6 +20,7 @@ from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
 from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix, stored
 from signalbox_kernels.structs import Element, Epilogue, Row
 
@@ -99,13 +100,36 @@ def compile_decoder(
 
 
 class _Rows:
-    """A buffer that products read: as elements, as codes of 8 bits, or as both; and the same with
-    the columns in another order."""
+    """Buffers of the rows that products read: as elements or codes of 8 bits, as they are or
+    rounded; and the same with the columns in another order."""
 
     def __init__(self, builder: ProgramBuilder, width: int) -> None:
         self._builder, self.width = builder, width
-        self.elements = builder.buffer(width)
-        self.codes = builder.buffer(width, row=Row.CODES)
+        self._buffers: dict[Row, list[int]] = {Row.ELEMENTS: [], Row.CODES: []}
+        self._used: dict[tuple[Row, Rounding | None], int] = {}
+        self.elements = self._buffer(Row.ELEMENTS, 0)
+
+    def begin(self) -> None:
+        """Frees all buffers for new rows."""
+        self._used = {(Row.ELEMENTS, None): self.elements}
+
+    def buffer(self, row: Row, rounding: Rounding | None) -> int:
+        """Returns the buffer that has the present rows in one form."""
+        if (row, rounding) not in self._used:
+            number = sum(used is row for used, _ in self._used)
+            self._used[row, rounding] = self._buffer(row, number)
+        return self._used[row, rounding]
+
+    def _buffer(self, row: Row, number: int) -> int:
+        buffers = self._buffers[row]
+        if number == len(buffers):
+            buffers.append(self._builder.buffer(self.width, row=row))
+        return buffers[number]
+
+    @property
+    def used(self) -> list[tuple[int, Rounding | None]]:
+        """The buffers of the present rows, each with its rounding."""
+        return [(number, rounding) for (_, rounding), number in self._used.items()]
 
     @cached_property
     def ordered_elements(self) -> int:
@@ -157,15 +181,19 @@ class _Compiler:
             self._add_attention(index)
             self._add_feed_forward(index)
         if head is not None:
-            matrix, source = head
+            packed, matrix = head
             eps = self._config.rms_norm_eps
             norm = self._weights.vector(NORM) / np.float32(self._config.logit_divisor)
-            self._builder.norm(self._residual, source, norm, eps=eps, of_rows=True)
-            self._builder.head(source, matrix, first_token=self._first_token)
+            self._normed.begin()
+            source, rounding = self._source(self._normed, matrix), stored(matrix).rounding
+            self._builder.norm(
+                self._residual, source, norm, eps=eps, of_rows=True, rounding=rounding
+            )
+            self._builder.head(source, packed, first_token=self._first_token)
 
-    def _add_ends(self) -> tuple[Packed, int] | None:
-        """Adds the embedding, if the stage has it; returns the packed head, if it has that, and
-        the buffer that it reads.
+    def _add_ends(self) -> tuple[Packed, Matrix] | None:
+        """Adds the embedding, if the stage has it; returns the head, packed and as it is stored, if
+        it has that.
 
         A tied model uses one matrix for both.
         """
@@ -181,9 +209,9 @@ class _Compiler:
         if not self._stage.is_last or not self._config.has_head:
             return None
         if is_tied and packed is not None:
-            return packed, self._source(self._normed, table)
+            return packed, table
         head = self._weights.matrix(EMBEDDING if is_tied else HEAD)
-        return build.arena.pack(head), self._source(self._normed, head)
+        return build.arena.pack(head), head
 
     def _add_attention(self, index: int) -> None:
         build, weights, eps = self._builder, self._weights, self._config.rms_norm_eps
@@ -266,21 +294,26 @@ class _Compiler:
     def _gate(self) -> int:
         return self._builder.buffer(self._config.intermediate_size, row=Row.FLOATS)
 
-    def _is_coded(self, matrix: Matrix) -> bool:
-        return stored(matrix).type.is_quantised and not self._in_float32
+    def _form(self, matrix: Matrix) -> tuple[Row, Rounding | None]:
+        """Returns the form in which a product with a matrix reads its rows."""
+        rounding, is_quantised = stored(matrix).rounding, stored(matrix).type.is_quantised
+        in_codes = not self._in_float32 if rounding is None else rounding.is_scaled_codes
+        return Row.CODES if is_quantised and in_codes else Row.ELEMENTS, rounding
 
     def _source(self, rows: _Rows, matrix: Matrix) -> int:
         """Returns the buffer that is written for a product with a matrix."""
-        is_direct = stored(matrix).order is None and self._is_coded(matrix)
-        return rows.codes if is_direct else rows.elements
+        if stored(matrix).order is not None:
+            return rows.elements
+        return rows.buffer(*self._form(matrix))
 
     def _read(self, rows: _Rows, matrix: Matrix) -> int:
         """Returns the buffer that a product with a matrix reads, in the order of its columns."""
         order = stored(matrix).order
         if order is None:
             return self._source(rows, matrix)
-        out = rows.ordered_codes if self._is_coded(matrix) else rows.ordered_elements
-        self._builder.code(rows.elements, out, order)
+        row, rounding = self._form(matrix)
+        out = rows.ordered_codes if row is Row.CODES else rows.ordered_elements
+        self._builder.code(rows.elements, out, order, rounding)
         return out
 
     def _bias(self, names: list[str]) -> AnyArray | None:
@@ -291,9 +324,11 @@ class _Compiler:
 
     def _add_norm(self, name: str, readers: list[Matrix]) -> None:
         weight, eps = self._weights.vector(name), self._config.rms_norm_eps
+        self._normed.begin()
         outs = {self._source(self._normed, reader) for reader in readers}
-        for out in sorted(outs):
-            self._builder.norm(self._residual, out, weight, eps=eps)
+        for out, rounding in self._normed.used:
+            if out in outs:
+                self._builder.norm(self._residual, out, weight, eps=eps, rounding=rounding)
         if self._shrunk is not None and self._normed.elements not in outs:
             elements = self._normed.elements
             self._builder.norm(self._residual, elements, weight, eps=eps, for_adapters=True)
@@ -301,9 +336,10 @@ class _Compiler:
     def _add_down(self, rows: _Rows, name: str) -> None:
         """Adds a product whose result, summed over the ranks, is added to the residual."""
         matrix = self._weights.matrix(f"{name}.weight")
+        rows.begin()
         source = self._read(rows, matrix)
-        if source == rows.codes:
-            self._builder.code(rows.elements, rows.codes)
+        if stored(matrix).order is None and source != rows.elements:
+            self._builder.code(rows.elements, source, rounding=stored(matrix).rounding)
         bias = self._weights.vector_if_any(f"{name}.bias")
         adapted = self._adapted(rows, {name: matrix.shape[0]})
         if self._shared is None:

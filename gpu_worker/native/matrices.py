@@ -1,8 +1,8 @@
 """Joins the matrices that a native program multiplies at once.
 
 Files mix types: the K scheme of llama.cpp gives V more bits than Q and K, and a checkpoint may
-have several schemes. Neighbours of one type and one order of columns become one matrix; each type
-stays as it is stored.
+have several schemes. Neighbours of one type, one order of columns and one rounding of what they are
+multiplied with become one matrix; each type stays as it is stored.
 """
 
 from dataclasses import replace
@@ -10,6 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
+from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix, Storage, stored
 
 
@@ -18,9 +19,10 @@ def joined(parts: list[Matrix]) -> list[Matrix]:
     return [_joined(list(run)) for _, run in groupby(parts, key=_kind)]
 
 
-def _kind(part: Matrix) -> tuple[Storage, bytes]:
+def _kind(part: Matrix) -> tuple[Storage, bytes, Rounding | None]:
     matrix = stored(part)
-    return matrix.type, b"" if matrix.order is None else matrix.order.tobytes()
+    order = b"" if matrix.order is None else matrix.order.tobytes()
+    return matrix.type, order, matrix.rounding
 
 
 def _joined(run: list[Matrix]) -> Matrix:

@@ -101,7 +101,8 @@ def load_natively(
     info = model_info(model_config, opened, dtype)
     num_threads = device_config.num_threads or default_num_threads()
     quantization = choose_quantization(model_config, opened.source, None)
-    logger.info("%s", describe_form(opened.source.sizes, dtype, quantization, None))
+    sizes, rounds = opened.source.sizes, model_config.quantization != "none"
+    logger.info("%s", describe_form(sizes, dtype, quantization, None, rounds_activations=rounds))
     config = opened.config
     assert isinstance(config, DecoderConfig), "of a family that is Llama's"
     stored, kv_dtype = _stored(opened.source, config, progress), cache_config.kv_cache_dtype
@@ -114,6 +115,7 @@ def load_natively(
         dtype=DTYPES[dtype],
         quantization=quantization,
         num_threads=num_threads,
+        rounds_activations=rounds,
         share=share,
         stage=layers,
         on_taken=partial(report_taken, progress),
@@ -134,11 +136,14 @@ def load_natively(
         group=group,
         first_token=share.tokens.start,
     )
+    activations = sizes.activations if sizes is not None and rounds else ""
     sampler = CpuSampler(program=program, num_threads=num_threads)
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     adapters = NativeAdapters(opener, program, given, share)
-    info = replace(info, arithmetic=arithmetic_of(program), adapters=adapters.slots.loaded)
+    info = replace(
+        info, arithmetic=arithmetic_of(program, activations), adapters=adapters.slots.loaded
+    )
     pooling = None
     if opened.pooling is not None:
         norm = FinalNorm(weights.vector(NORM), config.rms_norm_eps)
@@ -160,10 +165,11 @@ def describe_steps(program: Program) -> None:
     )
 
 
-def arithmetic_of(program: Program) -> Arithmetic:
+def arithmetic_of(program: Program, activations: str = "") -> Arithmetic:
+    """Args: activations: type of codes that the checkpoint rounds them to, or empty."""
     in_codes = program.arithmetic == "8 bits"
     return Arithmetic(
-        factors="int8" if in_codes else program.arithmetic,
+        factors=activations or ("int8" if in_codes else program.arithmetic),
         kernels=f"native {program.isa.name.lower()}",
         kv_cache_dtype=program.shape.kv_element.name.lower(),
     )

@@ -4,6 +4,7 @@ So a model is never in memory twice: a tensor is read from its file, packed, and
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.tensor_share import TensorShare
 from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
-from signalbox_kernels.storage import Matrix, quantise
+from signalbox_kernels.storage import Matrix, StoredMatrix, quantise, stored
 
 
 class Weights:
@@ -31,6 +32,7 @@ class Weights:
         dtype: np.dtype[Any],
         quantization: Quantization | None,
         num_threads: int,
+        rounds_activations: bool = True,
         share: TensorShare | None = None,
         stage: StageLayers | None = None,
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
@@ -39,12 +41,14 @@ class Weights:
 
         Args:
             dtype: type of matrices that are floats, and that all vectors are rounded to.
+            rounds_activations: lets products round activations as the checkpoint prescribes.
             share: what this rank has of them; None has all.
             stage: whose tensors are taken; None takes all.
             on_taken: called after each tensor with the number taken so far and that of all.
         """
         self.dtype, self._quantization = dtype, quantization
         self._num_threads, self._on_taken = num_threads, on_taken
+        self._rounds_activations = rounds_activations
         self._shapes = weight_shapes(config)
         self._stored = _matched(self._shapes, stored, config)
         self._share = share or TensorShare(whole=config)
@@ -57,14 +61,21 @@ class Weights:
         Where `dtype` is float32, which computes with every type, it is as it is stored. Blocks that
         the part would cut are decoded.
         """
-        tensor, rows, columns = self._take(name), self._share.rows(name), self._share.columns(name)
+        tensor = self._take(name)
+        matrix = self._matrix(name, tensor)
+        if not self._rounds_activations or tensor.rounding is None:
+            return matrix
+        return replace(stored(matrix), rounding=tensor.rounding)
+
+    def _matrix(self, name: str, tensor: StoredTensor) -> Matrix:
+        rows, columns = self._share.rows(name), self._share.columns(name)
         form, as_stored = self._quantization, self.dtype == np.float32
         keeps_blocks = as_stored if form is None else form.keeps_blocks
         if keeps_blocks and tensor.blocks is not None and tensor.blocks.has_whole_blocks(columns):
             return tensor.blocks.rows(rows.start, len(rows)).columns(columns)
         codes = stored_codes(tensor) if form is not None and form.is_stored else None
         is_kept = codes is not None and codes.has_whole_blocks(columns)
-        if codes is not None and is_kept and not (codes.order is not None and name in TABLES):
+        if codes is not None and is_kept and _may_be_ordered(name, tensor, codes):
             return codes.rows(rows.start, len(rows)).columns(columns)
         values = tensor.read()[rows.start : rows.stop, columns.start : columns.stop]
         kind = None if form is None else form.block_type(is_table=name in TABLES)
@@ -94,6 +105,15 @@ class Weights:
                 "config.json does not belong to these weights"
             )
         return tensor
+
+
+def _may_be_ordered(name: str, tensor: StoredTensor, codes: StoredMatrix) -> bool:
+    """Says whether a matrix may be packed with its columns in the order of its codes.
+
+    Tables have no rows to reorder, and groups of activations are runs of neighbouring columns.
+    """
+    by_groups = tensor.rounding is not None and tensor.rounding.group_size is not None
+    return codes.order is None or not (name in TABLES or by_groups)
 
 
 def _matched(

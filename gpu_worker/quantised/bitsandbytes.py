@@ -48,7 +48,7 @@ def bitsandbytes_checkpoint(described: Described) -> QuantisedCheckpoint:
     if in_4_bits and kind not in ("nf4", "fp4"):
         raise not_served(NAME, f"bnb_4bit_quant_type {kind[:40]!r}", "'nf4' or 'fp4'")
     form = _four_bits(kind) if in_4_bits else _EIGHT_BITS
-    return QuantisedCheckpoint(NAME, (form,), lambda module: form, rounds_activations=in_8_bits)
+    return QuantisedCheckpoint(NAME, (form,), lambda module: form, leaves_activations=in_8_bits)
 
 
 def _four_bits(kind: str) -> QuantisedForm:

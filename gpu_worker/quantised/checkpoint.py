@@ -8,6 +8,7 @@ configuration leaves it out is refused.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpu_worker.quantised.activations import ActivationScheme
 from gpu_worker.quantised.form import QuantisedForm
 
 
@@ -22,7 +23,11 @@ class QuantisedCheckpoint:
     form_of: Callable[[str], QuantisedForm | None]
     """Returns the form of a module, such as "model.layers.0.mlp.up_proj"; None if it is left out.
     """
-    rounds_activations: bool = False
-    """True if products are meant with activations in few bits, too."""
+    activations_of: Callable[[str], ActivationScheme | None] = lambda module: None
+    """Returns how products with the matrix of a module round activations; None if they do not."""
+    activations: tuple[ActivationScheme, ...] = ()
+    """All schemes that modules may have, in the order of the configuration."""
+    leaves_activations: bool = False
+    """True if the checkpoint also prescribes schemes that no program computes."""
     separator: str = "."
     """Characters between the name of a module and the end that tells its tensors apart."""

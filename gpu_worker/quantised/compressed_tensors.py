@@ -9,9 +9,10 @@ a tensor.
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_worker.quantised import codes, mxfp4
+from gpu_worker.quantised.activations import ActivationScheme, described_scheme
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.codes import NUMPY
 from gpu_worker.quantised.fields import (
@@ -47,37 +48,55 @@ _PLAIN = {"int-quantized": "int", "float-quantized": "float", "naive-quantized":
 """Formats of one number in 8 bits for each weight, and its type."""
 
 
+class _Group(NamedTuple):
+    """What some modules have."""
+
+    targets: tuple[str, ...]
+    form: QuantisedForm | None
+    activations: ActivationScheme | None
+
+
+_NOTHING = _Group((), None, None)
+
+
 def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint:
     """Reads all groups; of those that match a module, the most specific one is meant."""
     refuse_others(described, NAME, (*_READ, *_HOW_MADE))
     groups = described.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise not_served(NAME, "no config_groups", "at least one")
-    schemes = [_group(group, described) for group in groups.values()]
+    read = [_group(group, described) for group in groups.values()]
     ignored = _names(described.get("ignore"), "ignore")
 
-    def form_of(module: str) -> QuantisedForm | None:
+    def group_of(module: str) -> _Group:
         if best_match(module, ignored) is not None:
-            return None
-        ranks = [(best_match(module, targets), form) for targets, form in schemes]
-        matching = [(rank, form) for rank, form in ranks if rank is not None]
-        return min(matching, key=lambda one: one[0])[1] if matching else None
+            return _NOTHING
+        ranks = [(best_match(module, group.targets), group) for group in read]
+        matching = [(rank, group) for rank, group in ranks if rank is not None]
+        return min(matching, key=lambda one: one[0])[1] if matching else _NOTHING
 
-    forms = tuple(dict.fromkeys(form for _, form in schemes))
-    name = "fp8" if {form.name for form in forms} == {"fp8"} else NAME
-    rounds = any(group.get("input_activations") for group in groups.values())
-    return QuantisedCheckpoint(name, forms, form_of, rounds_activations=rounds)
+    forms = tuple(dict.fromkeys(group.form for group in read if group.form is not None))
+    schemes = [group.activations for group in read if group.activations is not None]
+    prescribed = sum(bool(group.get("input_activations")) for group in groups.values())
+    return QuantisedCheckpoint(
+        "fp8" if {form.name for form in forms} == {"fp8"} else NAME,
+        forms,
+        lambda module: group_of(module).form,
+        lambda module: group_of(module).activations,
+        tuple(dict.fromkeys(schemes)),
+        leaves_activations=len(schemes) < prescribed,
+    )
 
 
-def _group(group: Any, described: Described) -> tuple[tuple[str, ...], QuantisedForm]:
+def _group(group: Any, described: Described) -> _Group:
     if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
         raise not_served(NAME, "a group without weights", "weights in each group")
     refuse_others(group, NAME, _GROUP_READ)
     weights = group["weights"]
     refuse_others(weights, NAME, (*_SCHEME_READ, *_SCHEME_HOW_MADE))
-    _check_activations(group.get("input_activations"))
+    activations = _activations(group.get("input_activations"))
     stored_as = str(group.get("format") or described.get("format"))
-    return _names(group.get("targets"), "targets"), _form(weights, stored_as)
+    return _Group(_names(group.get("targets"), "targets"), _form(weights, stored_as), activations)
 
 
 def _names(names: Any, field: str) -> tuple[str, ...]:
@@ -87,11 +106,10 @@ def _names(names: Any, field: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_activations(activations: Any) -> None:
-    """Weights are decoded beside them, so that they need not be rounded; only their fields are
-    read."""
+def _activations(activations: Any) -> ActivationScheme | None:
+    """Returns None for floats."""
     if activations is None:
-        return
+        return None
     if not isinstance(activations, Mapping):
         raise not_served(NAME, f"input_activations {str(activations)[:40]!r}", "a scheme of fields")
     refuse_others(activations, NAME, (*_SCHEME_READ, *_SCHEME_HOW_MADE))
@@ -100,6 +118,7 @@ def _check_activations(activations: Any) -> None:
         raise not_served(
             NAME, f"activations of {bits} bits by {strategy}", "activations of 8 bits by token"
         )
+    return described_scheme(activations)
 
 
 def _form(weights: Described, stored_as: str) -> QuantisedForm:

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpu_worker.config import ModelError
+from gpu_worker.quantised.activations import ActivationScheme
 from gpu_worker.quantised.awq_gptq import awq_checkpoint, gptq_checkpoint
 from gpu_worker.quantised.bitsandbytes import bitsandbytes_checkpoint
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.compressed_tensors import compressed_tensors_checkpoint
-from gpu_worker.quantised.fields import Described, expect, refuse_others
+from gpu_worker.quantised.fields import Described, expect, first, not_served, refuse_others
 from gpu_worker.quantised.mxfp4 import gpt_oss_checkpoint
 from gpu_worker.quantised.scaled import BLOCK, BLOCK_SCALE, ROW, scaled_form
+from signalbox_kernels.structs import Element
 
 FP8 = scaled_form("fp8", ROW)
 """E4M3 with a scale for a matrix or for each row."""
@@ -53,7 +55,18 @@ def _fp8(described: Described) -> QuantisedCheckpoint:
             f"{BLOCK} x {BLOCK}, or with scales of rows or matrices"
         )
     form = FP8 if block is None else FP8_BLOCKS
-    return QuantisedCheckpoint("fp8", (form,), lambda module: form, rounds_activations=True)
+    scheme = first(described, "dynamic", "activation_scheme")
+    if scheme not in ("dynamic", "static"):
+        raise not_served("fp8", f"activation_scheme {str(scheme)[:40]!r}", "'dynamic' or 'static'")
+    is_static = scheme == "static"
+    activations = ActivationScheme(
+        code=Element.FP8_E4M3,
+        group_size=None if block is None or is_static else BLOCK,
+        is_static=is_static,
+    )
+    return QuantisedCheckpoint(
+        "fp8", (form,), lambda module: form, lambda module: activations, (activations,)
+    )
 
 
 _READERS: dict[str, Callable[[Described], QuantisedCheckpoint]] = {

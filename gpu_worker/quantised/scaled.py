@@ -10,6 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from gpu_worker.quantised import activations
 from gpu_worker.quantised.codes import ArrayLibrary, FloatCodes, IntegerCodes
 from gpu_worker.quantised.form import FLOATS, INDICES, WEIGHT, QuantisedForm, Read, Shapes, Tensors
 from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, to_float32
@@ -43,8 +44,8 @@ def scaled_form(name: str, block: Block, *, scale: str = SCALE) -> QuantisedForm
             WEIGHT: codes,
             scale: FLOATS,
             ZERO_POINT: zeros,
-            "input_scale": FLOATS,
-            "input_zero_point": zeros,
+            activations.SCALE: FLOATS,
+            activations.ZERO_POINT: zeros,
         },
         shape=partial(_shape, block=block, scale=scale),
         decode=partial(decode, block=block, scale=scale),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gpu_worker import runner_factory as factory
+from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
@@ -24,6 +25,7 @@ WHOLE = 1 << 30
 """A chunk that any prompt fits into."""
 WEIGHTS = ("*.safetensors", "*.index.json")
 """Files of weights in a directory of Hugging Face's layout."""
+LONG_PROMPT: list[int] = np.random.default_rng(5).integers(3, VOCAB, 100).tolist()
 Config = TypeVar("Config", ModelConfig, CacheConfig, DeviceConfig)
 
 
@@ -110,6 +112,23 @@ def last_logits(runner: "ModelRunner", *prompts: list[int], chunks: Sequence[int
         for sequence in sequences:
             sequence.num_computed += chunk
     return probe.logits[-1][0].float()
+
+
+def log_probabilities(runner: Any, prompt: list[int] = LONG_PROMPT) -> "Tensor":
+    """Returns those of each token of the prompt but the first."""
+    import torch
+
+    batch = make_batch([(make_sequence(prompt, range(10)), len(prompt))], block_size=16)
+    batch.prompt_rows = PromptRows(
+        seq_index=np.array([0]),
+        first_position=np.array([1]),
+        lengths=np.array([len(prompt) - 1]),
+        token_index=np.arange(len(prompt) - 1),
+        targets=np.array(prompt[1:], dtype=np.int32),
+        num_logprobs=np.zeros(len(prompt) - 1, dtype=np.int64),
+    )
+    found = runner.execute(batch).prompt_logprobs
+    return torch.tensor([one.logprob for one in sorted(found, key=lambda one: one.row)])
 
 
 def remove_files(path: Path, *patterns: str) -> None:

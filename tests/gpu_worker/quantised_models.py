@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.gpu_worker.model_runners import WEIGHTS, remove_files
+from tests.gpu_worker.rounded_products import round_inputs
 from tests.gpu_worker.tiny_models import make_model
 
 SHAPE = {
@@ -41,6 +42,8 @@ def save_quantised(
 ) -> Any:
     """Saves a random model with the matrices of its layers encoded; returns the decoded model.
 
+    Its layers round their inputs as the checkpoint prescribes.
+
     Args:
         config: the checkpoint's quantization_config.
         stays: a part of the names of matrices that stay as they are.
@@ -63,6 +66,7 @@ def save_quantised(
     if reference.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     save_file(tensors, path / "model.safetensors")
+    round_inputs(reference, config, stays)
     described = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**described, "quantization_config": config}))
     return reference

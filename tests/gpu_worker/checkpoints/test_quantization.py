@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from gpu_worker import runner_factory as factory
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.checkpoints.quantization import Quantization, describe_form
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.model_source import open_model
@@ -20,15 +18,14 @@ from gpu_worker.native.weights import Weights
 from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import ISA_VARIABLE
 from signalbox_kernels.storage import Storage
-from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.loading.gguf_files import ARCHITECTURES, make_gguf
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.model_runners import log_probabilities
+from tests.gpu_worker.tiny_models import make_model
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
 SHAPE = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-PROMPT = np.random.default_rng(5).integers(3, VOCAB, 100).tolist()
 
 
 def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> Any:
@@ -39,21 +36,6 @@ def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> Any:
     )
     runner.init_cache_engine(num_gpu_blocks=10, num_cpu_blocks=0)
     return runner
-
-
-def log_probabilities(runner: Runner, prompt: list[int] = PROMPT) -> torch.Tensor:
-    """Of each token of the prompt but the first."""
-    batch = make_batch([(make_sequence(prompt, range(10)), len(prompt))], block_size=16)
-    batch.prompt_rows = PromptRows(
-        seq_index=np.array([0]),
-        first_position=np.array([1]),
-        lengths=np.array([len(prompt) - 1]),
-        token_index=np.arange(len(prompt) - 1),
-        targets=np.array(prompt[1:], dtype=np.int32),
-        num_logprobs=np.zeros(len(prompt) - 1, dtype=np.int64),
-    )
-    found = runner.execute(batch).prompt_logprobs
-    return torch.tensor([one.logprob for one in sorted(found, key=lambda one: one.row)])
 
 
 def difference(first: Runner, second: Runner) -> float:

@@ -15,7 +15,8 @@ import torch
 
 from gpu_worker.loading.hf_directory import DirectorySource
 from signalbox_kernels.floats import to_float32
-from tests.gpu_worker.checkpoints.test_quantization import log_probabilities, make_runner
+from tests.gpu_worker.checkpoints.test_quantization import make_runner
+from tests.gpu_worker.model_runners import log_probabilities
 from tests.gpu_worker.tiny_models import make_tokenizer
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS, UNIT_ROUNDOFF
@@ -34,8 +35,9 @@ TYPES = {
     "bnb_int8": "INT8",
 }
 """Types that native programs hold others in, by how the names begin."""
-ROUNDED = ("ct_fp8", "fp8", "bnb_int8", "ct_w8a8")
-"""How the names begin of checkpoints that mean activations in 8 bits, too."""
+ROUNDED = ("ct_fp8", "ct_w8a8")
+"""How the names begin of checkpoints that prescribe activations in 8 bits, and can do without;
+test_rounded_activations.py has them as they are."""
 
 
 def expected(name: str) -> Any:
@@ -45,6 +47,11 @@ def expected(name: str) -> Any:
 def serve(name: str, folder: Path, **options: Any) -> Any:
     shutil.copytree(CHECKPOINTS / name, folder, dirs_exist_ok=True)
     make_tokenizer(folder)
+    if name.startswith(ROUNDED):
+        config = json.loads((folder / "config.json").read_text())
+        for group in config["quantization_config"]["config_groups"].values():
+            group["input_activations"] = None
+        (folder / "config.json").write_text(json.dumps(config))
     return make_runner(folder, **options)
 
 
@@ -62,7 +69,7 @@ def test_matrices_are_those_of_the_library(name: str) -> None:
         assert found == pytest.approx(checksums[key], abs=rounding), key
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fp8_block"])
 def test_logits_in_float32_are_those_of_the_library(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,7 +80,8 @@ def test_logits_in_float32_are_those_of_the_library(
     kinds = [kind for begin, kind in TYPES.items() if name.startswith(begin)]
     assert kinds or name.startswith(INTEGERS)
     assert all(f" of {kind}" in caplog.text for kind in kinds)
-    assert ("activations are not rounded" in caplog.text) == name.startswith(ROUNDED)
+    is_left = "activations are not rounded as it prescribes" in caplog.text
+    assert is_left == (name == "bnb_int8")
     logits = torch.tensor(expected(name)["logits"])
     of_next = logits.log_softmax(dim=-1)[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])
     found = log_probabilities(runner, PROMPT)

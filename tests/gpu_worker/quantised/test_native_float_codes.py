@@ -25,12 +25,16 @@ from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, to_float32
 from signalbox_kernels.storage import FLOATS_OF_4_BITS, Storage
 from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
-from tests.gpu_worker.checkpoints.test_quantization import log_probabilities
 from tests.gpu_worker.checkpoints.test_quantization import make_runner as make_probed
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.model_runners import assert_greedy, make_prompts
+from tests.gpu_worker.model_runners import assert_greedy, log_probabilities, make_prompts
 from tests.gpu_worker.quantised_models import Encode, by_block, by_matrix, by_row, save_quantised
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
+from tests.gpu_worker.rounded_products import (
+    assert_rounds_as,
+    divide_rounding,
+    reference_log_probabilities,
+)
 from tests.kernels.native.matrices import values_of
 from tests.native_kernels import skip_without_native_kernels
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
@@ -118,13 +122,16 @@ def test_codes_are_multiplied_as_they_are(
     reference = save(tmp_path, form, "qwen2")
     runner, log = log_of(tmp_path, caplog, dtype="float32")
     assert re.search(rf"matrices: \d+ of {FORMS[form][2].name}, \d of F32; ", log)
-    assert_greedy(runner, reference, PROMPTS)
+    if form.startswith("fp8"):
+        assert_rounds_as(runner, reference_log_probabilities(reference))
+    else:
+        assert_greedy(runner, reference, PROMPTS)
     found = log_probabilities(runner)
 
-    def decoded(self: Weights, name: str) -> AnyArray:
-        return to_float32(self._take(name).read()[: self._shapes[name][0]])
+    def decoded(self: Weights, name: str, tensor: StoredTensor) -> AnyArray:
+        return to_float32(tensor.read()[: self._shapes[name][0]])
 
-    monkeypatch.setattr(Weights, "matrix", decoded)
+    monkeypatch.setattr(Weights, "_matrix", decoded)
     expected = log_probabilities(make_probed(tmp_path, dtype="float32"))
     assert torch.equal(found, expected)
 
@@ -228,19 +235,38 @@ def test_other_codes_of_bitsandbytes_are_decoded(
     np.testing.assert_allclose(tensor.read(), decoded.numpy(), rtol=1e-6)
 
 
+W8A8_GROUP = {
+    "targets": ["Linear"],
+    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+    "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+}
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {"0": W8A8_GROUP},
+}
+
+
+def in_w8a8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scales = (weight.abs().amax(dim=1, keepdim=True) / 127).bfloat16()
+    codes = (weight / scales.float()).round().clamp(-128, 127)
+    return {"weight": codes.to(torch.int8), "weight_scale": scales}, codes * scales.float()
+
+
+ADAPTED: dict[str, tuple[Encode, dict[str, Any]]] = {"w8a8": (in_w8a8, W8A8)} | {
+    name: FORMS[name][:2] for name in ("fp8 of rows", "fp8 of blocks", "nf4", "mxfp4")
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["fp8 of rows", "fp8 of blocks", "nf4", "mxfp4"])
+@pytest.mark.parametrize("form", ADAPTED)
 def test_adapters_on_divided_models_give_the_tokens_of_peft(form: str, tmp_path: Path) -> None:
-    model = save(tmp_path, form, "llama2", hidden_size=256)
+    model = save_quantised(tmp_path, "llama2", *ADAPTED[form], hidden_size=256)
     given = [one.split("=") for one in make_adapters(model, tmp_path / "adapters", KINDS[:3])]
     requests = [
         LoRARequest(name, number, path) for number, (name, path) in enumerate(given, start=1)
     ]
     ids = make_prompts(17, 5, 30)
-    expected = [
-        peft_tokens(model, Path(request.path), [prompt], 8)[0]
-        for request, prompt in zip(requests, ids, strict=True)
-    ]
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     start = make_start(
@@ -251,7 +277,12 @@ def test_adapters_on_divided_models_give_the_tokens_of_peft(form: str, tmp_path:
         max_cpu_loras=8,
         dtype="float32",
     )
-    for tp, pp in ((1, 1), (2, 1), (1, 2)):
+    for tp, pp in ((1, 1), (1, 2), (2, 1)):
+        divide_rounding(model, tp)
+        expected = [
+            peft_tokens(model, Path(request.path), [prompt], 8)[0]
+            for request, prompt in zip(requests, ids, strict=True)
+        ]
         make = partial(load_threads, with_sizes(start, tp, pp))
         with LLM._from_runner(make, CoreConfig(enable_lora=True)) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)

@@ -16,10 +16,15 @@ from gpu_worker.loading.model_source import open_model, weight_sizes
 from gpu_worker.native.weights import Weights
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray, to_float32
-from tests.gpu_worker.checkpoints.test_quantization import difference, log_probabilities
+from tests.gpu_worker.checkpoints.test_quantization import difference
 from tests.gpu_worker.checkpoints.test_quantization import make_runner as make_probed
 from tests.gpu_worker.generation import Driver
-from tests.gpu_worker.model_runners import assert_greedy, make_prompts, make_runner
+from tests.gpu_worker.model_runners import (
+    assert_greedy,
+    log_probabilities,
+    make_prompts,
+    make_runner,
+)
 from tests.gpu_worker.quantised_models import Encode, by_groups, in_awq, in_gptq, save_quantised
 from tests.native_kernels import skip_without_native_kernels
 
