@@ -9,6 +9,7 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.checkpoints.kv_scales import is_attention_scale
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.checkpoints.weight_names import matched
 from gpu_worker.config import ModelError
 from gpu_worker.layers import WeightTarget
 from gpu_worker.layers.linear import Linear, MatrixTarget
@@ -65,19 +66,16 @@ def load_weights(
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
     else:
-        stored = source.stored() if is_whole else _own(model, source.stored())
+        stored = matched(
+            model.weight_targets(),
+            source.stored(),
+            ignores=lambda name: not is_whole or model.ignores(name) or is_attention_scale(name),
+        )
         _choose_formats(model, stored, quantization)
         if rounds_activations:
             _round_inputs(model, stored)
         _load_each(model, stored, progress)
     model.finish()
-
-
-def _own(model: Model, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors of a pipeline stage; those of others, or of no stage, are not read."""
-    targets = model.weight_targets()
-    names = targets.keys() | {name.partition(".")[2] for name in targets}
-    return {name: tensor for name, tensor in stored.items() if name in names}
 
 
 def _refuse_dummy_weights(model: Model) -> None:
@@ -96,7 +94,7 @@ def _choose_formats(
     Of a quantised checkpoint these are the layers all of whose parts have one form there.
 
     Args:
-        stored: the checkpoint's tensors; None for made-up weights.
+        stored: the tensors of all targets; None for made-up weights.
     """
     if quantization is None:
         return
@@ -106,7 +104,7 @@ def _choose_formats(
         if isinstance(target, MatrixTarget):
             form = _Form(quantization.form, None)
             if quantization.is_stored and stored is not None:
-                tensor = _find(stored, name)
+                tensor = stored[name]
                 form = _Form(tensor.form, tensor.rounding if target.layer.rounds_inputs else None)
             forms_of.setdefault(target.layer, []).append(form)
     num_held = sum(len(forms) for layer, forms in forms_of.items() if _hold(layer, forms))
@@ -137,24 +135,17 @@ def _round_inputs(model: Model, stored: Mapping[str, StoredTensor]) -> None:
     layers: dict[Linear, dict[str, Rounding]] = {}
     num_others = 0
     for name, target in model.weight_targets().items():
-        tensor = stored.get(name) or stored.get(name.partition(".")[2])
-        if tensor is None or tensor.form is None or tensor.rounding is None:
+        form, rounding = stored[name].form, stored[name].rounding
+        if form is None or rounding is None:
             continue
         if not isinstance(target, MatrixTarget) or not target.layer.rounds_inputs:
             num_others += 1
-        elif not (target.layer.is_quantised and rounds_inputs(tensor.form)):
-            layers.setdefault(target.layer, {})[target.part] = tensor.rounding
+        elif not (target.layer.is_quantised and rounds_inputs(form)):
+            layers.setdefault(target.layer, {})[target.part] = rounding
     for layer, roundings in layers.items():
         layer.round_inputs(roundings)
     if num_others:
         logger.info("activations are not rounded as prescribed before %d matrices", num_others)
-
-
-def _find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor:
-    found = stored.get(name) or stored.get(name.partition(".")[2])
-    if found is None:
-        raise ModelError(f"weight {name!r} is missing; the model is incomplete")
-    return found
 
 
 def _put(tensor: StoredTensor, target: WeightTarget) -> None:
@@ -164,26 +155,9 @@ def _put(tensor: StoredTensor, target: WeightTarget) -> None:
         target(as_tensor(tensor.read()))
 
 
-def _is_no_bias(name: str, tensor: StoredTensor) -> bool:
-    """Says whether it is a bias of zeroes, which AutoGPTQ gives to layers that have none."""
-    return name.endswith(".bias") and not as_tensor(tensor.read()).any()
-
-
 def _load_each(model: Model, stored: dict[str, StoredTensor], progress: ReportProgress) -> None:
     """Takes each tensor out of `stored`, which may hold values of an old file of PyTorch."""
     targets = model.weight_targets()
-    of_bare_model = {name.partition(".")[2]: name for name in targets}
-    total = len(targets)
-    for name in list(stored):
-        tensor = stored.pop(name)
-        # some checkpoints were saved from the model within the model, and lack its name
-        target = targets.pop(name, None) or targets.pop(of_bare_model.get(name, ""), None)
-        if target is not None:
-            _put(tensor, target)
-        elif not (model.ignores(name) or is_attention_scale(name) or _is_no_bias(name, tensor)):
-            raise ModelError(f"unexpected weight {name!r}; config.json names another architecture")
-        progress(StartupProgress(StartupPhase.LOAD, total - len(targets), total))
-    if targets:
-        raise ModelError(
-            f"{len(targets)} weights are missing, such as {min(targets)!r}; the model is incomplete"
-        )
+    for num_loaded, name in enumerate(targets, start=1):
+        _put(stored.pop(name), targets[name])
+        progress(StartupProgress(StartupPhase.LOAD, num_loaded, len(targets)))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.checkpoints.weight_names import check_names
 from gpu_worker.config import ModelError
 from gpu_worker.models.encoder_config import (
     BertConfig,
@@ -13,7 +14,6 @@ from gpu_worker.models.encoder_config import (
     ModernBertConfig,
     is_ignored,
 )
-from gpu_worker.native.weights import check_names
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
 
 Shape = tuple[int, ...]

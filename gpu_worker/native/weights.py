@@ -3,7 +3,7 @@
 So a model is never in memory twice: a tensor is read from its file, packed, and given up.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from gpu_worker.batch.stage_layers import StageLayers, all_layers
 from gpu_worker.checkpoints.coded_matrices import stored_codes
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.checkpoints.weight_names import matched
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.tensor_share import TensorShare
@@ -50,7 +51,7 @@ class Weights:
         self._num_threads, self._on_taken = num_threads, on_taken
         self._rounds_activations = rounds_activations
         self._shapes = weight_shapes(config)
-        self._stored = _matched(self._shapes, stored, config)
+        self._stored = matched(self._shapes, stored, ignores=lambda name: is_ignored(name, config))
         self._share = share or TensorShare(whole=config)
         self._num_wanted = len(self._share.names(stage or all_layers(config.num_layers)))
         self._num_taken = 0
@@ -114,30 +115,3 @@ def _may_be_ordered(name: str, tensor: StoredTensor, codes: StoredMatrix) -> boo
     """
     by_groups = tensor.rounding is not None and tensor.rounding.group_size is not None
     return codes.order is None or not (name in TABLES or by_groups)
-
-
-def _matched(
-    shapes: Mapping[str, object], stored: Mapping[str, StoredTensor], config: DecoderConfig
-) -> dict[str, StoredTensor]:
-    """Returns the tensors by the model's own names, some checkpoints being of the bare model."""
-    left, found = dict(stored), dict[str, StoredTensor]()
-    for name in shapes:
-        for alias in (name, name.partition(".")[2]):
-            if alias in left:
-                found[name] = left.pop(alias)
-                break
-    unexpected = [name for name in left if not is_ignored(name, config)]
-    check_names(unexpected, missing=shapes.keys() - found.keys())
-    return found
-
-
-def check_names(unexpected: Sequence[str], *, missing: Set[str]) -> None:
-    """Raises ModelError if a checkpoint has tensors that no model wants, or lacks some."""
-    if unexpected:
-        raise ModelError(
-            f"unexpected weight {unexpected[0]!r}; config.json names another architecture"
-        )
-    if missing:
-        raise ModelError(
-            f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
-        )

@@ -42,6 +42,7 @@ from tests.gpu_worker.quantised_models import (
 )
 from tests.gpu_worker.rounded_products import assert_rounds_as, reference_log_probabilities
 from tests.gpu_worker.tiny_models import make_model
+from tests.native_kernels import skip_without_native_kernels
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [128, 128]}
@@ -280,15 +281,20 @@ def test_a_card_without_our_kernels_decodes_what_it_could_hold(name: str, tmp_pa
             choose_quantization(config, source, "", HOPPER, has_kernels=False)
 
 
+@pytest.mark.parametrize("cpu_backend", ["native", "torch"])
 @pytest.mark.parametrize("value", [0.0, 0.5])
-def test_a_bias_of_zeroes_that_the_model_has_not_is_left_out(value: float, tmp_path: Path) -> None:
+def test_a_bias_of_zeroes_that_the_model_has_not_is_left_out(
+    value: float, cpu_backend: str, tmp_path: Path
+) -> None:
     """AutoGPTQ gives each of its layers one."""
+    if cpu_backend == "native":
+        skip_without_native_kernels()
     save_quantised(tmp_path, "llama2", *FORMS["by row"])
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.bias"
     save_file(tensors | {name: torch.full((64,), value)}, tmp_path / "model.safetensors")
     if value:
         with pytest.raises(ModelError, match="unexpected weight"):
-            make_runner(tmp_path, cpu_backend="torch")
+            make_runner(tmp_path, cpu_backend=cpu_backend)
     else:
-        make_runner(tmp_path, cpu_backend="torch")
+        make_runner(tmp_path, cpu_backend=cpu_backend)
