@@ -5,7 +5,7 @@ of a plain matrix, several of a quantised one. It is filled part by part, then `
 matrix to the device's own layout. Until then the layer cannot be called.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -30,9 +30,6 @@ _ALL = "all"
 class Linear:
     """A matrix [out_features, in_features] of this rank, and perhaps a bias, in named parts."""
 
-    rounds_inputs = True
-    """True if `round_inputs` has an effect."""
-
     def __init__(
         self,
         parts: Mapping[str, Part],
@@ -55,6 +52,8 @@ class Linear:
         self._matrix: Matrix | None = None  # made when the format is known
         self._is_plain = is_plain
         self._roundings: dict[str, Rounding] = {}
+        self.rounds_inputs = True
+        """True if `round_inputs` has an effect."""
         self._adapters: dict[int, list[LayerAdapter]] = {}
 
     @property
@@ -142,26 +141,33 @@ class Linear:
 
     def _apply(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
         assert self._matrix is not None, "finish() comes before the first call"
-        out = self._multiply(self._matrix, x)
+        product = partial(self._matrix.apply, bias=self._bias)
+        out = self._rounded_product(product, x, self._parts)
         for number, rows in adapters:
             for adapter in self._adapters.get(number, ()):
                 adapter.add(x, out, rows)
         return out
 
-    def _multiply(self, matrix: Matrix, x: Tensor) -> Tensor:
-        """Returns x @ matrix.T + bias; parts whose inputs are rounded differently take their rows
-        of different products."""
-        roundings = [self._roundings.get(name) for name in self._parts]
+    def _rounded_product(
+        self, product: Callable[[Tensor], Tensor], x: Tensor, parts: Iterable[str]
+    ) -> Tensor:
+        """Returns the product of x with parts that lie below each other, which may round it.
+
+        Parts that round it differently take their columns of different products.
+        """
+        if not self._roundings:
+            return product(x)
+        roundings = {name: self._roundings.get(name) for name in parts}
         products = {
-            how: matrix.apply(x if how is None else rounded(x, how), self._bias)
-            for how in dict.fromkeys(roundings)
+            how: product(x if how is None else rounded(x, how))
+            for how in dict.fromkeys(roundings.values())
         }
         if len(products) == 1:
-            return products[roundings[0]]
-        parts = zip(roundings, self._parts.values(), strict=True)
-        return torch.cat(
-            [products[how].narrow(1, part.start, part.num_rows) for how, part in parts], dim=1
-        )
+            return products.popitem()[1]
+        sizes = [self._parts[name].num_rows for name in roundings]
+        columns = {how: torch.split(one, sizes, dim=1) for how, one in products.items()}
+        taken = [columns[how][number] for number, how in enumerate(roundings.values())]
+        return torch.cat(taken, dim=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from torch import Tensor
@@ -68,8 +69,6 @@ class _PlainExperts:
 class ExpertLinear(Linear):
     """The matrices of all experts of a layer, one below the other."""
 
-    rounds_inputs = False
-
     def __init__(self, parts: Mapping[str, Part], num_experts: int, placement: Placement) -> None:
         self._num_experts = num_experts
         on_cpu = placement.device.type == "cpu"
@@ -78,6 +77,7 @@ class ExpertLinear(Linear):
         super().__init__(
             parts, bias=False, placement=placement, is_plain=not is_stacked, plain_format=plain
         )
+        self.rounds_inputs = not is_stacked  # the op takes inputs as they are
 
     def can_hold(self, matrix_format: MatrixFormat) -> bool:
         return super().can_hold(matrix_format) and matrix_format in (Fp8Matrix, Fp8BlockMatrix)
@@ -97,7 +97,10 @@ class ExpertLinear(Linear):
     def multiply(self, expert: int, x: Tensor) -> Tensor:
         """Returns x @ matrix.T of one expert whose matrix is packed."""
         assert isinstance(self._matrix, _PlainExperts)
-        return self._matrix.packed[expert].apply(x, None)
+        packed = self._matrix.packed[expert]
+        per_expert = len(self._parts) // self._num_experts
+        own = islice(self._parts, expert * per_expert, (expert + 1) * per_expert)
+        return self._rounded_product(partial(packed.apply, bias=None), x, own)
 
 
 class MixtureOfExperts:

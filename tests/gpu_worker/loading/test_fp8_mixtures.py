@@ -15,7 +15,10 @@ from gpu_worker.layers.matrices import Part, PlainMatrix
 from gpu_worker.layers.moe import ExpertLinear
 from gpu_worker.loading import loaded_model
 from signalbox_kernels import ops
+from signalbox_kernels.rounding import Rounding
+from signalbox_kernels.structs import Element
 from signalbox_kernels.torch import registry
+from signalbox_kernels.torch.rounding import rounded
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     last_logits,
@@ -66,12 +69,18 @@ def save_both(path: Path, encode: Encode, config: dict[str, Any]) -> tuple[Path,
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("encode", "config"), [(by_row, FP8), (by_block, BLOCKS)])
 def test_experts_are_held_and_computed_as_stored(
-    encode: Encode, config: dict[str, Any], triton_device: str, tmp_path: Path
+    encode: Encode,
+    config: dict[str, Any],
+    triton_device: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if triton_device != "cpu":
         pytest.skip("the model runs on a CPU, where kernels are interpreted")
     encoded, decoded = save_both(tmp_path, encode, config)
-    runner = make_runner(encoded, cpu_backend="torch")
+    with caplog.at_level("INFO"):
+        runner = make_runner(encoded, cpu_backend="torch")
+    assert f"{NOT_ROUNDED} 24 matrices" in caplog.text
     for layer in runner._loaded.model.layers:
         mixture = layer.feed_forward
         assert mixture.gate_up.is_quantised and mixture.down.is_quantised
@@ -79,6 +88,24 @@ def test_experts_are_held_and_computed_as_stored(
     expected = last_logits(make_runner(decoded, cpu_backend="torch"), *PROMPTS, chunks=(29, 1))
     actual = last_logits(runner, *PROMPTS, chunks=(29, 1))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
+
+
+NOT_ROUNDED = "activations are not rounded as prescribed before"
+
+
+def test_inputs_of_experts_are_rounded_where_they_are_no_op(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoded, _ = save_both(tmp_path, by_row, FP8)
+    with caplog.at_level("INFO"):
+        runner = make_runner(encoded, cpu_backend="torch")
+    assert NOT_ROUNDED not in caplog.text
+    mixture = runner._loaded.model.layers[0].feed_forward
+    rows = torch.randn(2, 160) * 5
+    of_codes = rounded(rows, Rounding(code=Element.FP8_E4M3))
+    found = mixture.gate_up.multiply(3, rows)
+    assert torch.equal(found, mixture.gate_up.multiply(3, of_codes))
+    assert not torch.equal(found, mixture.gate_up._matrix.packed[3].apply(rows, None))
 
 
 @pytest.mark.usefixtures("hopper")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gpu_worker.attention import attention_backend
 from gpu_worker.attention.registry import register_attention_backend
@@ -17,6 +18,9 @@ from gpu_worker.models.gpt2 import gpt2_config
 from gpu_worker.models.mixture import mixtral_config, qwen3_moe_config
 from gpu_worker.models.opt import opt_config
 from gpu_worker.models.rope import FrequencyDivisors
+from signalbox_kernels.rounding import Rounding
+from signalbox_kernels.structs import Element
+from signalbox_kernels.torch.rounding import rounded
 from tests.gpu_worker.attention.device_attention import make_shape
 
 CPU = torch.device("cpu")
@@ -140,8 +144,18 @@ def test_attention_backend_without_sinks_is_refused() -> None:
         attention_backend("triton", shape)
 
 
+COARSE = Rounding(code=Element.INT8, scale=0.3)
+BY_TOKEN = Rounding(code=Element.FP8_E4M3)
+
+
 @pytest.mark.parametrize("renormalise", [True, False])
-def test_tokens_are_computed_by_their_experts(renormalise: bool) -> None:
+@pytest.mark.parametrize(
+    "roundings",
+    [{}, {"gate": BY_TOKEN, "up": BY_TOKEN}, {"gate": COARSE, "up": BY_TOKEN}],
+)
+def test_tokens_are_computed_by_their_experts(
+    renormalise: bool, roundings: dict[str, Rounding]
+) -> None:
     torch.manual_seed(0)
     mixture = MixtureOfExperts(
         hidden_size=8,
@@ -163,7 +177,12 @@ def test_tokens_are_computed_by_their_experts(renormalise: bool) -> None:
     with pytest.raises(ModelError, match=r"shape \(8, 12\) where \(12, 8\) is expected"):
         targets["experts.1.up.weight"](down[1])
     mixture.finish()
+    mixture.gate_up.round_inputs({f"experts.2.{name}": how for name, how in roundings.items()})
     x = torch.randn(40, 8)
+
+    def input_of(name: str, expert: int, row: Tensor) -> Tensor:
+        how = roundings.get(name) if expert == 2 else None
+        return row if how is None else rounded(row[None], how)[0]
 
     shares = (x @ router.t()).softmax(-1)
     expected = torch.zeros_like(x)
@@ -171,6 +190,12 @@ def test_tokens_are_computed_by_their_experts(renormalise: bool) -> None:
         chosen = shares[token].argsort(descending=True)[:2].tolist()
         total = shares[token, chosen].sum() if renormalise else 1.0
         for e in chosen:
-            out = down[e] @ (torch.nn.functional.silu(gate[e] @ row) * (up[e] @ row))
+            gated = torch.nn.functional.silu(gate[e] @ input_of("gate", e, row))
+            out = down[e] @ (gated * (up[e] @ input_of("up", e, row)))
             expected[token] += out * shares[token, e] / total
     torch.testing.assert_close(mixture(x), expected, rtol=1e-4, atol=1e-4)
+    if roundings:
+        mixture.down.round_inputs({"experts.2.down": COARSE})
+        rows = torch.randn(3, 12)
+        found = mixture.down.multiply(2, rows)
+        torch.testing.assert_close(found, rounded(rows, COARSE) @ down[2].t(), rtol=1e-4, atol=1e-4)
