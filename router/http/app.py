@@ -72,6 +72,7 @@ def make_app(
         ("/v1/completions", api.completions),
         ("/v1/chat/completions", api.chat_completions),
         ("/v1/embeddings", pooling.embeddings),
+        ("/v1/embed", pooling.cohere_embed),
         ("/v2/embed", pooling.cohere_embed),
         ("/v1/score", pooling.score),
         ("/score", pooling.score),

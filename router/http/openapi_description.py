@@ -30,6 +30,7 @@ BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/embeddings": EmbeddingBody,
+    "/v1/embed": CohereEmbedBody,
     "/v2/embed": CohereEmbedBody,
     "/v1/score": ScoreBody,
     "/score": ScoreBody,

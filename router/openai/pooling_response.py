@@ -90,8 +90,15 @@ def ranking(
     )
 
 
-async def cohere_embeddings(response_id: str, body: CohereEmbedBody, answer: Vectors) -> bytes:
-    """Returns the answer of /v2/embed: a list of vectors for each of their forms."""
+async def cohere_embeddings(
+    response_id: str, body: CohereEmbedBody, answer: Vectors, *, version: str
+) -> bytes:
+    """Returns the answer of /v1/embed and /v2/embed: a list of vectors for each of their forms.
+
+    Args:
+        version: of Cohere's API; the first answers a body without forms with one list of floats.
+    """
+    is_list = version == "1" and not body.embedding_types
     forms = list(dict.fromkeys(body.embedding_types or ("float",)))
     if answer.vectors[0].size % 8 and {"binary", "ubinary"}.intersection(forms):
         allowed = f"float or base64 for vectors of {answer.vectors[0].size} elements"
@@ -99,14 +106,15 @@ async def cohere_embeddings(response_id: str, body: CohereEmbedBody, answer: Vec
     parts = []
     for form in forms:
         values = await _items(map(_FORMS[form], answer.vectors))
-        parts.append(b'"%b":[%b]' % (form.encode(), values))
+        parts.append(b"[%b]" % values if is_list else b'"%b":[%b]' % (form.encode(), values))
     rest = {
         "id": response_id,
         "texts": cohere_texts(body),
-        "meta": _meta(answer.usage, version="2"),
-        "response_type": "embeddings_by_type",
+        "meta": _meta(answer.usage, version=version),
+        "response_type": "embeddings_floats" if is_list else "embeddings_by_type",
     }
-    return b'%b,"embeddings":{%b}}' % (to_json(rest)[:-1], b",".join(parts))
+    embeddings = parts[0] if is_list else b"{%b}" % b",".join(parts)
+    return b'%b,"embeddings":%b}' % (to_json(rest)[:-1], embeddings)
 
 
 def usage(used: Usage) -> dict[str, Any]:

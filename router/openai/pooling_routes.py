@@ -120,8 +120,9 @@ class PoolingApi:
 
         async def work() -> bytes:
             answer = await self._pooler.score(call, context)
-            version = "2" if request.url.path.startswith("/v2/") else "1"
-            return pooling_response.ranking(ids.response_id, name, body, answer, version=version)
+            return pooling_response.ranking(
+                ids.response_id, name, body, answer, version=_version(request)
+            )
 
         return await _answered(request, ids, work())
 
@@ -139,7 +140,9 @@ class PoolingApi:
 
         async def work() -> bytes:
             answer = await self._pooler.embed(call, context)
-            return await pooling_response.cohere_embeddings(ids.response_id, body, answer)
+            return await pooling_response.cohere_embeddings(
+                ids.response_id, body, answer, version=_version(request)
+            )
 
         return await _answered(request, ids, work())
 
@@ -167,6 +170,11 @@ class PoolingApi:
         with self._generator.reading(call_context):
             body, (ids, name, call) = await self._bodies.read(request, kind, into=decode)
         return body, ids, name, call
+
+
+def _version(request: Request) -> str:
+    """Returns the version of Cohere's API that is asked."""
+    return "2" if request.url.path.startswith("/v2/") else "1"
 
 
 async def _answered(request: Request, ids: Ids, work: Coroutine[Any, Any, bytes]) -> Response:

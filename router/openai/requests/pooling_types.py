@@ -139,7 +139,7 @@ class CohereInput(Body):
 
 
 class CohereEmbedBody(Body):
-    """Body of POST /v2/embed, as in Cohere's API."""
+    """Body of POST /v1/embed and /v2/embed, as in Cohere's API."""
 
     NOT_SERVED = frozenset({"images"})
 
@@ -154,7 +154,7 @@ class CohereEmbedBody(Body):
     for documents; others, and a model without them, its default prompt."""
     embedding_types: Items[Literal["float", "base64", "binary", "ubinary"]] | None = None
     """Forms of the vectors; `binary` and `ubinary` have the signs of eight elements in a number.
-    Default float."""
+    Default float; /v1/embed then answers with a list of vectors, without a name for their form."""
     output_dimension: int | None = None
     """Elements of each vector, if the model declares that length. Default: all."""
     truncate: Literal["NONE", "START", "END"] | None = None

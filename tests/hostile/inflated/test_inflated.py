@@ -70,6 +70,7 @@ HTTP_BASES: dict[str, dict[str, Any]] = {
     LOAD_ADAPTER: {"lora_name": "sql", "lora_path": "sql"},
     UNLOAD_ADAPTER: {"lora_name": "sql"},
     **{path: {"input": ["Hello"]} for path in ("/v1/embeddings", "/pooling", "/classify")},
+    "/v1/embed": {"texts": ["Hello"], "truncate": "END"},
     "/v2/embed": {"texts": ["Hello"], "input_type": "search_query", "embedding_types": ["float"]},
     **{path: {"text_1": "Hello", "text_2": ["Hello"]} for path in ("/v1/score", "/score")},
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RANKED),

@@ -228,3 +228,16 @@ async def test_coheres_embeddings_come_in_each_form() -> None:
     assert ids_of("find a") in asked
     assert ids_of("read a") in asked
     assert refused["error"]["code"] == "context_length_exceeded"
+
+
+async def test_coheres_first_version_answers_with_one_list_of_floats() -> None:
+    async with serving() as http:
+        plain = await post(http, "/v1/embed", model=MODEL, texts=["a", "b b"])
+        named = await post(
+            http, "/v1/embed", model=MODEL, texts=["a", "b b"], embedding_types=["float"]
+        )
+    assert plain["response_type"] == "embeddings_floats"
+    assert named["response_type"] == "embeddings_by_type"
+    assert len(plain["embeddings"]) == 2
+    assert named["embeddings"] == {"float": plain["embeddings"]}
+    assert plain["meta"]["api_version"] == named["meta"]["api_version"] == {"version": "1"}
