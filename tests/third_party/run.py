@@ -1,4 +1,4 @@
-"""Runs each client of another project against one live stack of the demo model.
+"""Runs each client of another project against live stacks: of the demo model, and of two that pool.
 
 A client is a script of `clients/` that asserts the contents of what it gets. It runs in one of the
 environments of `.venv-clients`, with Node's modules or with Debian's Ruby, so that its dependencies
@@ -12,10 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.signalbox.stacks import environment, serve
+from tests.third_party.pooled_models import save_pooled_models
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -71,6 +74,11 @@ CLIENTS = (
     Client("litellm", "litellm_sdk.py"),
     Client("langchain-openai", "langchain_openai_chat.py"),
     Client("llama-index-llms-openai-like", "llama_index_openai_like.py"),
+    Client("langchain-openai", "langchain_openai_embeddings.py"),
+    Client("llama-index-embeddings-openai-like", "llama_index_embeddings.py"),
+    Client("llama-index-postprocessor-cohere-rerank", "llama_index_rerank.py"),
+    Client("cohere", "cohere_sdk.py"),
+    Client("cohere", "cohere_sdk.py", "cohere"),
     Client("instructor", "instructor_models.py"),
     Client("pydantic-ai-slim", "pydantic_ai_agent.py"),
     Client("smg", "smg_gateway.py"),
@@ -123,17 +131,36 @@ def _environment() -> dict[str, str]:
 def run_all() -> dict[Client, str]:
     """Returns why each client failed; an empty text for one that passed."""
     reasons: dict[Client, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [MODEL, "--device=cpu", "--kv-cache-memory", "0.25"]
-        with serve(Path(folder, "log"), *arguments) as stack:
-            variables = {"SIGNALBOX_ROUTER": stack.address, "SIGNALBOX_HTTP": stack.http_url()}
-            for client in CLIENTS:
-                reasons[client] = run(client, variables)
-                outcome = "failed" if reasons[client] else "passed"
-                print(f"{client.package} {client.version()}: {outcome}", flush=True)
-                if reasons[client]:
-                    print(reasons[client], flush=True)
+    with _serving() as variables:
+        for client in CLIENTS:
+            reasons[client] = run(client, variables)
+            outcome = "failed" if reasons[client] else "passed"
+            print(f"{client.package} {client.version()}: {outcome}", flush=True)
+            if reasons[client]:
+                print(reasons[client], flush=True)
     return reasons
+
+
+@contextmanager
+def _serving() -> Iterator[dict[str, str]]:
+    """Serves the models; yields the variables by which scripts find them."""
+    cpu = ("--device=cpu", "--kv-cache-memory", "0.25")
+    pooled = (*cpu, "--served-model-name", "pooled")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        encoder, reranker, expected = save_pooled_models(folder)
+        with (
+            serve(folder / "log", MODEL, *cpu) as stack,
+            serve(folder / "encoder.log", str(encoder), *pooled) as embeds,
+            serve(folder / "reranker.log", str(reranker), *pooled) as scores,
+        ):
+            yield {
+                "SIGNALBOX_ROUTER": stack.address,
+                "SIGNALBOX_HTTP": stack.http_url(),
+                "SIGNALBOX_ENCODER_HTTP": embeds.http_url(),
+                "SIGNALBOX_RERANKER_HTTP": scores.http_url(),
+                "SIGNALBOX_POOLED": str(expected),
+            }
 
 
 def table(reasons: dict[Client, str]) -> str:

@@ -16,7 +16,11 @@ SUFFIXES = {".py", ".mjs", ".rb"}
 
 def test_each_script_is_run() -> None:
     scripts = {path.name for path in (HERE / "clients").iterdir() if path.suffix in SUFFIXES}
-    assert scripts == {client.script for client in CLIENTS} | {"demo.py", "demo.mjs"}
+    assert scripts == {client.script for client in CLIENTS} | {
+        "demo.py",
+        "demo.mjs",
+        "demo_pooling.py",
+    }
 
 
 def test_each_environment_has_a_client() -> None:
