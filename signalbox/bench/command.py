@@ -62,8 +62,9 @@ async def _run(options: dict[str, Any]) -> tuple[str, Measured]:
             name = await http.model()
             asks = _asks(options, replayed, vocab_size=0)
             return await _load(options, http.send, asks, f"{name} at {url}")
-    async with GrpcTarget(options["router"], how, timeout_s=timeout_s) as router:
-        model = await router.model()
+    name = options["model"] or ""
+    async with GrpcTarget(options["router"], how, model=name, timeout_s=timeout_s) as router:
+        model = await router.model(task="embed" if options["embed"] else "generate")
         asks = _asks(options, replayed, vocab_size=model.vocab_size)
         return await _load(options, router.send, asks, f"{model.name} at {options['router']}")
 

@@ -51,7 +51,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     where = parser.add_argument_group("target")
     where.add_argument("--url", metavar="URL", help="an OpenAI endpoint instead of a router")
-    where.add_argument("--model", metavar="NAME", help="with --url (default: the first listed)")
+    where.add_argument(
+        "--model",
+        metavar="NAME",
+        help="model of the requests (default: the only one; with --url the first listed)",
+    )
     where.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="limit for each request (default: none)"
     )
@@ -113,8 +117,6 @@ def check(options: dict[str, Any]) -> None:
         raise ValueError(f"{_flag(min(unused))} has no effect with --embed")
     if options["texts"] and not options["embed"]:
         raise ValueError("--texts has no effect without --embed")
-    if options["model"] and not options["url"]:
-        raise ValueError("--model has no effect without --url; a router serves one model")
     if options["speed"] is not None and not options["replay"]:
         raise ValueError("--speed has no effect without --replay")
     for name in ("speed", "timeout"):

@@ -19,12 +19,18 @@ class GrpcTarget:
     """Calls a router."""
 
     def __init__(
-        self, address: str, connection: Connection, *, timeout_s: float | None = None
+        self,
+        address: str,
+        connection: Connection,
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
     ) -> None:
         channel = dial(address, connection)
         self._client = AsyncClient(address, channel=channel, api_key=connection.api_key)
         self._stub = InferenceServiceStub(channel)
         self._metadata = connection.metadata
+        self._model = model
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:
@@ -33,10 +39,14 @@ class GrpcTarget:
     async def __aexit__(self, *_exc: object) -> None:
         await self._client.close()
 
-    async def model(self) -> Model:
-        """Returns the served model. Raises RuntimeError with a message of one line."""
+    async def model(self, *, task: str = "generate") -> Model:
+        """Returns the named model, else the first one of a task. Raises RuntimeError with a message
+        of one line."""
         with explained(self._client.address):
-            return await self._client.model()
+            if not self._model and task != "generate":
+                of_task = [one for one in await self._client.models() if one.task == task]
+                self._model = of_task[0].name if of_task else ""
+            return await self._client.model(self._model)
 
     async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
         """Yields the number of tokens in each message. Raises RequestFailed."""
@@ -53,7 +63,8 @@ class GrpcTarget:
             raise RequestFailed(error.code.name) from error
 
     async def _embed(self, texts: tuple[str, ...], measured: Measured) -> None:
-        request = pb.EmbedRequest(inputs=[pb.PoolingInput(text=text) for text in texts])
+        inputs = [pb.PoolingInput(text=text) for text in texts]
+        request = pb.EmbedRequest(inputs=inputs, model=self._model)
         try:
             answer = await self._stub.Embed(
                 request, timeout=self._timeout_s, metadata=self._metadata
@@ -64,7 +75,11 @@ class GrpcTarget:
         measured.num_prompt_tokens += answer.usage.prompt_tokens
 
     def _call(self, ask: Ask) -> AsyncStream:
-        options: dict[str, Any] = {**ask.sampling, "timeout_s": self._timeout_s}
+        options: dict[str, Any] = {
+            **ask.sampling,
+            "model": self._model,
+            "timeout_s": self._timeout_s,
+        }
         if isinstance(stop := ask.sampling.get("stop"), str):
             options["stop"] = [stop]
         if ask.prompt is not None:

@@ -41,6 +41,16 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
+def add_model_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --model."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        default="",
+        help="name of the model or adapter (default: the only one that can answer)",
+    )
+
+
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each sampling parameter with a scalar value."""
     for name, (kind, text) in _SAMPLING.items():

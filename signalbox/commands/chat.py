@@ -15,6 +15,7 @@ from rich.text import Text
 
 from signalbox.client.connection import connection, router_client
 from signalbox.client.router_flags import (
+    add_model_flag,
     add_router_flags,
     add_sampling_flags,
     request_options,
@@ -55,6 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="instructions before the message")
     parser.add_argument("--json", action="store_true", help="print one JSON object an answer")
     add_sampling_flags(parser)
+    add_model_flag(parser)
     add_router_flags(parser)
 
 
@@ -95,7 +97,7 @@ class Conversation:
 async def talk(options: dict[str, Any]) -> None:
     """Answers options["message"], standard input, or typed messages, by the router of the flags."""
     conversation = Conversation(options["system"], asked=request_options(options))
-    as_json, message = options["json"], options["message"]
+    as_json, message, model = options["json"], options["message"], options["model"]
     if message is None and not sys.stdin.isatty():
         message = sys.stdin.read()
     if message is not None and not message.strip():
@@ -104,11 +106,11 @@ async def talk(options: dict[str, Any]) -> None:
         )
     async with router_client(options["router"], connection(options)) as client:
         with explained(client.address):
-            served = await client.model()
+            served = await client.model(model)
         _say(chat_defaults(conversation.asked, served.default_sampling_params).summary)
 
         async def show_answer(asked: dict[str, Any]) -> TimedAnswer:
-            stream = client.stream_chat(conversation.messages, **asked)
+            stream = client.stream_chat(conversation.messages, model=model, **asked)
             conversation.coming = stream.answer
             return await show(stream, address=client.address, as_json=as_json)
 

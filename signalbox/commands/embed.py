@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from signalbox.client.connection import connection, router_client
-from signalbox.client.router_flags import add_router_flags
+from signalbox.client.router_flags import add_model_flag, add_router_flags
 from signalbox.client.terminal_answer import explained
 
 TEXTS_OF_A_CALL = 64
@@ -40,6 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--truncate", action="store_true", help="cut texts that are too long, instead of an error"
     )
+    add_model_flag(parser)
     add_router_flags(parser)
 
 
@@ -61,6 +62,7 @@ async def _run(options: dict[str, Any], texts: Sequence[str]) -> None:
                     dimensions=options["dimensions"],
                     prompt_name=options["prompt_name"],
                     truncate=options["truncate"],
+                    model=options["model"],
                     timeout_s=None,
                 )
                 for vector in vectors:

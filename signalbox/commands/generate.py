@@ -6,7 +6,12 @@ import sys
 from typing import Any
 
 from signalbox.client.connection import connection, router_client
-from signalbox.client.router_flags import add_router_flags, add_sampling_flags, request_options
+from signalbox.client.router_flags import (
+    add_model_flag,
+    add_router_flags,
+    add_sampling_flags,
+    request_options,
+)
 from signalbox.client.terminal_answer import show
 
 EXAMPLES = """\
@@ -26,6 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_sampling_flags(parser)
+    add_model_flag(parser)
     add_router_flags(parser)
 
 
@@ -38,5 +44,5 @@ async def _generate(options: dict[str, Any]) -> None:
     prompt = options["prompt"] if options["prompt"] is not None else sys.stdin.read()
     asked = request_options(options)
     async with router_client(options["router"], connection(options)) as client:
-        stream = client.stream_generate(prompt, **asked)
+        stream = client.stream_generate(prompt, model=options["model"], **asked)
         await show(stream, address=client.address, as_json=options["json"])

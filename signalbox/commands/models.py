@@ -1,4 +1,4 @@
-"""`signalbox models`: shows the model that a router serves, and its load."""
+"""`signalbox models`: shows the models that a router serves, and its load."""
 
 import argparse
 import asyncio
@@ -28,29 +28,40 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Prints the served model and the load."""
-    model, load = asyncio.run(_ask(options))
+    """Prints the served models and the load."""
+    models, load = asyncio.run(_ask(options))
     if options["json"]:
-        print(json.dumps({"model": asdict(model), "load": asdict(load)}))
-    else:
-        show(_table(model, load))
+        print(json.dumps({"models": [asdict(one) for one in models], "load": asdict(load)}))
+        return
+    for model in models:
+        show(_table(model))
+    show(_load_table(load))
 
 
-async def _ask(options: dict[str, Any]) -> tuple[Model, Load]:
+async def _ask(options: dict[str, Any]) -> tuple[list[Model], Load]:
     async with router_client(options["router"], connection(options)) as client:
         with explained(client.address):
-            return await client.model(), await client.load()
+            return await client.models(), await client.load()
 
 
-def _table(model: Model, load: Load) -> Table:
+def _table(model: Model) -> Table:
     table = Table(show_header=False, title=model.name, title_justify="left")
     if model.aliases:
         table.add_row("also called", ", ".join(model.aliases))
+    if model.adapters:
+        table.add_row("adapters", ", ".join(model.adapters))
+    table.add_row("task", model.task)
     table.add_row("architecture", f"{model.architecture}, {model.dtype}")
     table.add_row("window", _window(model))
     table.add_row("vocabulary", f"{model.vocab_size:,} tokens")
-    table.add_row("chat template", "yes" if model.has_chat_template else "no")
-    table.add_row("defaults", _defaults(model))
+    if model.task == "generate":
+        table.add_row("chat template", "yes" if model.has_chat_template else "no")
+        table.add_row("defaults", _defaults(model))
+    return table
+
+
+def _load_table(load: Load) -> Table:
+    table = Table(show_header=False, title="load", title_justify="left")
     table.add_row("workers", str(load.num_workers))
     live, most = load.num_live_requests, load.max_live_requests
     table.add_row("live requests", f"{live:,} of {most:,} here")

@@ -81,12 +81,13 @@ def run(options: dict[str, Any]) -> None:
 
 async def _run(settings: RunSettings, asked: dict[str, Any], *, may_share: bool) -> None:
     address = os.environ.get(ENV_PREFIX + "ROUTER", DEFAULT_ROUTER)
-    if may_share and await _serves(address, settings):
+    if may_share and (model := await _served_name(address, settings)):
         print(f"using the server at {address}", file=sys.stderr)
-        await chat.talk({**asked, "router": address})
+        await chat.talk({**asked, "router": address, "model": model})
         return
     async with running(settings) as stack:
-        await _while_it_serves(chat.talk({**asked, "router": stack.addresses.router}), stack)
+        router = stack.addresses.router
+        await _while_it_serves(chat.talk({**asked, "router": router, "model": ""}), stack)
 
 
 async def _while_it_serves(talk: Coroutine[Any, Any, None], stack: LocalStack) -> None:
@@ -103,14 +104,15 @@ async def _while_it_serves(talk: Coroutine[Any, Any, None], stack: LocalStack) -
         await asyncio.gather(talking, watching, return_exceptions=True)
 
 
-async def _serves(address: str, settings: RunSettings) -> bool:
-    """Returns whether a router answers without a key, and serves this model by its name."""
+async def _served_name(address: str, settings: RunSettings) -> str:
+    """Returns the name of this model at a router that answers without a key and serves it; else
+    an empty one."""
     own = "simulated" if settings.simulate else model_name(settings)
     names = settings.served_model_name or (own,)
     with suppress(RequestError, TimeoutError):
         async with asyncio.timeout(PROBE_S), router_client(address) as client:
-            return (await client.model()).name in names
-    return False
+            return next((one.name for one in await client.models() if one.name in names), "")
+    return ""
 
 
 def _message(words: list[str]) -> str | None:

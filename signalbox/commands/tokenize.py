@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from signalbox.client.connection import connection, router_client
-from signalbox.client.router_flags import add_router_flags
+from signalbox.client.router_flags import add_model_flag, add_router_flags
 from signalbox.client.tables import show
 from signalbox.client.terminal_answer import explained
 from signalbox_client import Token
@@ -39,6 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="add no special tokens; with --decode, leave them out of the text",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_model_flag(parser)
     add_router_flags(parser)
 
 
@@ -49,14 +50,16 @@ def run(options: dict[str, Any]) -> None:
 
 async def _run(options: dict[str, Any]) -> None:
     given = " ".join(options["text"]) if options["text"] else sys.stdin.read()
-    special = not options["no_special_tokens"]
+    special, model = not options["no_special_tokens"], options["model"]
     async with router_client(options["router"], connection(options)) as client:
         with explained(client.address):
             if options["decode"]:
-                text = await client.detokenize(_ids(given), skip_special_tokens=not special)
+                text = await client.detokenize(
+                    _ids(given), skip_special_tokens=not special, model=model
+                )
                 print(json.dumps({"text": text}, ensure_ascii=False) if options["json"] else text)
             else:
-                tokens = await client.tokenize(given, add_special_tokens=special)
+                tokens = await client.tokenize(given, add_special_tokens=special, model=model)
                 _print(tokens, as_json=options["json"])
 
 

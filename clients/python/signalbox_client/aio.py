@@ -130,12 +130,22 @@ class AsyncClient:
         )
 
     async def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
-        """Returns the name of the served model. Raises RequestError."""
+        """Returns the name of the model that `model` describes. Raises RequestError."""
         return (await self.model(timeout_s=timeout_s)).name
 
-    async def model(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
-        """Returns the served model. Raises RequestError."""
-        return read_model(await self._ask(self._stub.GetModel, pb.GetModelRequest(), timeout_s))
+    async def model(self, name: str = "", *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
+        """Describes a served model. Raises RequestError.
+
+        Args:
+            name: one of its names; empty is the only model that generates, else the only one.
+        """
+        request = pb.GetModelRequest(model=name)
+        return read_model(await self._ask(self._stub.GetModel, request, timeout_s))
+
+    async def models(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> list[Model]:
+        """Describes all served models. Raises RequestError."""
+        answer = await self._ask(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
+        return [read_model(one) for one in answer.models]
 
     async def load(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Load:
         """Returns the load of the router. Raises RequestError."""
@@ -146,10 +156,11 @@ class AsyncClient:
         text: str,
         *,
         add_special_tokens: bool = True,
+        model: str = "",
         timeout_s: float | None = UNARY_TIMEOUT_S,
     ) -> list[Token]:
         """Returns the tokens of a text. Raises RequestError."""
-        request = tokenize_request(text, add_special_tokens=add_special_tokens)
+        request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
         return read_tokens(await self._ask(self._stub.Tokenize, request, timeout_s))
 
     async def embed(
@@ -159,6 +170,7 @@ class AsyncClient:
         dimensions: int | None = None,
         prompt_name: str | None = None,
         truncate: bool = False,
+        model: str = "",
         timeout_s: float | None = None,
     ) -> list[list[float]]:
         """Returns a vector for each of up to 2,048 texts. Raises RequestError.
@@ -167,9 +179,10 @@ class AsyncClient:
             dimensions: elements of each vector, if the model declares that length; None is all.
             prompt_name: name of the model's prompt before each text; None is its default.
             truncate: whether texts that are too long are cut.
+            model: name of the model; empty is the only one that embeds.
         """
         request = embed_request(
-            texts, dimensions=dimensions, prompt_name=prompt_name, truncate=truncate
+            texts, dimensions=dimensions, prompt_name=prompt_name, truncate=truncate, model=model
         )
         answer = await self._ask(self._stub.Embed, request, timeout_s)
         return [list(one.values) for one in answer.embeddings]
@@ -179,10 +192,13 @@ class AsyncClient:
         token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        model: str = "",
         timeout_s: float | None = UNARY_TIMEOUT_S,
     ) -> str:
         """Returns the text of tokens. Raises RequestError."""
-        request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens)
+        request = detokenize_request(
+            token_ids, skip_special_tokens=skip_special_tokens, model=model
+        )
         return str((await self._ask(self._stub.Detokenize, request, timeout_s)).text)
 
     async def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:

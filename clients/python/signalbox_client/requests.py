@@ -40,15 +40,25 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> pb.ChatReque
     return _make(pb.ChatRequest, {**fields, "messages": turns, "sampling_params": sampling})
 
 
-def tokenize_request(text: str, *, add_special_tokens: bool) -> pb.TokenizeRequest:
-    fields = {"text": text, "add_special_tokens": add_special_tokens, "return_texts": True}
+def tokenize_request(text: str, *, add_special_tokens: bool, model: str) -> pb.TokenizeRequest:
+    fields = {
+        "text": text,
+        "add_special_tokens": add_special_tokens,
+        "return_texts": True,
+        "model": model,
+    }
     return _make(pb.TokenizeRequest, fields)
 
 
 def embed_request(
-    texts: Sequence[str], *, dimensions: int | None, prompt_name: str | None, truncate: bool
+    texts: Sequence[str],
+    *,
+    dimensions: int | None,
+    prompt_name: str | None,
+    truncate: bool,
+    model: str,
 ) -> pb.EmbedRequest:
-    fields = {"dimensions": dimensions, "prompt_name": prompt_name}
+    fields = {"dimensions": dimensions, "prompt_name": prompt_name, "model": model}
     request = _make(
         pb.EmbedRequest, {name: value for name, value in fields.items() if value is not None}
     )
@@ -59,9 +69,9 @@ def embed_request(
 
 
 def detokenize_request(
-    token_ids: Sequence[int], *, skip_special_tokens: bool
+    token_ids: Sequence[int], *, skip_special_tokens: bool, model: str
 ) -> pb.DetokenizeRequest:
-    fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
+    fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens, "model": model}
     return _make(pb.DetokenizeRequest, fields)
 
 

@@ -1,7 +1,7 @@
-"""The served model, the router's load, and the model's tokens, as plain values."""
+"""The served models, the router's load, and a model's tokens, as plain values."""
 
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from protos.inference.v1 import inference_pb2 as pb
 
@@ -23,7 +23,7 @@ class DefaultSamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model."""
+    """A served model."""
 
     name: str
     architecture: str
@@ -37,6 +37,10 @@ class Model:
     """Longest sequence that the KV cache holds, in tokens; at most max_model_len."""
     aliases: tuple[str, ...] = ()
     """Other names that requests may use."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters, each of which is a model that requests may name."""
+    task: Literal["generate", "embed", "classify"] = "generate"
+    """What the model makes of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +58,17 @@ class Load:
 
 
 class Token(NamedTuple):
-    """A token of the served model."""
+    """A token of a model."""
 
     id: int
     text: str
+
+
+_TASKS: dict[int, Literal["generate", "embed", "classify"]] = {
+    pb.POOLING_TASK_UNSPECIFIED: "generate",
+    pb.POOLING_TASK_EMBED: "embed",
+    pb.POOLING_TASK_CLASSIFY: "classify",
+}
 
 
 def read_model(message: pb.GetModelResponse) -> Model:
@@ -71,6 +82,8 @@ def read_model(message: pb.GetModelResponse) -> Model:
         default_sampling_params=_read_defaults(message),
         effective_max_model_len=message.effective_max_model_len or message.max_model_len,
         aliases=tuple(message.aliases),
+        adapters=tuple(message.adapters),
+        task=_TASKS[message.pooling.task],
     )
 
 

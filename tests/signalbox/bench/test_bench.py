@@ -345,7 +345,6 @@ async def test_throughput_over_time_adds_up_to_all_tokens() -> None:
         ({"replay": "x", "chat": True}, "--chat has no effect with --replay"),
         ({"speed": 2.0}, "--speed has no effect without --replay"),
         ({"replay": "x", "speed": math.nan}, "--speed is nan"),
-        ({"model": "m"}, "--model has no effect without --url"),
         ({"chat": True, "vocab_size": 5}, "--vocab-size has no effect with --chat"),
         ({"embed": True, "max_tokens": 5}, "--max-tokens has no effect with --embed"),
         ({"texts": 2}, "--texts has no effect without --embed"),

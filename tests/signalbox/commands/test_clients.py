@@ -89,7 +89,8 @@ def test_an_empty_message_is_refused_before_a_router_is_called(
 def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
     done = run_here("models", "--json", "--router", stack.address)
     answer = json.loads(done.stdout)
-    assert (answer["model"]["name"], answer["model"]["aliases"]) == ("simulated", ["spare"])
+    (model,) = answer["models"]
+    assert (model["name"], model["aliases"]) == ("simulated", ["spare"])
     assert answer["load"]["num_workers"] == 1
     assert 0 == answer["load"]["num_live_requests"] < answer["load"]["max_live_requests"]
     table = run_here("models", "--router", stack.address).stdout
@@ -99,7 +100,7 @@ def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
 
 def test_the_servers_defaults_bound_what_asks_for_nothing_and_are_told(stack: Stack) -> None:
     at = ("--ignore-eos", "--json", "--router", stack.address)
-    model = json.loads(run_here("models", "--json", "--router", stack.address).stdout)["model"]
+    (model,) = json.loads(run_here("models", "--json", "--router", stack.address).stdout)["models"]
     told = model["default_sampling_params"]
     assert (told["temperature"], told["max_tokens"], told["top_p"]) == (0.5, 6, 1.0)
     assert told["from_override"] == ["max_tokens", "temperature"]
