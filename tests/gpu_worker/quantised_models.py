@@ -98,6 +98,30 @@ def by_block(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": codes, "weight_scale_inv": scales}, decoded
 
 
+W8A8: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
+def in_w8a8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scales = (weight.abs().amax(dim=1, keepdim=True) / 127).bfloat16()
+    codes = (weight / scales.float()).round().clamp(-128, 127)
+    return {"weight": codes.to(torch.int8), "weight_scale": scales}, codes * scales.float()
+
+
 def by_groups(
     weight: Tensor,
     group_size: int,

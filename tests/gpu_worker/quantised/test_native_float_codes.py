@@ -28,7 +28,15 @@ from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_t
 from tests.gpu_worker.checkpoints.test_quantization import make_runner as make_probed
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import assert_greedy, log_probabilities, make_prompts
-from tests.gpu_worker.quantised_models import Encode, by_block, by_matrix, by_row, save_quantised
+from tests.gpu_worker.quantised_models import (
+    W8A8,
+    Encode,
+    by_block,
+    by_matrix,
+    by_row,
+    in_w8a8,
+    save_quantised,
+)
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.rounded_products import (
     assert_rounds_as,
@@ -233,24 +241,6 @@ def test_other_codes_of_bitsandbytes_are_decoded(
     tensor = matrix_of({end: part.numpy() for end, part in encoded.items()}, NF4)
     assert stored_codes(tensor) is None
     np.testing.assert_allclose(tensor.read(), decoded.numpy(), rtol=1e-6)
-
-
-W8A8_GROUP = {
-    "targets": ["Linear"],
-    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
-    "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
-}
-W8A8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {"0": W8A8_GROUP},
-}
-
-
-def in_w8a8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    scales = (weight.abs().amax(dim=1, keepdim=True) / 127).bfloat16()
-    codes = (weight / scales.float()).round().clamp(-128, 127)
-    return {"weight": codes.to(torch.int8), "weight_scale": scales}, codes * scales.float()
 
 
 ADAPTED: dict[str, tuple[Encode, dict[str, Any]]] = {"w8a8": (in_w8a8, W8A8)} | {
