@@ -16,6 +16,9 @@ from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsG
 GIB = 1 << 30
 LOOPBACK = "127.0.0.1"
 _MAX_GIB = 1 << 30  # an exbibyte
+_USUAL_DISK_SPACE = 16.0
+_DISK_WRITE_BYTES_PER_S = 256 << 20
+"""Half of what a SATA SSD writes, so that reads do not wait behind writes."""
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
 USUAL_LORA_RANK = 16
@@ -303,6 +306,47 @@ class CacheConfig(LimitSettings):
         decodes."""
         default = 8192 if device_type == "cuda" else 512
         return self.max_num_batched_tokens or max(default, self.max_num_seqs)
+
+
+class DiskConfig(SettingsGroup):
+    """The tier of KV blocks on a disk."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    kv_disk: Path | None = Field(
+        None,
+        description="folder on a local disk for KV blocks that outlive the worker; only its user"
+        " may enter it, as prompts can be computed from them. Several workers may name one"
+        " (default: none)",
+    )
+    kv_disk_space: float | None = Field(
+        None,
+        ge=0.25,
+        le=_MAX_GIB,
+        allow_inf_nan=False,
+        description="GiB that all files in --kv-disk may take together (default: 16)",
+    )
+    kv_disk_daily_writes: float | None = Field(
+        None,
+        gt=0,
+        le=_MAX_GIB,
+        allow_inf_nan=False,
+        description="GiB that this worker may write to --kv-disk in a day of UTC (default: four"
+        " times --kv-disk-space)",
+    )
+
+    @property
+    def kv_disk_bytes(self) -> int:
+        return int((self.kv_disk_space or _USUAL_DISK_SPACE) * GIB)
+
+    @property
+    def disk_write_bytes_per_day(self) -> int:
+        daily = self.kv_disk_daily_writes
+        return 4 * self.kv_disk_bytes if daily is None else int(daily * GIB)
+
+    @property
+    def disk_write_bytes_per_s(self) -> int:
+        return _DISK_WRITE_BYTES_PER_S
 
 
 class DeviceConfig(SettingsGroup):

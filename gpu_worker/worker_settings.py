@@ -5,7 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import (
+    CacheConfig,
+    DeviceConfig,
+    DiskConfig,
+    ModelConfig,
+    ParallelConfig,
+)
 from rpc.settings.addresses import Address, Host, HostOrAddress, Port
 from rpc.settings.service_settings import (
     HostSettings,
@@ -58,7 +64,7 @@ class SimulationSettings(SettingsGroup):
     )
 
 
-class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings):
+class EngineSettings(ModelConfig, CacheConfig, DiskConfig, DeviceConfig, SimulationSettings):
     """Settings of a worker with a model or a simulated one."""
 
     GROUP: ClassVar[str] = "model and device"
@@ -119,6 +125,20 @@ class EngineSettings(ModelConfig, CacheConfig, DeviceConfig, SimulationSettings)
             raise ValueError(
                 f"pipeline_layer_partition has {len(counts)} numbers, and pipeline_parallel_size is"
                 f" {num_stages}; give one for each stage"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_have_a_disk(self) -> Self:
+        if self.kv_disk is None:
+            if useless := self.model_fields_set & {"kv_disk_space", "kv_disk_daily_writes"}:
+                raise ValueError(f"{flag_name(min(useless))} has no effect without --kv-disk")
+            return self
+        if self.tensor_parallel_size * self.pipeline_parallel_size > 1:
+            raise ValueError("--kv-disk takes a worker of one rank; leave it out, or run workers")
+        if self.swap_space == 0:
+            raise ValueError(
+                "--kv-disk takes swap space, through which its blocks pass; raise --swap-space"
             )
         return self
 

@@ -194,7 +194,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
 def _model_runner(
     settings: "WorkerSettings", progress: ReportProgress, network: "RankNetwork | None"
 ) -> "Callable[[], Runner]":
-    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+    from gpu_worker.config import CacheConfig, DeviceConfig, DiskConfig, ModelConfig
     from gpu_worker.main import end_at_once
 
     make = partial(
@@ -203,6 +203,7 @@ def _model_runner(
         settings.part(CacheConfig),
         parallel_config=settings.parallel,
         device_config=settings.part(DeviceConfig),
+        disk_config=settings.part(DiskConfig),
         progress=progress,
         on_lost=end_at_once,
         network=network,

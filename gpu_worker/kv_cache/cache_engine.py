@@ -109,6 +109,14 @@ class CacheEngine:
         """Returns how long the swaps since the last call take beside the calls themselves."""
         return self._clock.pop_ns()
 
+    def cpu_block(self, index: int) -> memoryview:
+        """Returns the bytes of a block of the CPU pool."""
+        return self.cpu_pool[index].numpy().data
+
+    def copies_begun(self) -> Callable[[], None]:
+        """Returns a function, for any thread, that waits until the swaps so far have ended."""
+        return self._copying.record().wait
+
     def close(self) -> None:
         """Waits for unfinished copies; the pools are not used afterwards.
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract.model import WorkerCapacity
+from contract.model import StoreCapacity, WorkerCapacity
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.batch.stage_layers import StageLayers
@@ -66,6 +66,7 @@ def measure_capacity(
     adapters_bytes: int = 0,
     step_divisor: int = 1,
     computes_whole: bool = False,
+    store: StoreCapacity | None = None,
 ) -> WorkerCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
@@ -77,6 +78,7 @@ def measure_capacity(
         graphs_bytes: what graphs will take, which are not there yet.
         adapters_bytes: what is reserved for adapters, less what those have that are loaded.
         computes_whole: True if sequences are not cut, so that the longest is a step.
+        store: that of the rank, whose blocks pass through swap space.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
     activations, tokens_per_s = _measure_step(
@@ -111,7 +113,13 @@ def measure_capacity(
         activations_bytes=activations,
         tensor_parallel_size=share.tensor_parallel_size,
         pipeline_parallel_size=share.pipeline_parallel_size,
+        store=store,
     )
+    if store is not None and not capacity.num_cpu_blocks:
+        raise MemoryError(
+            "the disk tier takes swap space, through which its blocks pass, and there is none; "
+            "raise --swap-space, or leave --kv-disk out"
+        )
     _check(capacity, budget, device, share, adapters_bytes)
     return capacity
 

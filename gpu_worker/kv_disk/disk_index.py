@@ -243,6 +243,11 @@ class DiskIndex:
             self._set_state("day", day)
             self._set_state("written_today", num_bytes)
 
+    def set_model(self, name: str) -> None:
+        """Notes the name of the model, for those who list the folder."""
+        with self._transaction():
+            self._set_state("model", name)
+
     def write_touches(self) -> None:
         """Writes when blocks were used last."""
         with self._transaction():
@@ -275,7 +280,7 @@ class DiskIndex:
         value = self._one("SELECT value FROM state WHERE name = ?", name)
         return 0 if value is None else value
 
-    def _set_state(self, name: str, value: int) -> None:
+    def _set_state(self, name: str, value: int | str) -> None:
         self._writer.execute("UPDATE state SET value = ? WHERE name = ?", (value, name))
 
     def _one(self, statement: str, *values: object) -> int | None:

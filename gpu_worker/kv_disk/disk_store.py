@@ -37,6 +37,7 @@ class DiskStore:
 
     Args:
         identity: SHA-256 of all that the bytes of a block depend on beside its key.
+        model: name of the model, for those who list the folder.
         quota_bytes: of all files in the folder.
     """
 
@@ -49,6 +50,7 @@ class DiskStore:
         quota_bytes: int,
         limit: WriteLimit,
         piece_bytes: int = PIECE_BYTES,
+        model: str = "",
         calls: FileCalls | None = None,
     ) -> None:
         """Takes files of this identity that no process has, or makes some. Raises StoreError."""
@@ -72,6 +74,7 @@ class DiskStore:
             folder, files.name, slots=self._slots, quota_bytes=quota_bytes, piece_bytes=piece_bytes
         )
         with self._failing("opening"), self._lock:
+            self._index.set_model(model)
             limit.continue_day(self._index.written_on(limit.day))
             self._space.give_back(self._index)  # of a clear that did not end
             self._count()
@@ -129,7 +132,7 @@ class DiskStore:
                 return True
             if not self._limit.take(self._block_bytes):
                 return False
-            slot = self._slot_for(_hashed(tenant))
+            slot = self._slot_for(hashed_tenant(tenant))
             if slot is None:
                 return False
             try:
@@ -139,14 +142,14 @@ class DiskStore:
                     self._index.lose_slot(slot)
                 raise
             self._index.insert(
-                slot, key=key, checksum=self._checksum(key, data), tenant=_hashed(tenant)
+                slot, key=key, checksum=self._checksum(key, data), tenant=hashed_tenant(tenant)
             )
             self._num_blocks += 1
             return True
 
     def clear(self, tenant: bytes | None) -> None:
         with self._failing("clearing"), self._lock:
-            self._index.clear(None if tenant is None else _hashed(tenant))
+            self._index.clear(None if tenant is None else hashed_tenant(tenant))
             self._space.give_back(self._index)
             self._count()
 
@@ -239,6 +242,6 @@ class DiskStore:
             logger.error("disk tier of KV blocks: %s (said once)", text)
 
 
-def _hashed(tenant: bytes) -> bytes:
+def hashed_tenant(tenant: bytes) -> bytes:
     """Names a tenant in the index, which may be read where its name must not be."""
     return hashlib.blake2b(tenant, digest_size=16, person=b"tenant").digest()

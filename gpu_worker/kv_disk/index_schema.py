@@ -67,7 +67,7 @@ def prepare(connection: sqlite3.Connection, *, identity: bytes, block_bytes: int
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in filter(str.strip, _TABLES.split(";")):
                 connection.execute(statement)
-            values = whose | {"num_slots": 0, "day": 0, "written_today": 0}
+            values = whose | {"num_slots": 0, "day": 0, "written_today": 0, "model": ""}
             connection.executemany("INSERT INTO state VALUES (?, ?)", values.items())
         found = dict(connection.execute("SELECT name, value FROM state"))
     except sqlite3.Error:

@@ -14,6 +14,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from gpu_worker.kv_disk.mounts import file_system_of
 _NAME = re.compile(r"(?P<identity>[0-9a-f]{32})-(?P<number>[0-9]+)\.blocks")
 _SUFFIXES = (".blocks", ".index", ".index-wal", ".index-shm", ".index-journal")
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_TEXT_CHARS = 1 << 20
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -122,6 +124,11 @@ class StoreFolder:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return self._owned(name, fd)
 
+    def own(self, name: str) -> OwnedFiles | None:
+        """Takes a pair; returns None if another process has it. The lock must be held."""
+        fd = self._own(name)
+        return None if fd is None else self._owned(name, fd)
+
     def _owned(self, name: str, fd: int) -> OwnedFiles:
         self.make_index(name)
         return OwnedFiles(name, fd, self.path / f"{name}.index")
@@ -164,6 +171,44 @@ class StoreFolder:
                 num_bytes = 512 * self._stat(name + suffix).st_blocks
                 total += max(num_bytes, LOG_BYTES) if suffix.endswith("-wal") else num_bytes
         return total
+
+    def read_text(self, name: str) -> str:
+        """Returns the content of a small file; empty if it is not there."""
+        try:
+            fd = self._open(name, 0)
+        except FileNotFoundError:
+            return ""
+        with os.fdopen(fd, encoding="utf-8", errors="replace") as file:
+            return file.read(_MAX_TEXT_CHARS)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replaces a small file as a whole. The lock must be held."""
+        draft = f"{name}.draft"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=self._fd)
+        with os.fdopen(self._open(draft, os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(draft, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def measure_read(self, num_bytes: int = 16 << 20) -> float:
+        """Returns the bytes a second of reading a file that is not in memory, as far as the system
+        forgets it when it is asked to."""
+        data = memoryview(os.urandom(1 << 20))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("probe", dir_fd=self._fd)
+        fd = self._open("probe", os.O_CREAT | os.O_EXCL)
+        try:
+            os.unlink("probe", dir_fd=self._fd)
+            for offset in range(0, num_bytes, len(data)):
+                os.pwrite(fd, data, offset)
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            start = time.perf_counter()
+            for offset in range(0, num_bytes, len(data)):
+                os.pread(fd, len(data), offset)
+            return num_bytes / (time.perf_counter() - start)
+        finally:
+            os.close(fd)
 
     def _names(self) -> list[str]:
         with os.scandir(self._fd) as entries:

@@ -7,6 +7,8 @@ from functools import partial
 from contract.model import ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.config import ModelConfig, ModelError
+from gpu_worker.loading.block_content import foreign_code
+from gpu_worker.loading.content_files import ContentFile
 from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
 from gpu_worker.loading.missing_packages import needing_pytorch
@@ -38,6 +40,8 @@ class OpenedModel:
     config: ServedConfig
     pooling: OpenedPooling | None = None
     """None of a model that generates."""
+    files: tuple[ContentFile, ...] = ()
+    """What its KV depends on, as it was before any of it was loaded."""
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns the files of the tokenizer, and those that say how texts are pooled."""
@@ -71,7 +75,9 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
         raise ModelError(f"{config.architecture} generates no tokens; use --runner pooling")
     if model_config.convert != "auto":
         raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
-    return OpenedModel(source, spec, config)
+    code = foreign_code(model_config, source.root)
+    files = tuple(ContentFile.note(path) for path in (*source.files(), *code))
+    return OpenedModel(source, spec, config, files=files)
 
 
 def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:

@@ -19,6 +19,9 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelCo
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
+from gpu_worker.kv_store.move_queue import MoveQueue
+from gpu_worker.kv_store.runner_store import RunnerStore
+from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
 from gpu_worker.models.encoder_config import EncoderConfig
@@ -59,6 +62,7 @@ class NativeRunner:
         """
         self._progress = progress
         self._opened, self._cache_config = opened, cache_config
+        self._model_config = model_config
         self._name = model_config.model
         configs = (model_config, cache_config, device_config)
         if isinstance(opened.config, EncoderConfig):
@@ -79,6 +83,7 @@ class NativeRunner:
         self._executor = self._make_executor(loaded, draws=parallel_config.tensor_rank == 0)
         self._device = HostDevice()
         self._cache: BlockPools | None = None
+        self._store: RunnerStore | None = None
 
     def _make_executor(self, loaded: NativeModel, *, draws: bool) -> NativeExecutor:
         program, sampler, pooling = loaded.program, loaded.sampler, loaded.pooling
@@ -149,7 +154,30 @@ class NativeRunner:
             share=self._share,
             adapters_bytes=self._adapters.memory.left,
             step_divisor=_STEP_DIVISOR,
+            store=self._store.capacity if self._store is not None else None,
         )
+
+    def block_content(self) -> BlockContent:
+        shape = self._program.shape
+        return describe(
+            self._model_config,
+            self._info,
+            self._opened.files,
+            config=self._opened.config,
+            block_size=shape.block_size,
+            block_bytes=shape.block_bytes,
+            backends=(self.backends, self._program.weights),
+        )
+
+    def use_store(self, store: RunnerStore) -> None:
+        self._store = store
+
+    def move_queue(self) -> MoveQueue | None:
+        return self._store.queue if self._store is not None else None
+
+    def close(self, failure: str | None = None) -> None:
+        if self._store is not None:
+            self._store.close()
 
     def _execute_without_cache(self, batch: Batch) -> None:
         """Runs a batch whose blocks are all block 0 of a pool of one."""
@@ -171,8 +199,13 @@ class NativeRunner:
                 f"kv_cache_memory or swap_space ({error})"
             ) from None
         self._program.bind(self._cache.gpu_pool)
+        if self._store is not None:
+            pool = self._cache.cpu_pool
+            self._store.bind(lambda index: memoryview(pool[index]))
 
     def _drop_cache(self) -> None:
+        if self._store is not None:
+            self._store.release()
         if self._cache is not None:
             self._cache = None
             # The program holds the pool, which would stay in memory.

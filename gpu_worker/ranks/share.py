@@ -12,6 +12,8 @@ from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization
 from gpu_worker.config import DeviceConfig, ModelError, ParallelConfig
 from gpu_worker.device.keys import Keys
+from gpu_worker.kv_store.runner_store import RunnerStore
+from gpu_worker.loading.block_content import BlockContent
 from gpu_worker.loading.layer_partition import stage_layers
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.model_source import naming
@@ -46,6 +48,14 @@ class Share(Runner, AdapterLoading, Inspectable, Protocol):
     @property
     def layers(self) -> StageLayers:
         """Layers of this rank's stage."""
+        ...
+
+    def block_content(self) -> BlockContent:
+        """Returns what the rank's KV blocks depend on beside their tokens."""
+        ...
+
+    def use_store(self, store: RunnerStore) -> None:
+        """Takes a store, which the runner closes; comes before `profile`."""
         ...
 
     def abort_collectives(self) -> None:

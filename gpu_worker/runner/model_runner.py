@@ -32,6 +32,9 @@ from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.cuda_device import measured
+from gpu_worker.kv_store.move_queue import MoveQueue
+from gpu_worker.kv_store.runner_store import RunnerStore
+from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
@@ -68,6 +71,7 @@ class ModelRunner:
         """
         self._progress = progress
         device_config = device_config or DeviceConfig()
+        self._model_config = model_config
         self._model = model_config.model
         with naming(self._model):
             self._loaded = load_model(
@@ -95,6 +99,7 @@ class ModelRunner:
             max_graph_tokens=device_config.max_cudagraph_capture_size,
         )
         self._cache: CacheEngine | None = None
+        self._store: RunnerStore | None = None
         self._is_warm = False
 
     @property
@@ -166,7 +171,30 @@ class ModelRunner:
             graphs_bytes=self._measure_graphs(),
             adapters_bytes=self._loaded.adapters.memory.left,
             computes_whole=pooling is not None and pooling.is_bidirectional,
+            store=self._store.capacity if self._store is not None else None,
         )
+
+    def block_content(self) -> BlockContent:
+        opened = self._loaded.opened
+        return describe(
+            self._model_config,
+            self._model_info,
+            opened.files,
+            config=opened.config,
+            block_size=self._loaded.block_size,
+            block_bytes=self._executor.block_bytes,
+            backends=self.backends,
+        )
+
+    def use_store(self, store: RunnerStore) -> None:
+        self._store = store
+
+    def move_queue(self) -> MoveQueue | None:
+        return self._store.queue if self._store is not None else None
+
+    def close(self, failure: str | None = None) -> None:
+        if self._store is not None:
+            self._store.close()
 
     def _execute_without_cache(self, batch: Batch) -> None:
         """Runs a batch whose blocks are all block 0 of a pool of one."""
@@ -234,8 +262,12 @@ class ModelRunner:
                 f"gpu_memory_utilization, kv_cache_memory or swap_space ({reason})"
             ) from None
         self._executor.bind(self._cache.gpu_pool)
+        if self._store is not None:
+            self._store.bind(self._cache.cpu_block, self._cache.copies_begun)
 
     def _drop_cache(self) -> None:
+        if self._store is not None:
+            self._store.release()
         if self._cache is not None:
             self._cache.close()
             self._cache = None

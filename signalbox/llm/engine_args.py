@@ -15,6 +15,7 @@ from gpu_worker.config import (
     USUAL_LORA_RANK,
     CacheConfig,
     DeviceConfig,
+    DiskConfig,
     ModelConfig,
 )
 from router.prompt.known_templates import load_chat_template
@@ -82,6 +83,9 @@ class EngineArgs(VllmOptions):
     gpu_memory_utilization: float = option("gpu_memory_utilization")
     kv_cache_dtype: str = option("kv_cache_dtype")
     swap_space: float | None = option("swap_space")
+    kv_disk: str | None = option("kv_disk")
+    kv_disk_space: float | None = option("kv_disk_space")
+    kv_disk_daily_writes: float | None = option("kv_disk_daily_writes")
     max_model_len: int | None = option("max_model_len")
     max_num_seqs: int = option("max_num_seqs")
     max_num_batched_tokens: int | None = option("max_num_batched_tokens")
@@ -170,6 +174,7 @@ class EngineArgs(VllmOptions):
         model_config = settings.part(ModelConfig)
         cache_config = settings.part(CacheConfig)
         device_config = settings.part(DeviceConfig)
+        disk_config = settings.part(DiskConfig)
 
         def make() -> Runner:
             from gpu_worker.runner_factory import make_runner  # may import torch: seconds
@@ -180,6 +185,7 @@ class EngineArgs(VllmOptions):
                     cache_config,
                     parallel_config=settings.parallel,
                     device_config=device_config,
+                    disk_config=disk_config,
                     progress=progress,
                     on_lost=partial(logger.error, "%s; the engine is dead"),  # this process goes on
                 )

@@ -1,0 +1,108 @@
+"""Says what the bytes of a KV block depend on beside its tokens: weights, configuration, code.
+
+Blocks of two workers may stand for each other only if all of this is equal. It is stricter than
+the arithmetic of a worker, which decides what may move within a cluster: files outlive versions.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import signalbox_kernels
+from contract.model import ModelInfo
+from gpu_worker.config import ModelConfig
+from gpu_worker.loading.content_files import (
+    ContentFile,
+    Digests,
+    content_digest,
+    yield_to_others,
+)
+
+_SOURCES = (Path(__file__).parents[1], Path(str(signalbox_kernels.__file__)).parent)
+_SUFFIXES = (".py", ".cpp", ".h")
+_PACKAGES = ("numpy", "torch", "transformers", "triton")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_OF_BLOCKS = ("convert", "dtype", "load_format", "model_impl", "quantization", "runner")
+"""Settings of a model that change what its blocks hold, beside those that `ModelInfo` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContent:
+    """What blocks depend on; files are read when `identity` is called."""
+
+    files: tuple[ContentFile, ...]
+    """Weights, configuration and foreign code, as they were before the model was loaded."""
+    block_bytes: int
+    description: str
+
+    def identity(self, digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        """Returns a digest of all of it; raises FilesChanged. For a thread of its own."""
+        yield_to_others()
+        content = content_digest(self.files, digests, is_called_off=is_called_off)
+        return hashlib.sha256(content + _own_sources() + self.description.encode()).digest()
+
+
+def describe(
+    model_config: ModelConfig,
+    info: ModelInfo,
+    files: tuple[ContentFile, ...],
+    *,
+    config: object,
+    block_size: int,
+    block_bytes: int,
+    backends: object,
+) -> BlockContent:
+    """Describes the blocks of a model that is loaded on one rank.
+
+    Args:
+        config: what the model's family read of its configuration, overrides included.
+        backends: what computes; it decides the layout within a block.
+    """
+    about: dict[str, Any] = {name: getattr(model_config, name) for name in _OF_BLOCKS}
+    about |= {
+        "architecture": info.architecture,
+        "arithmetic": str(info.arithmetic),
+        "backends": _ADDRESS.sub("", str(backends)),
+        "block": (block_size, block_bytes),
+        "config": _ADDRESS.sub("", str(config)),
+        "dtype": info.dtype,
+        "max_model_len": info.max_model_len,  # it chooses the factors of some rotary embeddings
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "plugins": model_config.plugins,
+        "rank": (0, 1),
+    }
+    return BlockContent(files, block_bytes, json.dumps(about, sort_keys=True))
+
+
+def foreign_code(model_config: ModelConfig, root: Path | None) -> list[Path]:
+    """Returns the files of code that a model brings, or that plugins are."""
+    found: list[Path] = []
+    if model_config.trust_remote_code and root is not None:
+        found += sorted(root.glob("**/*.py"))
+    for name in model_config.plugins:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+            found.append(Path(spec.origin))
+    return found
+
+
+def _own_sources() -> bytes:
+    digest = hashlib.sha256()
+    for folder in _SOURCES:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in _SUFFIXES:
+                digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.digest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,130 @@
+"""The tier opens beside the steps, once it is known what its blocks belong to."""
+
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import DiskConfig
+from gpu_worker.kv_disk.disk_tier import DiskTier
+from gpu_worker.kv_disk.store_folder import FolderError
+from tests.gpu_worker.kv_disk.disks import BLOCK_BYTES, IDENTITY, data_of
+from tests.gpu_worker.kv_store.stores import key_of, keys_of
+
+Digests = MutableMapping[str, str]
+SHA256 = "ab" * 32
+
+
+def identify(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+    return IDENTITY
+
+
+@contextmanager
+def opened(
+    path: Path, how: Callable[[Digests, Callable[[], bool]], bytes] = identify
+) -> Iterator[DiskTier]:
+    """Yields a tier; afterwards none of its threads is left."""
+    config = DiskConfig(kv_disk=path / "kv", kv_disk_space=0.25)
+    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=how)
+    try:
+        yield tier
+    finally:
+        tier.close()
+        tier._thread.join(60)
+        assert not tier._thread.is_alive()
+
+
+def write(tier: DiskTier, number: int) -> bool:
+    return tier.write(key_of(number), memoryview(data_of(number)), b"t")
+
+
+def test_blocks_outlive_the_tier(tmp_path: Path) -> None:
+    with opened(tmp_path) as tier:
+        assert tier.opened.wait(60)
+        assert tier.read_bytes_per_s > 0
+        assert write(tier, 1)
+    with opened(tmp_path) as tier:
+        assert tier.opened.wait(60)
+        into = bytearray(BLOCK_BYTES)
+        assert tier.find(keys_of(1, 2)) == 1
+        assert tier.read(key_of(1), memoryview(into))
+        assert bytes(into) == data_of(1)
+        assert tier.usage().num_blocks == 1
+
+
+def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -> None:
+    with opened(tmp_path) as tier:
+        assert tier.opened.wait(60)
+        assert write(tier, 1)
+    known = threading.Event()
+
+    def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        assert known.wait(60)
+        return IDENTITY
+
+    with opened(tmp_path, identify_late) as tier:
+        assert tier.find(keys_of(1)) == 0
+        assert not tier.read(key_of(1), memoryview(bytearray(BLOCK_BYTES)))
+        assert not write(tier, 2)
+        clearing = threading.Thread(target=tier.clear, args=(None,))
+        clearing.start()  # what an earlier worker has left is cleared, too
+        known.set()
+        clearing.join(60)
+        assert tier.find(keys_of(1)) == 0
+        assert tier.usage().num_blocks == 0
+
+
+def test_a_tier_that_cannot_open_stays_off_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        raise ValueError("the weights have changed")
+
+    with opened(tmp_path, fail) as tier:
+        assert tier.opened.wait(60)
+        assert not write(tier, 1)
+        assert tier.find(keys_of(1)) == 0
+        tier.clear(None)
+    assert "stays off: the weights have changed" in caplog.text
+
+
+def test_closing_calls_the_reading_of_weights_off(tmp_path: Path) -> None:
+    def identify_until_called_off(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        while not is_called_off():
+            pass
+        raise ValueError("called off")
+
+    with opened(tmp_path, identify_until_called_off):
+        pass
+
+
+@pytest.mark.parametrize("damage", ["", "[1]", '{"a": "b", "c": 1}', "\0\0\0", "{"])
+def test_digests_are_kept_between_starts_and_made_again_if_they_are_lost(
+    tmp_path: Path, damage: str
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    def note(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        seen.append(dict(digests))
+        digests["a file"] = SHA256
+        return IDENTITY
+
+    def start() -> None:
+        with opened(tmp_path, note) as tier:
+            assert tier.opened.wait(60)
+
+    start()
+    start()
+    assert seen == [{}, {"a file": SHA256}]
+    (tmp_path / "kv" / "digests.json").write_text(damage)
+    start()
+    start()
+    assert seen[2:] == [{}, {"a file": SHA256}]
+
+
+def test_a_folder_that_others_may_enter_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir(mode=0o755)
+    with pytest.raises(FolderError, match="chmod 700"), opened(tmp_path):
+        pass

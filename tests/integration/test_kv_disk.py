@@ -1,0 +1,156 @@
+"""A worker that restarts finds its prefixes on the disk, with the same tokens after them."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker.kv_disk.disk_tier import DiskTier
+from scheduler_svc.kv.cost_model import CostModel
+from signalbox import LLM, SamplingParams
+from tests.gpu_worker.tiny_models import make_llama
+from tests.signalbox.llm.make import assert_at_rest
+
+PROMPT = list(range(3, 64)) * 3
+NUM_BLOCKS = (len(PROMPT) - 1) // 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_llama(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model as tiny as this one computes a block as fast as a disk returns it."""
+    monkeypatch.setattr(CostModel, "loads", lambda *_, **__: True)
+
+
+class Served:
+    """An engine over the model, and its disk tier."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.engine = llm.llm_engine
+        core = self.engine._core
+        store = core._worker._runner._store  # type: ignore[union-attr]
+        self.tier: DiskTier = store.store
+        self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
+        assert self.tier.opened.wait(60)
+
+    def tokens(self, prompt: list[int] = PROMPT) -> list[int]:
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        (output,) = self.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        return list(output.outputs[0].token_ids)
+
+    def store_prompt(self) -> list[int]:
+        """Has the prompt used twice, and waits until its blocks are on the disk."""
+        tokens = self.tokens()
+        deadline = time.monotonic() + 120
+        while self.tier.usage().num_blocks < NUM_BLOCKS:
+            assert time.monotonic() < deadline
+            assert self.tokens() == tokens
+        return tokens
+
+
+@contextmanager
+def serving(model: Path, disk: Path, **options: Any) -> Iterator[Served]:
+    fields = {"kv_cache_memory": 0.05, "swap_space": 0.05, "max_model_len": 250, "num_threads": 1}
+    with LLM(str(model), kv_disk=str(disk), **fields | options) as llm:
+        served = Served(llm)
+        yield served
+        assert_at_rest(served.engine)
+
+
+BACKENDS = ("native", "torch")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_restarted_worker_finds_its_prefix_on_the_disk(
+    model: Path, tmp_path: Path, backend: str
+) -> None:
+    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+        expected = served.store_prompt()
+    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+        assert served.tier.usage().num_blocks >= NUM_BLOCKS
+        assert served.tokens() == expected
+        assert served.loading.num_hits == NUM_BLOCKS * 16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_block_with_a_flipped_bit_is_computed(
+    model: Path, tmp_path: Path, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+        expected = served.store_prompt()
+        size = served.tier.block_bytes
+    (blocks,) = (tmp_path / "kv").glob("*.blocks")
+    content = bytearray(blocks.read_bytes())
+    slot_bytes = -(-size // 4096) * 4096
+    for slot in range(4, NUM_BLOCKS):
+        content[slot * slot_bytes + 5] ^= 1
+    blocks.write_bytes(content)
+    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+        assert served.tokens() == expected
+        assert 0 < served.loading.num_hits < NUM_BLOCKS * 16
+        assert served.tier.usage().num_failed
+    assert "is not what was written" in caplog.text
+
+
+def test_a_fine_tune_of_the_same_name_and_shapes_finds_nothing(model: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / model.name
+    shutil.copytree(model, tuned)
+    weights = tuned / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 1  # of one weight
+    with serving(tuned, tmp_path / "kv", cpu_backend="native") as served:
+        served.store_prompt()
+    weights.write_bytes(content)
+    with serving(tuned, tmp_path / "kv", cpu_backend="native") as served:
+        assert served.tier.usage().num_blocks == 0
+        served.tokens()
+        assert served.loading.num_hits == 0
+
+
+def test_another_block_size_or_kv_type_finds_nothing(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path / "kv", cpu_backend="native") as served:
+        served.store_prompt()
+    for other in ({"block_size": 32}, {"kv_cache_dtype": "bfloat16"}, {"max_model_len": 240}):
+        with serving(model, tmp_path / "kv", cpu_backend="native", **other) as served:
+            assert served.tier.usage().num_blocks == 0
+
+
+def test_a_cleared_cache_is_found_nowhere_after_a_restart(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path / "kv", cpu_backend="native") as served:
+        served.store_prompt()
+        assert served.llm.reset_prefix_cache()
+        served.tokens([5, 6, 7])  # the clear goes with a step
+        deadline = time.monotonic() + 60
+        while served.tier.usage().num_blocks:
+            assert time.monotonic() < deadline
+            served.tokens([5, 6, 7])
+    with serving(model, tmp_path / "kv", cpu_backend="native") as served:
+        assert served.tier.usage().num_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"swap_space": 0}, "swap"),
+        ({"tensor_parallel_size": 2}, "one rank"),
+        ({"kv_disk_space": 0.1}, "kv_disk_space"),
+        ({"kv_disk": None, "kv_disk_space": 1}, "no effect without"),
+        ({"kv_disk": "/proc/kv"}, "folder"),
+    ],
+)
+def test_what_the_disk_tier_cannot_do_is_refused_by_name(
+    model: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        LLM(str(model), **{"kv_disk": str(tmp_path / "kv")} | options)
