@@ -71,6 +71,7 @@ _CLIENTS = {
     "pull": "fetch a model from the hub into the cache",
     "list": "list the models in the hub's cache, with their sizes",
     "rm": "remove models from the hub's cache",
+    "cache": "list or clear the KV blocks that workers keep on a disk",
 }
 """Commands that call a running service, or prepare calls."""
 _QUESTIONS = {
@@ -98,6 +99,7 @@ _MODULES = {
     "pull": "signalbox.cached_models.pull",
     "list": "signalbox.cached_models.list",
     "rm": "signalbox.cached_models.rm",
+    "cache": "signalbox.commands.cache",
     "health": "signalbox.commands.health",
     "doctor": "signalbox.commands.doctor",
     "config": "signalbox.config_command",
