@@ -13,6 +13,7 @@ from router.params.token_validation import check_token_ids
 from router.prompt.conversation import Conversation, Message
 from router.prompt.length_errors import ContextOverflow
 from router.prompt.provenance import TEMPLATE, Text, concat, written_by
+from router.prompt.template_facts import is_for_pairs
 from router.requests.api_request import ApiRequest, PairPrompt, Pooled, TextPrompt, TokensPrompt
 from router.served_model import ServedModel
 from router.tokenization.pooling_texts import PairTemplate
@@ -21,8 +22,6 @@ from router.work_limits.payers import Payer
 
 ENTIRE = -1
 """truncate_prompt_tokens that keeps as many tokens as the model takes."""
-_DOCUMENT = "document"
-"""Role of a message; a chat template that does not name it is not for pairs."""
 _LOWERCASE = normalizers.Lowercase()
 _FIELDS = re.compile(r"\{(instruction|query|document)\}")
 
@@ -158,7 +157,7 @@ class _Encoder:
     async def pair(self, prompt: PairPrompt) -> PooledPrompt:
         """Encodes a query and a document as one prompt."""
         variables, template = self._texts.chat_variables, self._tokenizer.chat_template
-        if variables is not None and template is not None and _DOCUMENT in template.source:
+        if variables is not None and template is not None and is_for_pairs(template.source):
             token_ids = await self._chat(prompt, variables)
             return PooledPrompt(token_ids, prompt.document_field)
         if self._texts.template is not None:
@@ -219,7 +218,7 @@ class _Encoder:
         name = self._texts.default_prompt_name
         instruction = self._texts.prompts.get(name or "")
         instruction = instruction if prompt.instruction is None else prompt.instruction
-        messages = [Message("query", prompt.query), Message(_DOCUMENT, document)]
+        messages = [Message("query", prompt.query), Message("document", document)]
         if instruction is not None:
             messages.insert(0, Message("system", instruction))
         kept = dict(variables)

@@ -1,6 +1,7 @@
 """Reads from a chat template's source how it uses tools and text parts."""
 
 import enum
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -8,6 +9,9 @@ import jinja2
 from jinja2 import nodes
 
 from router.prompt import template_sandbox
+
+_DOCUMENT = re.compile(r"\bdocument\b")
+"""Role of a message in a template for pairs."""
 
 
 class ContentForm(enum.Enum):
@@ -41,6 +45,11 @@ def facts_of(source: str) -> TemplateFacts:
         return TemplateFacts("tools" in names, "tool_calls" in source, _content_form(tree))
     except (jinja2.TemplateSyntaxError, RecursionError):  # a long sum is a deep tree
         return TemplateFacts()
+
+
+def is_for_pairs(source: str) -> bool:
+    """Returns whether a template renders a query and a document for a reranker."""
+    return _DOCUMENT.search(source) is not None
 
 
 def _content_form(tree: nodes.Template) -> ContentForm:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from contract.model import decode_model
 from contract.tokenizer_files import read_files
+from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
+from router.prompt.template_facts import is_for_pairs
 from router.served_model import ServedModel
 from router.tokenization.tokenizer import Tokenizer
 
@@ -21,6 +23,8 @@ class _Key(NamedTuple):
 
     sha256: str
     vocab_size: int
+    pools: bool
+    """Whether its model pools."""
 
 
 @dataclass(slots=True)
@@ -53,10 +57,12 @@ class ModelClient:
         tokenizer."""
         answer = await stub.GetModel(pb.GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         info = answer.model
-        fetched = self._use(address, _Key(info.tokenizer_sha256, info.vocab_size))
+        fetched = self._use(
+            address, _Key(info.tokenizer_sha256, info.vocab_size, info.HasField("pooling"))
+        )
         async with fetched.fetching:
             if fetched.tokenizer is None:
-                fetched.tokenizer = await self._fetch_tokenizer(stub, info.vocab_size)
+                fetched.tokenizer = await self._fetch_tokenizer(stub, info)
         return ServedModel.of(
             decode_model(info),
             fetched.tokenizer,
@@ -76,16 +82,16 @@ class ModelClient:
             fetched.close()
 
     async def _fetch_tokenizer(
-        self, stub: scheduler_pb2_grpc.SchedulerServiceStub, vocab_size: int
+        self, stub: scheduler_pb2_grpc.SchedulerServiceStub, info: common_pb2.ModelInfo
     ) -> Tokenizer:
         files = await _fetch_files(stub)
+        template = self._chat_template
+        if info.HasField("pooling") and template is not None and not is_for_pairs(template):
+            template = None  # it is for another model of this router
 
         def load() -> Tokenizer:
             return Tokenizer(
-                files,
-                vocab_size=vocab_size,
-                pool=self._pool,
-                chat_template=self._chat_template,
+                files, vocab_size=info.vocab_size, pool=self._pool, chat_template=template
             )
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, load)

@@ -348,6 +348,23 @@ async def test_an_adapter_says_its_model_where_several_generate() -> None:
         assert await code_of(both.stack.generate(model="other")) is StatusCode.NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("template", "is_for_pairs"),
+    [("{{ messages[0].content }}", False), ("{# query, document #}{{ messages[0].role }}", True)],
+)
+async def test_a_chat_template_of_the_router_is_a_rerankers_only_if_it_is_for_pairs(
+    tmp_path: Path, template: str, is_for_pairs: bool
+) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text(template)
+    schedulers = chat_scheduler(), pooling_scheduler("ranks", SCORES)
+    async with serving(*schedulers, chat_template=str(path)) as both:
+        models = both.stack.router.schedulers.models
+        chat, ranks = (models.of(name).tokenizer.settings.info() for name in ("chat", "ranks"))
+        assert chat["chat_template"] == template
+        assert (ranks["chat_template"] == template) is is_for_pairs
+
+
 async def test_gateways_of_vllms_protocol_get_the_model_of_each_kind() -> None:
     async with serving(chat_scheduler(), pooling_scheduler()) as both:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(both.stack.channel)
