@@ -107,6 +107,7 @@ class Loading:
         seq, blocks = group.unfinished[0], self._blocks
         prefix = blocks.find_prefix(seq)
         num_missing = (seq.num_tokens - 1) // blocks.block_size - len(prefix)
+        num_missing = min(num_missing, self._most_fetched)
         hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
         hashes = list(itertools.takewhile(lambda one: one not in self._distrusted, hashes))
         if hashes and (other := self._load_of(hashes[0])):
@@ -161,9 +162,11 @@ class Loading:
         """Blocks of the CPU pool that another fetch may have."""
         num_pinned = sum(map(len, self._arrived.values()))
         num_fetched = num_pinned + self._moves.num_blocks(MoveKind.FETCH)
-        return min(
-            int(MAX_FETCHED_SHARE * self._pool.num_blocks) - num_fetched, self._pool.num_free
-        )
+        return min(self._most_fetched - num_fetched, self._pool.num_free)
+
+    @property
+    def _most_fetched(self) -> int:
+        return int(MAX_FETCHED_SHARE * self._pool.num_blocks)
 
     def fetched(self, move: Move, result: MoveResult, now: float) -> None:
         """Takes the end of a fetch, and of its ownership of the blocks."""

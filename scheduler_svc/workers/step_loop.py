@@ -102,13 +102,13 @@ class StepLoop:
         plan = self.scheduler.inflight[0]
         self._learn(plan, now)
         self.recorder.answered(now)
-        num_returned = self.scheduler.num_returned
+        num_returned = self.scheduler.num_returned if result.moves else 0
         outcome = self.scheduler.update(result, now)
         if RequestTrace.num_open or plan.trace is not None:
             step_spans.end(plan, result, outcome, worker=self.worker_name)
         self._send_updates(outcome)
-        if self.scheduler.num_returned > num_returned:
-            self._wake_all()
+        if result.moves and self.scheduler.num_returned > num_returned:
+            self._wake_all()  # requests wait again, with what has arrived for them or without
 
     def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:
         """Takes the worker's answer about a structured output; an empty fault is success."""

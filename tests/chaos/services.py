@@ -22,6 +22,7 @@ WORKER_FLAGS = (
     "--simulate",
     "--simulated-gpu-blocks=96",
     "--simulated-cpu-blocks=32",
+    "--simulated-store-blocks=200",
     "--simulated-step-ms=5",
     "--max-num-batched-tokens=256",
     "--max-num-seqs=64",

@@ -1,6 +1,8 @@
 """A store of the fake worker: moves end when a test lets them, in any order, whole or in part."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from contract.sections.block_moves import BlockMoves
 from contract.sections.store_moves import Fetch, Find, MoveResult, Store, StoreMoves
@@ -11,6 +13,14 @@ Block = dict[int, tuple[int, int]]
 BLOCK_BYTES = 32
 
 
+class Ending(NamedTuple):
+    """How a move ends: after so many steps, having done at most so many blocks."""
+
+    num_steps: int = 0
+    most: int = 1 << 30
+    failed: str = ""
+
+
 @dataclass(slots=True)
 class FakeStore:
     """What one lease moves to and from `kept`, which outlives it."""
@@ -19,6 +29,9 @@ class FakeStore:
     cpu: dict[int, Block]
     ends_at_once: bool = True
     heeds_cancels: bool = True
+    endings: Iterator[Ending] | None = None
+    """How moves end that begin from now on, instead of at once or when a test says so."""
+    due: dict[int, Ending] = field(default_factory=dict)
     pending: dict[int, Find | Fetch | Store] = field(default_factory=dict)
     ended: list[MoveResult] = field(default_factory=list)
     num_fetched: int = 0
@@ -40,7 +53,9 @@ class FakeStore:
             if isinstance(move, Store):
                 assert not self.written & set(move.cpu_blocks), "what is stored is written"
             self.pending[move.move_id] = move
-            if self.ends_at_once:
+            if self.endings is not None:
+                self.due[move.move_id] = next(self.endings)
+            elif self.ends_at_once:
                 self.end(move.move_id)
 
     @property
@@ -62,6 +77,7 @@ class FakeStore:
     def end(self, move_id: int, *, most: int = 1 << 30, failed: str = "") -> None:
         """Lets a move end, having done `most` blocks."""
         move = self.pending.pop(move_id)
+        self.due.pop(move_id, None)
         done = 0
         for index, block_hash in enumerate(move.hashes[:most]):
             if isinstance(move, Store):
@@ -77,8 +93,11 @@ class FakeStore:
         self.ended.append(MoveResult(move_id, done, num_bytes, 1000, failed))
 
     def pop_ended(self) -> list[MoveResult]:
-        if self.ends_at_once:
-            for move_id in list(self.pending):
-                self.end(move_id)
+        for move_id in list(self.pending):
+            ending = self.due.get(move_id, Ending())
+            if ending.num_steps > 0:
+                self.due[move_id] = ending._replace(num_steps=ending.num_steps - 1)
+            elif self.ends_at_once or move_id in self.due:
+                self.end(move_id, most=ending.most, failed=ending.failed)
         ended, self.ended = self.ended, []
         return ended

@@ -3,6 +3,7 @@
 EXAMPLES=20000 python -m pytest tests/scheduler_svc/test_state_machine.py
 """
 
+import itertools
 import os
 
 import hypothesis.strategies as st
@@ -22,6 +23,7 @@ from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.workers.loss_attribution import record_loss
 from scheduler_svc.workers.quarantine import WorkerRecords
 from tests.scheduler_svc.beams import assert_found
+from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import Loop, content_of, make_loop, make_request, make_scheduler
 
@@ -39,8 +41,15 @@ COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
     "slow": {"block_bytes": 2, "copy_bytes_per_s": 1000.0, "prefill_tokens_per_s": 10.0},
     "useless": {"block_bytes": 2, "copy_bytes_per_s": 1.0, "prefill_tokens_per_s": 1000.0},
 }
+MEMORY_STORE = StoreCapacity(kind="memory")
 BOUNDED_STORE = StoreCapacity(
     kind="disk", read_bytes_per_s=1e4, max_write_bytes_per_s=8, max_write_bytes_per_day=64
+)
+ENDINGS = st.builds(
+    Ending,
+    num_steps=st.sampled_from([0, 1, 3]),
+    most=st.sampled_from([100, 100, 1, 2, 0]),
+    failed=st.sampled_from(["", "", "input/output error"]),
 )
 
 
@@ -60,7 +69,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(PolicyName),
         grammar_bytes=st.sampled_from([25 << 20, 50 << 20]),  # for three or six
         max_adapters=st.sampled_from([None, 1, 2]),
-        store=st.sampled_from([None, StoreCapacity(kind="memory"), BOUNDED_STORE]),
+        store=st.sampled_from([MEMORY_STORE, MEMORY_STORE, BOUNDED_STORE, None]),
+        endings=st.lists(ENDINGS, min_size=1, max_size=4),
+        heeds_cancels=st.booleans(),
         step_s=st.sampled_from([0.01, 0.001, 1.0]),
     )
     def start(
@@ -78,6 +89,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         grammar_bytes: int,
         max_adapters: int | None,
         store: StoreCapacity | None,
+        endings: list[Ending],
+        heeds_cancels: bool,
         step_s: float,
     ) -> None:
         self.admission = AdmissionQueue(
@@ -98,6 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
+        self.endings, self.heeds_cancels = endings, heeds_cancels
         self.step_s = step_s
         self.costs = COSTS[costs]
         self.content: dict[bytes, Block] = {}
@@ -119,7 +133,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             **self.options,
         )
         kept = None if scheduler.store is None else self.kept
-        return make_loop(scheduler, depth=self.depth, kept=kept, step_s=self.step_s)
+        loop = make_loop(scheduler, depth=self.depth, kept=kept, step_s=self.step_s)
+        if loop.worker.store is not None:
+            loop.worker.store.endings = itertools.cycle(self.endings)
+            loop.worker.store.heeds_cancels = self.heeds_cancels
+        return loop
 
     @property
     def live(self) -> list[SequenceGroup]:
@@ -239,23 +257,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             loop.send()
             loop.answer()
 
-    @rule(data=st.data(), ends_at_once=st.booleans(), heeds_cancels=st.sampled_from([True, False]))
-    def change_store(self, data: st.DataObject, ends_at_once: bool, heeds_cancels: bool) -> None:
-        """Lets moves from now on end at once, or when `end_move` says so; also if called off."""
-        store = data.draw(st.sampled_from(self.loops)).worker.store
-        if store is not None:
-            store.ends_at_once, store.heeds_cancels = ends_at_once, heeds_cancels
-
-    @rule(
-        data=st.data(),
-        most=st.sampled_from([100, 100, 0, 1, 2]),
-        failed=st.sampled_from(["", "", "input/output error"]),
-    )
-    def end_move(self, data: st.DataObject, most: int, failed: str) -> None:
-        store = data.draw(st.sampled_from(self.loops)).worker.store
-        if store is not None and store.pending:
-            move_id = data.draw(st.sampled_from(sorted(store.pending)))
-            store.end(move_id, most=most, failed=failed)
+    @rule(data=st.data(), kind=st.integers(1, 4), prompt_len=st.sampled_from([13, 9]))
+    def come_back_after_a_loss(self, data: st.DataObject, kind: int, prompt_len: int) -> None:
+        """What a second request uses is stored, and fetched by a worker that has nothing."""
+        for _ in range(2):
+            self.add([kind] * prompt_len, max_tokens=2)
+            self.step(data, 6)
+        self.lose(self.loops[0])
+        self.add([kind] * prompt_len, max_tokens=2)
+        self.step(data, 3)
 
     @rule(data=st.data(), kind=st.integers(1, 4))
     def lose_stored_blocks(self, data: st.DataObject, kind: int) -> None:
@@ -299,8 +309,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lose_worker(self, data: st.DataObject) -> None:
-        index = data.draw(st.integers(0, len(self.loops) - 1))
-        lost = self.loops[index]
+        self.lose(data.draw(st.sampled_from(self.loops)))
+
+    def lose(self, lost: Loop) -> None:
+        index = self.loops.index(lost)
         self.ended += lost.ended
         record_loss(self.records, lost.scheduler)
         for group in lost.scheduler.evacuate():
@@ -341,9 +353,6 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert block == self.content[block_hash], "the store has a wrong block"
 
     def teardown(self) -> None:
-        for loop in self.loops:
-            if loop.worker.store is not None:
-                loop.worker.store.ends_at_once = True
         for _ in range(4):  # what one loop sets back another may take
             for loop in self.loops:
                 loop.run()

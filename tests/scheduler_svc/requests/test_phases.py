@@ -96,3 +96,19 @@ def test_a_request_that_ends_while_it_is_out_was_out_until_then() -> None:
 def test_a_request_that_never_ran_only_waited() -> None:
     (queue,) = phases_of(BEGUN[:1], token_times=(), end=9.0, block=BlockUnit())
     assert (queue.name, queue.start, queue.end) == ("queue", 0.0, 9.0)
+
+
+@pytest.mark.parametrize("failure", ["", "cancelled"])
+def test_the_phase_in_which_blocks_came_from_a_store_says_so(failure: str) -> None:
+    fetched = Event(
+        EventKind.FETCHED, 1.0, num_blocks=2, num_bytes=2000, seconds=0.5, detail=failure
+    )
+    events = [BEGUN[0], fetched, *BEGUN[1:]]
+    queue, *_ = phases_of(events, token_times=(4.0,), end=10.0, block=BLOCK)
+    found = {name: value for name, value in queue.attributes.items() if "fetched" in name}
+    assert found == {
+        "signalbox.fetched.blocks": 2,
+        "signalbox.fetched.bytes": 2000,
+        "signalbox.fetched.duration_s": 0.5,
+        **({"signalbox.fetched.failure": failure} if failure else {}),
+    }

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from contract.model import StoreCapacity
+from scheduler_svc.kv.store_moves import MAX_CANCEL_S
+from scheduler_svc.planning.store_planning import LOADING_POLL_S
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.results.step_outcome import StepOutcome
@@ -15,6 +18,7 @@ from scheduler_svc.workers.step_loop import (
     TIMEOUT_PER_PREDICTION,
     StepLoop,
 )
+from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
 
@@ -144,3 +148,45 @@ def test_a_request_waits_for_its_structured_output_and_fails_with_it(fault: str)
     assert driver.ended == [group]
     assert (group.failure is None) == (not fault)
     assert driver.preparations == [preparation]
+
+
+def make_loading_driver() -> Driver:
+    """Returns a worker that looks a prefix up, which does not end by itself."""
+    scheduler = make_scheduler(num_cpu_blocks=16, store=StoreCapacity(kind="memory"))
+    driver = Driver(scheduler)
+    driver.worker.store = FakeStore({}, driver.worker.cpu, ends_at_once=False)
+    scheduler.admission.add(make_request(list(range(9))))
+    assert driver.fill() == 1
+    driver.complete()
+    return driver
+
+
+def test_a_worker_is_asked_for_the_ends_of_moves_while_nothing_else_is_to_do() -> None:
+    driver = make_loading_driver()
+    assert driver.fill() == 0
+    assert driver.loop.next_poll_at == pytest.approx(LOADING_POLL_S)
+    driver.now = driver.loop.next_poll_at
+    assert driver.fill() == 1
+    assert driver.loop.next_poll_at == math.inf, "its answer wakes the driver"
+    assert driver.worker.store is not None
+    driver.worker.store.ends_at_once = True
+    num_wakes = driver.num_wakes
+    driver.complete()
+    assert driver.num_wakes == num_wakes + 1, "another worker may take the request"
+    assert driver.loop.next_poll_at == math.inf
+    driver.run()
+    assert len(driver.ended) == 1
+
+
+def test_a_worker_is_lost_that_does_not_end_what_is_called_off() -> None:
+    driver = make_loading_driver()
+    assert driver.worker.store is not None
+    driver.worker.store.heeds_cancels = False
+    (group,) = driver.scheduler.loading
+    driver.scheduler.abort(group)
+    driver.now = 1.0
+    assert driver.fill() == 1
+    driver.complete()
+    assert driver.loop.seconds_left(1.0) == pytest.approx(MAX_CANCEL_S)
+    assert driver.loop.seconds_left(12.0) < 0
+    assert "called off" in driver.loop.overdue(12.0)
