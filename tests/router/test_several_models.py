@@ -15,6 +15,7 @@ from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
+from router.tokenization.tokenizer import Tokenizer
 from tests.grpc_errors import code_of, details_of
 from tests.router.fakes import FakeScheduler, make_files
 from tests.router.inference.test_chat import TEMPLATE, writing
@@ -193,6 +194,34 @@ async def test_texts_are_tokenised_by_the_tokenizer_of_the_model_that_is_named()
         assert infos[2]["chat_template"] != TEMPLATE
         for one in both.schedulers:
             assert one.num_tokenizer_calls == 1
+
+
+async def test_a_tokenizer_lives_as_long_as_a_scheduler_has_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[Tokenizer] = []
+    close = Tokenizer.close
+
+    def recorded(tokenizer: Tokenizer) -> None:
+        closed.append(tokenizer)
+        close(tokenizer)
+
+    monkeypatch.setattr(Tokenizer, "close", recorded)
+    schedulers = chat_scheduler(), pooling_scheduler(), pooling_scheduler()
+    async with serving(*schedulers) as both:
+        models = both.stack.router.schedulers.models
+        chat, before = models.of("chat").tokenizer, models.of("vectors").tokenizer
+        for name, gone, scheduler in zip(
+            ("new-0", "new-1"), ([], [before]), schedulers[1:], strict=True
+        ):
+            scheduler.model_name, scheduler.files = name, make_files()
+            scheduler.say_model_changed()
+            await eventually(lambda name=name: name in [one.name for one in models.served])
+            assert closed == gone
+        assert models.of("chat").tokenizer is chat
+        after = models.of("new-0").tokenizer
+        assert models.of("new-1").tokenizer is after
+    assert len(closed) == 3 and {*closed} == {before, chat, after}
 
 
 async def test_a_lost_model_is_unavailable_while_the_other_goes_on() -> None:

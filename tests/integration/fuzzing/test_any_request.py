@@ -45,7 +45,7 @@ REFUSALS = {
     StatusCode.ALREADY_EXISTS,  # the id of the request before, which the client has just left
     StatusCode.UNIMPLEMENTED,
 }
-METHODS = ("Generate", "Chat", "Tokenize", "Detokenize", "GetModel", "GetLoad")
+METHODS = ("Generate", "Chat", "Tokenize", "Detokenize", "GetModel", "ListModels", "GetLoad")
 
 
 @pytest.fixture(scope="module")
