@@ -12,13 +12,15 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from gpu_worker.batch.runner_protocol import Runner
+from router.params.generation_params import POOLED, GenerationParams
 from signalbox.llm.controls import CoreControls
 from signalbox.llm.engine_args import AsyncEngineArgs, EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.in_process_request import InProcessRequest
+from signalbox.llm.in_process.pooled_call import PooledCall, pooled_fields
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.metrics import Metric
 from signalbox.llm.requests import prompts
@@ -26,15 +28,17 @@ from signalbox.llm.requests.beam_search import BeamSearchParams
 from signalbox.llm.requests.errors import EngineDeadError
 from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox.llm.requests.outputs import RequestOutput
+from signalbox.llm.requests.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from signalbox.llm.requests.pooling_params import PoolingParams
 from signalbox.llm.requests.prompts import PromptInput
-from signalbox.llm.requests.sampling_params import SamplingParams, checked
+from signalbox.llm.requests.sampling_params import RequestOutputKind, SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
 
 logger = logging.getLogger(__name__)
 
 
 class AsyncLLMEngine:
-    """Generates for the tasks of one event loop at a time."""
+    """Generates, or pools, for the tasks of one event loop at a time."""
 
     def __init__(self, core: EngineCore, *, logs_requests: bool = False) -> None:
         self._core = core
@@ -90,9 +94,7 @@ class AsyncLLMEngine:
                 if output.finished:
                     return
         finally:
-            if self._requests.get(request.request_id) is request:
-                del self._requests[request.request_id]
-            self._core.abort(request)
+            self._end(request)
 
     def beam_search(
         self, prompt: PromptInput, request_id: str | None, params: BeamSearchParams
@@ -100,9 +102,42 @@ class AsyncLLMEngine:
         """Returns a stream of the best hypothesis as far as it is settled, then all of them."""
         return self.generate(prompt, params.sampling_params(), request_id)
 
-    def encode(self, *_: object, **__: object) -> NoReturn:
-        """Raises NotImplementedError; `LLM` and the services serve models that pool."""
-        raise NotImplementedError("AsyncLLMEngine.encode is not served; use LLM, or the services")
+    async def encode(
+        self,
+        prompt: PromptInput,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        *,
+        priority: int = 0,
+        **unserved: object,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
+        """Yields what the model makes of a prompt once; `outputs.data` is an array of float32.
+
+        Nothing comes of a request that `abort` ends. Raises what `generate` does, and RuntimeError
+        if the request fails.
+        """
+        check_arguments("encode", unserved)
+        call = PooledCall(self._core, "encode", pooling_params, None)
+        given = prompts.given_prompts([prompt], None)
+        (encoded,) = await call.encoded(call.requests(given))
+        encoded = await self._of_adapter(encoded, lora_request)
+        encoded = encoded._replace(cache_salt=given[0].cache_salt)
+        request = self._start(request_id, encoded, POOLED, priority)
+        request.output_kind = RequestOutputKind.FINAL_ONLY
+        try:
+            while not request.is_due:
+                await request.wait()
+                if request.ended is None:
+                    self._core.check_alive()
+            output = request.output()
+            if output.error is not None:
+                raise RuntimeError(f"request {request.request_id} failed: {output.error}")
+            if request.vector is not None:
+                vector = PoolingOutput(call.finished(request.vector))
+                yield PoolingRequestOutput(**pooled_fields(output), outputs=vector)
+        finally:
+            self._end(request)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; the last output of each stream has the finish reason "abort"."""
@@ -207,13 +242,9 @@ class AsyncLLMEngine:
         encoded = await self._core.encoder.encode_async(
             given[0], truncate=params.truncate_prompt_tokens
         )
-        if lora_request is not None:
-            sha256 = await asyncio.to_thread(self._core.adapters.sha256, lora_request)
-            encoded = encoded._replace(adapter=sha256)
+        encoded = await self._of_adapter(encoded, lora_request)
         resolved = self._core.params.resolve(params, num_prompt_tokens=len(encoded.token_ids))
-        request = self._core.add(
-            request_id or next(self._request_ids), encoded, resolved, priority=priority
-        )
+        request = self._start(request_id, encoded, resolved, priority)
         if self._logs_requests:
             logger.info(
                 "request added: %s, %d prompt tokens, %s",
@@ -222,10 +253,37 @@ class AsyncLLMEngine:
                 params,
             )
         request.output_kind = params.output_kind
+        return request
+
+    async def _of_adapter(
+        self, prompt: prompts.Prompt, lora_request: LoRARequest | None
+    ) -> prompts.Prompt:
+        if lora_request is None:
+            return prompt
+        sha256 = await asyncio.to_thread(self._core.adapters.sha256, lora_request)
+        return prompt._replace(adapter=sha256)
+
+    def _start(
+        self,
+        request_id: str | None,
+        prompt: prompts.Prompt,
+        params: GenerationParams,
+        priority: int,
+    ) -> InProcessRequest:
+        """Queues a request, and drives the engine if no task does."""
+        request = self._core.add(
+            request_id or next(self._request_ids), prompt, params, priority=priority
+        )
         self._requests[request.request_id] = request
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive(), name="engine")
         return request
+
+    def _end(self, request: InProcessRequest) -> None:
+        """Forgets a request whose reader has left; aborts it if it runs."""
+        if self._requests.get(request.request_id) is request:
+            del self._requests[request.request_id]
+        self._core.abort(request)
 
     async def _drive(self) -> None:
         """Runs steps until no request and no step is left; new output wakes its reader."""

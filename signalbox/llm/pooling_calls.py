@@ -4,22 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from contract.pooling import Vector
-from router.pooling.activations import activated, cosine
-from router.pooling.calls import EmbedCall, ScoreCall
-from router.pooling.prompt_encoder import (
-    PooledPrompt,
-    check_one_output,
-    check_truncation,
-    encode_prompt,
-    texts_of,
-)
-from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
-from router.served_model import ServedModel
-from router.work_limits.payers import ANYONE
+from router.pooling.activations import cosine
+from router.pooling.calls import ScoreCall
+from router.pooling.prompt_encoder import check_one_output
+from router.requests.api_request import ApiRequest
 from signalbox.llm.in_process.engine_core import EngineCore
+from signalbox.llm.in_process.pooled_call import PooledCall, pooled_fields
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.lora_request import LoRAInput, lora_for_each
 from signalbox.llm.requests.outputs import RequestOutput
@@ -33,8 +26,8 @@ from signalbox.llm.requests.pooling_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from signalbox.llm.requests.pooling_params import PoolingParams, checked_pooling, task_of
-from signalbox.llm.requests.prompts import GivenPrompt, Prompt, PromptInput, given_prompts
+from signalbox.llm.requests.pooling_params import PoolingParams
+from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
 
 PairInput = str | Sequence[str]
 """A text, or a list of texts."""
@@ -77,7 +70,9 @@ class PoolingCalls:
         """
         run = _Run(self, "embed", pooling_params, "embed", lora_request, use_tqdm=use_tqdm)
         return [
-            EmbeddingRequestOutput(**_fields(output), outputs=EmbeddingOutput(vector.tolist()))
+            EmbeddingRequestOutput(
+                **pooled_fields(output), outputs=EmbeddingOutput(vector.tolist())
+            )
             for output, vector in run.vectors(prompts)
         ]
 
@@ -98,7 +93,7 @@ class PoolingCalls:
         """
         run = _Run(self, "encode", pooling_params, pooling_task, lora_request, use_tqdm=use_tqdm)
         return [
-            PoolingRequestOutput(**_fields(output), outputs=PoolingOutput(vector))
+            PoolingRequestOutput(**pooled_fields(output), outputs=PoolingOutput(vector))
             for output, vector in run.vectors(prompts)
         ]
 
@@ -114,7 +109,7 @@ class PoolingCalls:
         run = _Run(self, "classify", pooling_params, "classify", lora_request, use_tqdm=use_tqdm)
         return [
             ClassificationRequestOutput(
-                **_fields(output), outputs=ClassificationOutput(vector.tolist())
+                **pooled_fields(output), outputs=ClassificationOutput(vector.tolist())
             )
             for output, vector in run.vectors(prompts)
         ]
@@ -148,13 +143,13 @@ class PoolingCalls:
             document_field="data_2",
         )
         return [
-            ScoringRequestOutput(**_fields(output), outputs=ScoringOutput(score))
+            ScoringRequestOutput(**pooled_fields(output), outputs=ScoringOutput(score))
             for output, score in run.scores(call)
         ]
 
 
-class _Run:
-    """One call: checks and encodes its prompts, runs them, and applies the last function."""
+class _Run(PooledCall):
+    """One call of an LLM: encodes its prompts, runs them, and applies the last function."""
 
     def __init__(
         self,
@@ -166,46 +161,29 @@ class _Run:
         *,
         use_tqdm: bool,
     ) -> None:
+        super().__init__(llm._controlled, name, params, task)
         self._llm = llm
-        self._name = name
-        self._params = checked_pooling(params)
         self._lora_request = lora_request
         self._use_tqdm = use_tqdm
-        self._model = model = llm._controlled.model
-        serves = "generate" if model.pooling is None else model.pooling.task
-        self._task = task_of(name, self._params.task or task, serves)
-        if name in ("embed", "classify"):
-            task_of(name, name, serves)
 
     def vectors(
         self, given: PromptInput | Sequence[PromptInput]
     ) -> list[tuple[RequestOutput, Vector]]:
         """Returns the output and the vector of each prompt."""
         prompts = given_prompts(given, None)
-        asked = EmbedCall(
-            inputs=[_prompt(one, f"prompts[{i}]") for i, one in enumerate(prompts)],
-            truncate_prompt_tokens=self._params.truncate_prompt_tokens,
-            dimensions=self._params.dimensions,
-        )
-        salts = [one.cache_salt for one in prompts]
-        assert self._model.pooling is not None
-        with refusing():
-            asked.check_dimensions(self._model.pooling)
-            prefix = asked.prefix(self._model) if self._task == "embed" else ""
-            requests = asked.requests(asked.inputs, task=self._task, prefix=prefix)
-        results = self._run(requests, salts)
-        return [(output, self._activated(vector[: asked.dimensions])) for output, vector in results]
+        results = self._run(self.requests(prompts), [one.cache_salt for one in prompts])
+        return [(output, self.finished(vector)) for output, vector in results]
 
     def scores(self, call: ScoreCall) -> list[tuple[RequestOutput, float]]:
         """Returns the output and the score of each document."""
         with refusing():
-            call = replace(call, truncate_prompt_tokens=self._params.truncate_prompt_tokens)
+            call = replace(call, truncate_prompt_tokens=self.params.truncate_prompt_tokens)
             call.check()
-            check_one_output(self._model)
-            requests = call.prompts(self._model)
+            check_one_output(self.model)
+            requests = call.prompts(self.model)
         results = self._run(requests, [""] * len(requests))
-        if self._task == "classify":
-            return [(output, float(self._activated(vector)[0])) for output, vector in results]
+        if self.task == "classify":
+            return [(output, float(self.finished(vector)[0])) for output, vector in results]
         num_queries = len(results) - len(call.documents)
         queries, documents = results[:num_queries], results[num_queries:]
         queries = queries * len(documents) if num_queries == 1 else queries
@@ -215,49 +193,15 @@ class _Run:
     def _run(
         self, requests: Sequence[ApiRequest], salts: Sequence[str]
     ) -> list[tuple[RequestOutput, Vector]]:
-        encoded = _encoded(requests, self._model)
+        with ThreadPoolExecutor(1) as thread:  # the calling thread may have an event loop
+            encoded = thread.submit(lambda: asyncio.run(self.encoded(requests))).result()
         sha256 = self._llm._controlled.adapters.sha256
         adapters = lora_for_each(self._lora_request, len(requests))
         prompts = [
-            Prompt(
-                request.prompt.text if isinstance(request.prompt, TextPrompt) else None,
-                one.token_ids,
-                salt,
-                sha256(adapter),
-                one.params,
-            )
-            for request, one, salt, adapter in zip(requests, encoded, salts, adapters, strict=True)
+            one._replace(cache_salt=salt, adapter=sha256(adapter))
+            for one, salt, adapter in zip(encoded, salts, adapters, strict=True)
         ]
         return self._llm._pooled(prompts, use_tqdm=self._use_tqdm)
-
-    def _activated(self, vector: Vector) -> Vector:
-        assert self._model.pooling is not None
-        activation = self._model.pooling.activation if self._params.is_activated else "identity"
-        return activated(vector, activation)
-
-
-def _encoded(requests: Sequence[ApiRequest], model: ServedModel) -> list[PooledPrompt]:
-    """Returns the tokens of all prompts; a thread of its own has the event loop."""
-    max_bytes = model.max_model_len * model.tokenizer.vocabulary.max_token_bytes
-
-    async def encode() -> list[PooledPrompt]:
-        return [
-            await encode_prompt(one, model, max_bytes=max_bytes, payer=ANYONE) for one in requests
-        ]
-
-    with refusing():
-        for one in requests:
-            assert one.pooled is not None
-            check_truncation(one.truncate_prompt_tokens)
-            texts_of(one.prompt, one.pooled)
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(lambda: asyncio.run(encode())).result()
-
-
-def _prompt(given: GivenPrompt, field: str) -> TextPrompt | TokensPrompt:
-    if given.token_ids is not None:
-        return TokensPrompt(list(given.token_ids), field)
-    return TextPrompt(given.text or "", given.add_special_tokens, field)
 
 
 def _texts(name: str, given: object) -> list[str]:
@@ -265,12 +209,3 @@ def _texts(name: str, given: object) -> list[str]:
     if not isinstance(texts, Sequence) or not all(isinstance(one, str) for one in texts):
         raise TypeError(f"{name} is a text or a list of texts")
     return list(texts)
-
-
-def _fields(output: RequestOutput) -> dict[str, Any]:
-    assert output.usage is not None
-    return {
-        "request_id": output.request_id,
-        "prompt_token_ids": output.prompt_token_ids,
-        "num_cached_tokens": output.usage.cached_tokens,
-    }

@@ -5,10 +5,13 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
-from signalbox import AsyncLLMEngine, EngineDeadError, RequestOutput, SamplingParams
+from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from router.pooling.activations import normalized
+from signalbox import AsyncLLMEngine, EngineDeadError, PoolingParams, RequestOutput, SamplingParams
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,
@@ -156,3 +159,56 @@ def test_one_loop_may_follow_another() -> None:
 
     asyncio.run(break_off())
     assert_expected(asyncio.run(finish()))
+
+
+POOLING = SIMULATED_POOLING["mean"]
+RAW = PoolingParams(use_activation=False)
+
+
+@pytest_asyncio.fixture
+async def pooling_engine() -> AsyncIterator[AsyncLLMEngine]:
+    engine = make_async_engine(pooling=POOLING, step_ns=1_000_000)
+    yield engine
+    await at_rest(engine)
+    engine.shutdown()
+
+
+async def test_encode_yields_one_output_of_each_prompt(pooling_engine: AsyncLLMEngine) -> None:
+    async def encode(prompt: str | list[int], params: PoolingParams | None) -> np.ndarray:
+        (output,) = [one async for one in pooling_engine.encode(prompt, params)]
+        assert output.finished
+        expected = expected_vector(output.prompt_token_ids, model=POOLING)
+        expected = expected if params is RAW else normalized(expected)
+        np.testing.assert_array_equal(output.outputs.data, expected)
+        return output.outputs.data
+
+    given = [(f"prompt {i}", params) for i in range(20) for params in (None, RAW)]
+    vectors = await asyncio.gather(*(encode(*one) for one in given), encode([5, 6, 7], None))
+    assert len({vector.tobytes() for vector in vectors}) == len(vectors)
+
+
+async def test_an_abort_or_a_reader_that_leaves_ends_what_is_encoded(
+    pooling_engine: AsyncLLMEngine,
+) -> None:
+    async def encode(request_id: str) -> list[object]:
+        return [one async for one in pooling_engine.encode([7] * 2000, RAW, request_id)]
+
+    aborted, cancelled = asyncio.create_task(encode("a")), asyncio.create_task(encode("b"))
+    await eventually(lambda: pooling_engine._core.num_unfinished == 2)
+    cancelled.cancel()
+    await pooling_engine.abort("a")
+    assert await aborted == []
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+
+
+async def test_what_a_model_does_not_encode_is_refused(
+    engine: AsyncLLMEngine, pooling_engine: AsyncLLMEngine
+) -> None:
+    for one, params, reason in (
+        (engine, None, "the model generates text"),
+        (pooling_engine, PoolingParams(task="classify"), "the model does not classify"),
+        (pooling_engine, PoolingParams(dimensions=5), "dimensions: 5 is not allowed"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            await anext(one.encode("hello", params))

@@ -1,0 +1,86 @@
+"""One call whose prompts are pooled: checks them, encodes them, and finishes their vectors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from contract.pooling import Vector
+from router.pooling.activations import activated
+from router.pooling.calls import EmbedCall
+from router.pooling.prompt_encoder import check_truncation, encode_prompt, texts_of
+from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from router.work_limits.payers import ANYONE
+from signalbox.llm.in_process.engine_core import EngineCore
+from signalbox.llm.requests.errors import refusing
+from signalbox.llm.requests.outputs import RequestOutput
+from signalbox.llm.requests.pooling_params import PoolingParams, checked_pooling, task_of
+from signalbox.llm.requests.prompts import GivenPrompt, Prompt
+
+
+class PooledCall:
+    """A call of an engine whose model pools."""
+
+    def __init__(
+        self, core: EngineCore, name: str, params: PoolingParams | None, task: str | None
+    ) -> None:
+        """Raises ValueError or TypeError for what the model does not serve.
+
+        Args:
+            name: of the call, for messages.
+            task: "embed" or "classify"; None is what the model does.
+        """
+        self.model = core.model
+        self.params = checked_pooling(params)
+        serves = "generate" if core.model.pooling is None else core.model.pooling.task
+        self.task = task_of(name, self.params.task or task, serves)
+        if name in ("embed", "classify"):
+            task_of(name, name, serves)
+
+    def requests(self, prompts: Sequence[GivenPrompt]) -> list[ApiRequest]:
+        """Returns a request for each prompt. Raises ValueError."""
+        asked = EmbedCall(
+            inputs=[_prompt(one, f"prompts[{i}]") for i, one in enumerate(prompts)],
+            truncate_prompt_tokens=self.params.truncate_prompt_tokens,
+            dimensions=self.params.dimensions,
+        )
+        assert self.model.pooling is not None
+        with refusing():
+            asked.check_dimensions(self.model.pooling)
+            prefix = asked.prefix(self.model) if self.task == "embed" else ""
+            return asked.requests(asked.inputs, task=self.task, prefix=prefix)
+
+    async def encoded(self, requests: Sequence[ApiRequest]) -> list[Prompt]:
+        """Returns the tokens of all prompts. Raises ValueError."""
+        max_bytes = self.model.max_model_len * self.model.tokenizer.vocabulary.max_token_bytes
+        with refusing():
+            for one in requests:
+                assert one.pooled is not None
+                check_truncation(one.truncate_prompt_tokens)
+                texts_of(one.prompt, one.pooled)
+            return [await self._encoded(one, max_bytes) for one in requests]
+
+    async def _encoded(self, request: ApiRequest, max_bytes: int) -> Prompt:
+        pooled = await encode_prompt(request, self.model, max_bytes=max_bytes, payer=ANYONE)
+        text = request.prompt.text if isinstance(request.prompt, TextPrompt) else None
+        return Prompt(text, pooled.token_ids, pooling=pooled.params)
+
+    def finished(self, vector: Vector) -> Vector:
+        """Returns a vector of the asked dimensions, with the model's last function applied."""
+        assert self.model.pooling is not None
+        activation = self.model.pooling.activation if self.params.is_activated else "identity"
+        return activated(vector[: self.params.dimensions], activation)
+
+
+def pooled_fields(output: RequestOutput) -> dict[str, Any]:
+    """Returns what outputs of all tasks have in common."""
+    assert output.usage is not None
+    return {
+        "request_id": output.request_id,
+        "prompt_token_ids": output.prompt_token_ids,
+        "num_cached_tokens": output.usage.cached_tokens,
+    }
+
+
+def _prompt(given: GivenPrompt, field: str) -> TextPrompt | TokensPrompt:
+    if given.token_ids is not None:
+        return TokensPrompt(list(given.token_ids), field)
+    return TextPrompt(given.text or "", given.add_special_tokens, field)
