@@ -189,7 +189,7 @@ class Generator:
                 kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
             )
             live.begin(request)
-            span.set_request(request)
+            span.set_request(request, api_request.pooled)
             observed.admitted(request)
             if account is not None:
                 account.spend(len(prompt.token_ids))

@@ -15,6 +15,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from contract.errors import Code, RpcError
 from router.requests.active_request import ActiveRequest, Update
+from router.requests.api_request import Pooled
 from rpc.telemetry import trace_ids, tracing
 
 
@@ -56,7 +57,9 @@ def http_transport(
 class RequestSpan:
     """The SERVER span of one generation."""
 
-    __slots__ = ("_finish_reasons", "_span", "_tracer", "_transport", "context", "is_recording")
+    __slots__ = (
+        "_finish_reasons", "_span", "_task", "_tracer", "_transport", "context", "is_recording",
+    )  # fmt: skip
 
     def __init__(
         self, operation: str, *, model: str, transport: Transport, parent: Context
@@ -68,6 +71,7 @@ class RequestSpan:
         )
         self.is_recording = self._span.is_recording()
         self._finish_reasons: dict[int, str] = {}
+        self._task = ""  # of a request that is pooled
         self.context = trace.set_span_in_context(self._span, parent)
         if self.is_recording:
             self._span.set_attributes(
@@ -93,11 +97,13 @@ class RequestSpan:
             yield token_ids
             span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
 
-    def set_request(self, request: ActiveRequest) -> None:
+    def set_request(self, request: ActiveRequest, pooled: Pooled | None = None) -> None:
         if not self.is_recording:
             return
         self._span.set_attribute("gen_ai.response.id", request.request_id)
-        if request.pooling is not None:
+        if pooled is not None:
+            self._task = pooled.task
+            self._span.set_attribute("signalbox.pooling.task", pooled.task)
             return
         params, sampling = request.params, request.params.sampling
         self._span.set_attributes(
@@ -135,6 +141,9 @@ class RequestSpan:
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             }
         )
+        if self._task == "embed" and update.request.vector is not None:
+            size = update.request.vector.size
+            self._span.set_attribute("gen_ai.embeddings.dimension.count", size)
         self._span.set_attribute(*self._transport.status(Code.OK))
         first_ns = update.end.time_to_first_token_ns
         if first_ns is not None:

@@ -16,6 +16,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from rpc.telemetry import tracing
 from tests.grpc_errors import code_of
 from tests.router.openai.clients import make_http
+from tests.router.pooling.pooling_stack import EMBEDS, SCORES, embed, make_pooling_stack
 from tests.router.stack import make_generate, make_stack, saying
 from tests.waiting import deadline_after, eventually
 
@@ -133,3 +134,19 @@ async def test_what_is_no_request_to_generate_leaves_its_caller_a_span_with_a_co
         None,
         503,
     ]
+
+
+async def test_a_span_says_what_its_request_was_pooled_to(exporter: InMemorySpanExporter) -> None:
+    async with make_pooling_stack() as stack:
+        await embed(stack, "a", request_id="mine")
+    async with make_pooling_stack(SCORES, vector_of=lambda _: [1]) as stack:
+        await stack.client.Score(pb.ScoreRequest(queries=["q"], documents=["d"]))
+    spans = [s for s in exporter.get_finished_spans() if s.kind is SpanKind.SERVER]
+    embedded, scored = map(attributes_of, spans)
+    assert embedded["gen_ai.operation.name"] == "embeddings"
+    assert embedded["gen_ai.response.id"] == "mine"
+    assert embedded["signalbox.pooling.task"] == "embed"
+    assert embedded["gen_ai.embeddings.dimension.count"] == EMBEDS.num_outputs
+    assert scored["signalbox.pooling.task"] == "classify"
+    assert "gen_ai.embeddings.dimension.count" not in scored
+    assert not any(name.startswith("gen_ai.request.t") for name in (*embedded, *scored))
