@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from google.protobuf.message import Message
 
 from contract.errors import RpcError
+from contract.pooling import PoolingModel
 from contract.step import decode_step
 from contract.step_result import encode_result
 from gpu_worker.lease.step_log import Answer
@@ -26,6 +28,7 @@ CONFIG = SimulatedConfig(
     max_num_seqs=4,
     max_num_batched_tokens=16,
 )
+POOLING = PoolingModel(task="embed", num_outputs=2, activation="identity", reads_all_tokens=True)
 INT64_COLUMNS = {"seq_ids", "finished_seq_ids", "parent_seq_ids", "child_seq_ids"}
 
 Exchange = dict[str, Any]
@@ -85,7 +88,7 @@ def fill(message: Message, fields: Exchange) -> Any:
     for name, value in fields.items():
         field = message.DESCRIPTOR.fields_by_name[name]
         if field.type == field.TYPE_BYTES:
-            kind = "q" if name in INT64_COLUMNS else "i"
+            kind = "f" if name == "values" else "q" if name in INT64_COLUMNS else "i"
             setattr(message, name, struct.pack(f"<{len(value)}{kind}", *value))
         elif isinstance(value, dict):
             getattr(message, name).SetInParent()
@@ -117,7 +120,8 @@ async def replay(trace: Path, runner: SimulatedRunner) -> None:
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.stem)
 async def test_the_worker_answers_as_written(trace: Path) -> None:
-    await replay(trace, SimulatedRunner(CONFIG))
+    config = replace(CONFIG, pooling=POOLING) if trace.stem == "pooling" else CONFIG
+    await replay(trace, SimulatedRunner(config))
 
 
 def test_the_hard_cases_are_there() -> None:
@@ -127,6 +131,7 @@ def test_the_hard_cases_are_there() -> None:
         "first_schedule",
         "fork_and_copy_on_write",
         "fork_replaces_parent",
+        "pooling",
         "resend",
         "resume_by_recompute",
         "swap",

@@ -55,6 +55,7 @@ from signalbox import LLM, EngineDeadError, SamplingParams
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
+from tests.gpu_worker.pooling.encoder_models import save_model
 from tests.gpu_worker.ranks.thread_ranks import ThreadRank, load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama, make_model
 from tests.waiting import EVENT_S, wait_until
@@ -399,3 +400,13 @@ def test_ranks_whose_blocks_have_other_sizes_are_refused(
             runner.profile()
     assert runner.profile().pipeline_parallel_size == 2
     runner.close()
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_model_that_pools_is_refused_on_several_ranks(
+    sizes: dict[str, int], tmp_path: Path
+) -> None:
+    save_model(tmp_path, "bert")
+    start = make_start(tmp_path, ParallelConfig(**sizes))
+    with pytest.raises(ModelError, match="a model that pools runs on one rank; use tensor_"):
+        load_share(start)

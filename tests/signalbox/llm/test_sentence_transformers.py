@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
+from transformers import AutoTokenizer
 
 from signalbox import LLM, PoolingParams
 from tests.gpu_worker.model_runners import make_runner
@@ -60,3 +61,25 @@ def test_scores_of_pairs_are_the_same(tmp_path: Path) -> None:
         outputs = llm.score(list(queries), list(documents), pooling_params=CUT, use_tqdm=False)
     expected = model.predict(pairs)
     np.testing.assert_allclose([one.outputs.score for one in outputs], expected, atol=1e-5)
+
+
+ROLES = (
+    "{% for m in messages %}{% if m.role == 'query' %}w9 {{ m.content }} "
+    "{% elif m.role == 'document' %}w8 {{ m.content }} {% endif %}{% endfor %}w6"
+)
+"""A chat template of a reranker that reads a query and a document."""
+
+
+@pytest.mark.parametrize("template", [None, ROLES])
+def test_scores_by_logits_of_two_tokens_are_the_same(template: str | None, tmp_path: Path) -> None:
+    save_model(tmp_path / "plain", "qwen3", "AutoModelForCausalLM")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "plain")
+    model = CrossEncoder(str(tmp_path / "plain"), device="cpu")
+    model.save(str(tmp_path / "saved"))
+    with make_llm(tmp_path / "saved") as llm:
+        outputs = llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)
+    expected = model.predict([(TEXTS[0], text) for text in TEXTS[1:]])
+    np.testing.assert_allclose([one.outputs.score for one in outputs], expected, atol=1e-5)
+    assert (outputs[0].prompt_token_ids[0] == 9) is (template is not None)
