@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.pooling import Activation, PoolingModel
+from gpu_worker.checkpoints.gguf.pooling import GGUF_POOLING
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.loading.model_source import ModelSource
@@ -35,6 +36,10 @@ from gpu_worker.pooling.sentence_transformers import (
     transformer_config_file,
 )
 from gpu_worker.pooling.token_pooling import PoolingMode
+from gpu_worker.pooling.transformer_settings import (
+    check_transformer_settings,
+    longest_sequence,
+)
 from gpu_worker.pooling.vector_modules import Truncate, VectorModule
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -84,7 +89,7 @@ def is_pooling(model_config: ModelConfig, source: ModelSource) -> bool:
     """Says whether a model is to pool; it may not be able to."""
     if model_config.runner != "auto":
         return model_config.runner == "pooling"
-    return has_modules(source.root) or only_pools(source.config)
+    return has_modules(source.root) or only_pools(source.config) or GGUF_POOLING in source.config
 
 
 def open_pooling(
@@ -97,6 +102,9 @@ def open_pooling(
             "model of the Llama or Gemma family"
         )
     root = source.root
+    transformer = _transformer_config_file(source)
+    if transformer is not None:
+        check_transformer_settings(transformer)
     saved = read_modules(root) if root is not None and has_modules(root) else None
     outputs = _outputs(model_config, source, config, saved)
     dimensions = _dimensions(source.config, outputs)
@@ -132,11 +140,17 @@ def _outputs(
         return _classified(source, classifier_head(source.config, size))
     if convert == "classify":
         return _classified(source, _token_head(source, config, _yes_and_no(source)))
+    if (named := source.config.get(GGUF_POOLING)) is not None:
+        return _embeddings(size, named, "normalize")  # as llama.cpp's server does
     mode: PoolingMode = "lasttoken" if architecture.endswith("ForCausalLM") else "mean"
+    return _embeddings(size, mode, "identity")
+
+
+def _embeddings(size: int, mode: PoolingMode, activation: Activation) -> _Outputs:
     return _Outputs(
         task="embed",
         num_outputs=size,
-        activation="identity",
+        activation=activation,
         modes=(mode,),
         make_modules=lambda _: [],
     )
@@ -237,12 +251,16 @@ def _dimensions(config: Mapping[str, Any], outputs: _Outputs) -> tuple[int, ...]
     return tuple(sorted({one for one in named if one <= outputs.num_outputs}))
 
 
+def _transformer_config_file(source: ModelSource) -> Path | None:
+    return None if source.directory is None else transformer_config_file(source.directory)
+
+
 def _max_length(source: ModelSource) -> int | None:
     """Returns the longest sequence by sentence-transformers' file, or else by the tokenizer's."""
     if source.directory is None:
         return None
-    file = transformer_config_file(source.directory)
-    length = read_json(file).get("max_seq_length") if file is not None else None
+    file = _transformer_config_file(source)
+    length = longest_sequence(read_json(file)) if file is not None else None
     if length is None:
         tokenizer = json.loads(source.tokenizer_files()["tokenizer_config.json"])
         length = tokenizer.get("model_max_length")
@@ -255,7 +273,7 @@ def _texts(source: ModelSource, saved: SavedModules | None) -> dict[str, Path]:
     if source.directory is None or source.root is None:
         return {}
     files = {"config.json": source.directory / "config.json"}
-    transformer = transformer_config_file(source.directory)
+    transformer = _transformer_config_file(source)
     if transformer is not None:
         files["sentence_bert_config.json"] = transformer
     for name in (MODULES, SETTINGS):

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpu_worker.checkpoints.gguf.fields import GGUFFields
 from gpu_worker.checkpoints.gguf.names import FAMILIES, MISTRAL, MIXTRAL, Family
+from gpu_worker.checkpoints.gguf.pooling import pooling_of
 from gpu_worker.checkpoints.gguf.reader import GGUFContent
 from gpu_worker.checkpoints.gguf.rotary import (
     FREQUENCY_DIVISORS,
@@ -57,6 +58,7 @@ class GGUFConfig:
     def config(self) -> Mapping[str, Any]:
         """Raises ModelError for a field that is not served, or not known."""
         config = self._shapes() | self._mixture() | self._extras() | self._token_ids()
+        config |= pooling_of(self.fields, self._path)
         self.fields.refuse_unread()
         return config
 

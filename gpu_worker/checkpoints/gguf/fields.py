@@ -15,7 +15,6 @@ from gpu_worker.config import ModelError
 _NEUTRAL = frozenset(
     {
         "classifier.output_labels",
-        "pooling_type",
         "rope.scaling.finetuned",
         "tensor_data_layout",
         "vocab_size",

@@ -242,6 +242,54 @@ def test_modules_that_are_not_served_are_refused(
         make_runner(tmp_path / "saved")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"config_args": {"hidden_act": "relu"}}, r"says config_args.hidden_act = "),
+        ({"model_kwargs": {"subfolder": "onnx"}}, r"says model_kwargs.subfolder = "),
+        ({"tokenizer_args": {"truncation_side": "left"}}, r"tokenizer_args.truncation_side = "),
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, r"processing_kwargs.text.max_length"),
+        ({"modality_config": {"text": {"method_output_name": "pooler_output"}}}, "modality_config"),
+        ({"transformer_task": "any-to-any"}, "transformer_task = any-to-any"),
+        ({"query_length": 32}, "query_length = 32"),
+        ({"tokenizer_name_or_path": "other"}, "tokenizer_name_or_path = other"),
+        ({"colour": "red"}, "colour = red, which is not supported"),
+    ],
+)
+def test_settings_that_are_not_served_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save(tmp_path, "bert")
+    edit_json(tmp_path / "saved" / "sentence_bert_config.json", **settings)
+    with pytest.raises(ModelError, match=message):
+        make_runner(tmp_path / "saved")
+
+
+def test_settings_that_change_nothing_are_taken(tmp_path: Path) -> None:
+    model = save(tmp_path, "bert", st.Normalize())
+    edit_json(
+        tmp_path / "saved" / "sentence_bert_config.json",
+        model_args={"torch_dtype": "float32", "attn_implementation": "sdpa"},
+        tokenizer_args={"model_max_length": 99, "padding_side": "left"},
+        config_args={},
+        processing_kwargs={"text": {"padding": True}},
+        query_length=None,
+        unpad_inputs=True,
+    )
+    runner = make_runner(tmp_path / "saved")
+    assert runner.model.max_model_len == 99
+    assert_same(runner, model, TEXTS[:4])
+
+
+def test_a_saved_size_cuts_vectors(tmp_path: Path) -> None:
+    model = save(tmp_path, "bert", st.Normalize())
+    model.truncate_dim = 20
+    model.save(str(tmp_path / "saved"), create_model_card=False)
+    runner = make_runner(tmp_path / "saved")
+    assert (runner.model.pooling.num_outputs, runner.model.pooling.activation) == (20, "identity")
+    assert_same(runner, SentenceTransformer(str(tmp_path / "saved"), device="cpu"))
+
+
 def test_encoders_and_pooling_are_refused_where_they_do_nothing(tmp_path: Path) -> None:
     save_model(tmp_path, "bert")
     with pytest.raises(ModelError, match="BertModel generates no tokens; use --runner pooling"):
