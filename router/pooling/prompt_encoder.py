@@ -129,6 +129,7 @@ class _Encoder:
     ) -> None:
         self._tokenizer = model.tokenizer
         self._texts = model.tokenizer.pooling_texts
+        self._reads_all_tokens = model.pooling is not None and model.pooling.reads_all_tokens
         self._pooled = pooled
         self._max_tokens = max_tokens
         self._max_bytes = max_bytes
@@ -170,6 +171,8 @@ class _Encoder:
         query = await self._plain(self._pooled.prefix + prompt.query)
         document = await self._plain(prompt.document)
         token_ids, num_first = self._join(query, document)
+        if not self._reads_all_tokens:  # a causal model shares prefixes, and knows no segments
+            num_first = 0
         params = PoolingParams(num_first_segment_tokens=num_first)
         return PooledPrompt(token_ids, prompt.document_field, params)
 

@@ -17,7 +17,9 @@ from tests.router.stack import Stack, make_stack
 EMBEDS = common_pb2.PoolingModel(
     task="embed", num_outputs=4, activation="normalize", dimensions=[2]
 )
-SCORES = common_pb2.PoolingModel(task="classify", num_outputs=1, activation="sigmoid")
+SCORES = common_pb2.PoolingModel(
+    task="classify", num_outputs=1, activation="sigmoid", reads_all_tokens=True
+)
 CLASSIFIES = common_pb2.PoolingModel(task="classify", num_outputs=3, activation="softmax")
 Vectors = Callable[[scheduler_pb2.Request], Iterable[float]]
 
