@@ -22,6 +22,7 @@ from gpu_worker.batch.runner_protocol import (
     MemoryReport,
     ProfileOptions,
     Runner,
+    Storing,
     close,
 )
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
@@ -29,6 +30,7 @@ from gpu_worker.execution_thread import ExecutionThread
 from gpu_worker.insight.metrics import StepCounts
 from gpu_worker.insight.metrics import read as read_metrics
 from gpu_worker.insight.profiler import Profile, Profiler
+from gpu_worker.kv_store.block_store import StoreUsage
 from gpu_worker.lease.lease import Lease
 from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
 from gpu_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
@@ -206,8 +208,13 @@ class Worker:
             self.capacity,
             has_lease=self._lease is not None,
             backends=self._runner.backends if isinstance(self._runner, Described) else (),
+            store=self._store_usage(),
             families=families,
         )
+
+    def _store_usage(self) -> StoreUsage | None:
+        queue = self._runner.move_queue() if isinstance(self._runner, Storing) else None
+        return None if queue is None else queue.usage()
 
     def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
         answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step_result import Stages, StepResult, sum_stages
 from gpu_worker.batch.runner_protocol import BackendInUse
+from gpu_worker.kv_store.block_store import StoreUsage
 from rpc.metrics.histogram import Histogram, times
 from rpc.metrics.registry import PER_NS, Families
 
@@ -51,6 +52,7 @@ def read(
     *,
     has_lease: bool,
     backends: Sequence[BackendInUse],
+    store: StoreUsage | None,
     families: Families,
 ) -> None:
     """Adds a worker as it is now."""
@@ -91,6 +93,26 @@ def read(
         ("worker_cpu_blocks", "Swap blocks that fit.", capacity.num_cpu_blocks),
     ):
         families.gauge(gauge, meaning, number, **name)
+    if store is not None:
+        _add_store(store, families, name)
+
+
+def _add_store(store: StoreUsage, families: Families, name: dict[str, str]) -> None:
+    for gauge, meaning, number in (
+        ("worker_kv_store_blocks", "KV blocks in the worker's store.", store.num_blocks),
+        ("worker_kv_store_bytes", "Space that they take.", store.used_bytes),
+        ("worker_kv_store_capacity_bytes", "Space that the store may take.", store.capacity_bytes),
+    ):
+        families.gauge(gauge, meaning, number, **name)
+    for counter, meaning, number in (
+        ("worker_kv_store_evictions", "Blocks that made room for others.", store.num_evicted),
+        (
+            "worker_kv_store_errors",
+            "Errors of the store's device, and blocks that are not what was written.",
+            store.num_failed,
+        ),
+    ):
+        families.counter(counter, meaning, number, **name)
 
 
 def _add_stages(stages: Stages, families: Families, name: dict[str, str]) -> None:

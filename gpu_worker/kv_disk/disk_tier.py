@@ -45,6 +45,9 @@ class DiskTier:
         self._folder = StoreFolder(config.kv_disk)
         self.read_bytes_per_s = self._folder.measure_read()
         self._store: DiskStore | None = None
+        self._clears: list[bytes | None] | None = []
+        """Tenants to be cleared when the store opens; None when it has."""
+        self._opening = threading.Lock()
         self._closing = threading.Event()
         self.opened = threading.Event()
         """Set when the store has opened, or cannot be."""
@@ -56,23 +59,26 @@ class DiskTier:
         return self._block_bytes
 
     def find(self, keys: Sequence[bytes]) -> int:
-        return 0 if self._store is None else self._store.find(keys)
+        return 0 if (store := self._store) is None else store.find(keys)
 
     def read(self, key: bytes, into: memoryview) -> bool:
-        return self._store is not None and self._store.read(key, into)
+        return (store := self._store) is not None and store.read(key, into)
 
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
-        return self._store is not None and self._store.write(key, data, tenant)
+        return (store := self._store) is not None and store.write(key, data, tenant)
 
     def clear(self, tenant: bytes | None) -> None:
-        self.opened.wait()  # blocks of an earlier worker are to be cleared, too
-        if self._store is not None:
-            self._store.clear(tenant)
+        with self._opening:
+            if self._clears is not None:
+                self._clears.append(tenant)  # blocks of an earlier worker, which nothing finds yet
+                return
+        if (store := self._store) is not None:
+            store.clear(tenant)
 
     def usage(self) -> StoreUsage:
-        if self._store is None:
+        if (store := self._store) is None:
             return StoreUsage(0, 0, self._config.kv_disk_bytes)
-        return self._store.usage()
+        return store.usage()
 
     def close(self) -> None:
         """Has the store synced and closed; waits for a moment at most."""
@@ -81,19 +87,26 @@ class DiskTier:
 
     def _run(self) -> None:
         try:
-            self._store = self._open()
+            store = self._open()
+            with self._opening:
+                for tenant in self._clears or ():
+                    store.clear(tenant)
+                self._clears = None
+                self._store = store
         except Exception as error:
             if not self._closing.is_set():
                 logger.error("the disk tier of KV blocks stays off: %s", error)
         self.opened.set()
-        store = self._store
-        while store is not None and not self._closing.wait(MAINTENANCE_S):
+        if self._store is not None:
+            self._maintain(self._store)
+        self._folder.close()
+
+    def _maintain(self, store: DiskStore) -> None:
+        while not self._closing.wait(MAINTENANCE_S):
             with suppress(StoreError):  # which the store has counted and logged
                 store.maintain()
-        if store is not None:
-            self._store = None
-            store.close()
-        self._folder.close()
+        self._store = None
+        store.close()
 
     def _open(self) -> DiskStore:
         store = DiskStore(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from contract.sections.store_moves import MoveResult
-from gpu_worker.kv_store.block_store import BlockStore, StoreError
+from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.move_threads import MoveThreads
 
@@ -46,6 +46,10 @@ class MoveQueue:
     def __len__(self) -> int:
         """Returns the number of moves whose end `pop_ended` has not returned."""
         return len(self._moves)
+
+    def usage(self) -> StoreUsage:
+        """Returns what the store holds; safe from any thread."""
+        return self._store.usage()
 
     def find(self, move_id: int, keys: Sequence[bytes]) -> None:
         """Asks how many of the first keys the store has."""

@@ -139,6 +139,19 @@ def test_a_cleared_cache_is_found_nowhere_after_a_restart(model: Path, tmp_path:
         assert served.tier.usage().num_blocks == 0
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_blocks_arrive_in_the_pools_of_an_engine_that_has_slept(
+    model: Path, tmp_path: Path, backend: str
+) -> None:
+    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+        expected = served.store_prompt()
+    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+        served.engine._core._worker.drop_cache()  # as sleep does, which clears the tier before
+        served.engine._core._worker.restore_cache()
+        assert served.tokens() == expected
+        assert served.loading.num_hits == NUM_BLOCKS * 16
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -68,10 +68,9 @@ def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -
         assert tier.find(keys_of(1)) == 0
         assert not tier.read(key_of(1), memoryview(bytearray(BLOCK_BYTES)))
         assert not write(tier, 2)
-        clearing = threading.Thread(target=tier.clear, args=(None,))
-        clearing.start()  # what an earlier worker has left is cleared, too
+        tier.clear(None)  # what an earlier worker has left is cleared, too
         known.set()
-        clearing.join(60)
+        assert tier.opened.wait(60)
         assert tier.find(keys_of(1)) == 0
         assert tier.usage().num_blocks == 0
 

@@ -93,7 +93,9 @@ async def test_gauges_are_those_of_the_moment() -> None:
 async def test_a_worker_counts_its_steps_and_where_their_time_went() -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
-        running_worker(scheduler.address, simulated(step_ns=2_000_000)) as running,
+        running_worker(
+            scheduler.address, simulated(step_ns=2_000_000, num_store_blocks=7)
+        ) as running,
     ):
         await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
         async with bare_router(scheduler.address) as router:
@@ -106,6 +108,8 @@ async def test_a_worker_counts_its_steps_and_where_their_time_went() -> None:
         assert forward >= 10 * 0.002
         assert forward <= value(registry, "signalbox_worker_step_duration_seconds_sum") * 1.001
         assert value(registry, "signalbox_worker_lease") == 1
+        assert value(registry, "signalbox_worker_kv_store_blocks") == 0
+        assert value(registry, "signalbox_worker_kv_store_capacity_bytes") == 7 * 16 * 8
         simulated_by = {"part": "model", "backend": "simulated", "last_resort": "false"}
         assert value(registry, "signalbox_worker_backend_info", **simulated_by) == 1
 
