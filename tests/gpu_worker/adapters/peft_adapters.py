@@ -1,7 +1,8 @@
 """Adapters of tiny models that PEFT makes, and the tokens that PEFT draws with them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,22 @@ def make_adapter(model: Any, path: Path, *, seed: int = 0, **config: Any) -> Non
     adapted.unload()
 
 
+@contextmanager
+def with_adapter(model: Any, path: Path) -> Iterator[Any]:
+    """Gives PEFT's model with an adapter, which leaves `model` at the end."""
+    import peft
+
+    adapted = peft.PeftModel.from_pretrained(model, path).eval()
+    yield adapted
+    adapted.unload()
+
+
 def peft_tokens(
     model: Any, path: Path, prompts: Sequence[list[int]], num_tokens: int
 ) -> list[list[int]]:
     """PEFT's greedy continuations with an adapter."""
-    import peft
-
-    adapted = peft.PeftModel.from_pretrained(model, path).eval()
-    tokens = [reference_tokens(adapted, prompt, num_tokens) for prompt in prompts]
-    adapted.unload()
-    return tokens
+    with with_adapter(model, path) as adapted:
+        return [reference_tokens(adapted, prompt, num_tokens) for prompt in prompts]
 
 
 def change_config(path: Path, **fields: object) -> None:

@@ -1,5 +1,7 @@
 """Codes of floats (FP8, NF4, FP4, MXFP4, int8 under scales of 32 bits) run natively as they are
-stored: with the bits of the decoded weights, in their own size, also divided and under adapters."""
+stored: with the bits of the decoded weights, in their own size, also divided and under adapters.
+
+Adapters over FP8, whose activations are rounded, are in tests/gpu_worker/ranks."""
 
 import re
 from functools import partial
@@ -28,21 +30,9 @@ from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_t
 from tests.gpu_worker.checkpoints.test_quantization import make_runner as make_probed
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import assert_greedy, log_probabilities, make_prompts
-from tests.gpu_worker.quantised_models import (
-    W8A8,
-    Encode,
-    by_block,
-    by_matrix,
-    by_row,
-    in_w8a8,
-    save_quantised,
-)
+from tests.gpu_worker.quantised_models import Encode, by_block, by_matrix, by_row, save_quantised
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
-from tests.gpu_worker.rounded_products import (
-    assert_rounds_as,
-    divide_rounding,
-    reference_log_probabilities,
-)
+from tests.gpu_worker.rounded_products import assert_rounds_as, reference_log_probabilities
 from tests.kernels.native.matrices import values_of
 from tests.native_kernels import skip_without_native_kernels
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
@@ -243,20 +233,19 @@ def test_other_codes_of_bitsandbytes_are_decoded(
     np.testing.assert_allclose(tensor.read(), decoded.numpy(), rtol=1e-6)
 
 
-ADAPTED: dict[str, tuple[Encode, dict[str, Any]]] = {"w8a8": (in_w8a8, W8A8)} | {
-    name: FORMS[name][:2] for name in ("fp8 of rows", "fp8 of blocks", "nf4", "mxfp4")
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ADAPTED)
+@pytest.mark.parametrize("form", ["nf4", "mxfp4"])
 def test_adapters_on_divided_models_give_the_tokens_of_peft(form: str, tmp_path: Path) -> None:
-    model = save_quantised(tmp_path, "llama2", *ADAPTED[form], hidden_size=256)
+    model = save(tmp_path, form, "llama2", hidden_size=256)
     given = [one.split("=") for one in make_adapters(model, tmp_path / "adapters", KINDS[:3])]
     requests = [
         LoRARequest(name, number, path) for number, (name, path) in enumerate(given, start=1)
     ]
     ids = make_prompts(17, 5, 30)
+    expected = [
+        peft_tokens(model, Path(request.path), [prompt], 8)[0]
+        for request, prompt in zip(requests, ids, strict=True)
+    ]
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     start = make_start(
@@ -268,11 +257,6 @@ def test_adapters_on_divided_models_give_the_tokens_of_peft(form: str, tmp_path:
         dtype="float32",
     )
     for tp, pp in ((1, 1), (1, 2), (2, 1)):
-        divide_rounding(model, tp)
-        expected = [
-            peft_tokens(model, Path(request.path), [prompt], 8)[0]
-            for request, prompt in zip(requests, ids, strict=True)
-        ]
         make = partial(load_threads, with_sizes(start, tp, pp))
         with LLM._from_runner(make, CoreConfig(enable_lora=True)) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)
