@@ -123,8 +123,8 @@ def _check_modules(
 ) -> None:
     """Raises ModelError unless the tensors are those of the modules that the adapter targets."""
     found = {module for module, _ in tensors}
+    base = f" (it was trained on {config.base_model})" if config.base_model else ""
     if strangers := found - shapes.keys():
-        base = f" (it was trained on {config.base_model})" if config.base_model else ""
         raise ModelError(
             f"the adapter {name} changes {min(strangers)}, which this model does not have or which"
             f" adapters may not change{base}"
@@ -138,7 +138,8 @@ def _check_modules(
     if missing := wanted - tensors.keys():
         module, part = min(missing)
         raise ModelError(
-            f"the adapter {name} targets {module}, but has no lora_{part} of it; it is incomplete"
+            f"the adapter {name} targets {module}, but has no lora_{part} of it; it is of another"
+            f" base model, or incomplete{base}"
         )
     if not targets:
         raise ModelError(f"the adapter {name} targets no module of this model")

@@ -126,7 +126,7 @@ def _renamed(name: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_without(FIRST), "has no lora_A of it; it is incomplete"),
+        (_without(FIRST), "has no lora_A of it; it is of another base model, or incomplete"),
         (_renamed(FIRST, FIRST.replace("lora_A.weight", "lora_magnitude_vector")), "no part of a"),
         (_renamed(FIRST, FIRST.replace("layers.0", "layers.9")), "layers.9.* does not have"),
         (_renamed(FIRST, "lora_A.weight"), "no part of a LoRA matrix"),
