@@ -133,7 +133,9 @@ class ModelConfig(NameSettings):
         description="type of activations and all weights that are not quantised, and of the KV"
         " cache unless --kv-cache-dtype says otherwise; auto suits model and device",
     )
-    quantization: QuantizationName = Field(
+    quantization: Annotated[
+        QuantizationName, BeforeValidator(renamed({"awq_marlin": "awq", "gptq_marlin": "gptq"}))
+    ] = Field(
         "auto",
         description="form of the weights. auto is that of the model where it can be multiplied: on"
         " a CPU the blocks of a GGUF file, awq, gptq and the whole numbers of compressed-tensors,"

@@ -127,7 +127,7 @@ def _of_checkpoint(
     capability: tuple[int, int] | None,
     has_kernels: bool,
 ) -> Quantization:
-    if stored is not None and stored.name != name:
+    if stored is not None and name not in (stored.name, *stored.other_names):
         raise ModelError(
             f"quantization is {name!r}, but the checkpoint is in {stored.name}; use 'auto'"
         )
@@ -147,7 +147,8 @@ def _of_checkpoint(
         instead = "'auto', which decodes the weights" if stored is not None else "'auto'"
         on_cpu = " or 'int8'" if capability is None and stored is None else ""
         raise ModelError(f"quantization is {name!r}, but {reason}; use {instead}{on_cpu}")
-    return Quantization(name, form=form, is_stored=stored is not None)
+    kept = name if stored is None else stored.name
+    return Quantization(kept, form=form, is_stored=stored is not None)
 
 
 def _why_not_stored(

@@ -31,3 +31,5 @@ class QuantisedCheckpoint:
     """True if the checkpoint also prescribes schemes that no program computes."""
     separator: str = "."
     """Characters between the name of a module and the end that tells its tensors apart."""
+    other_names: tuple[str, ...] = ()
+    """Other values of `--quantization` that keep it."""

@@ -78,13 +78,15 @@ def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint:
     forms = tuple(dict.fromkeys(group.form for group in read if group.form is not None))
     schemes = [group.activations for group in read if group.activations is not None]
     prescribed = sum(bool(group.get("input_activations")) for group in groups.values())
+    is_fp8 = {form.name for form in forms} == {"fp8"}
     return QuantisedCheckpoint(
-        "fp8" if {form.name for form in forms} == {"fp8"} else NAME,
+        "fp8" if is_fp8 else NAME,
         forms,
         lambda module: group_of(module).form,
         lambda module: group_of(module).activations,
         tuple(dict.fromkeys(schemes)),
         leaves_activations=len(schemes) < prescribed,
+        other_names=(NAME,) if is_fp8 else (),
     )
 
 

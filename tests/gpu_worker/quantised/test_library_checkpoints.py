@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker.config import ModelError
 from gpu_worker.loading.hf_directory import DirectorySource
 from signalbox_kernels.floats import to_float32
 from tests.gpu_worker.checkpoints.test_quantization import make_runner
@@ -67,6 +68,20 @@ def test_matrices_are_those_of_the_library(name: str) -> None:
         found = values @ np.cos(np.arange(len(values), dtype=np.float64))
         rounding = 2 * UNIT_ROUNDOFF * float(np.abs(values).sum())
         assert found == pytest.approx(checksums[key], abs=rounding), key
+
+
+@pytest.mark.parametrize("asked", ["fp8", "compressed-tensors"])
+def test_fp8_of_compressed_tensors_is_kept_under_both_names(
+    asked: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `quant_method` of its config.json, which vLLM takes, and as the form that it is."""
+    skip_without_native_kernels()
+    with caplog.at_level(logging.INFO):
+        serve("ct_fp8_dynamic", tmp_path, quantization=asked)
+    assert "weights: fp8 of the checkpoint" in caplog.text
+    assert " of E4M3" in caplog.text
+    with pytest.raises(ModelError, match="'awq', but the checkpoint is in fp8"):
+        serve("ct_fp8_dynamic", tmp_path, quantization="awq")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fp8_block"])

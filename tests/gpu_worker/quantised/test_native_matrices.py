@@ -189,6 +189,7 @@ def test_none_decodes_and_another_name_is_refused(
         make_runner(tmp_path, quantization="none")
     assert "weights: awq of the checkpoint, decoded to float32, " in caplog.text
     assert "INT4" not in caplog.text
-    make_runner(tmp_path, quantization="awq")
+    for name in ("awq", "awq_marlin"):
+        make_runner(tmp_path, quantization=name)
     with pytest.raises(ModelError, match="'gptq', but the checkpoint is in awq; use 'auto'"):
         make_runner(tmp_path, quantization="gptq")
