@@ -180,6 +180,7 @@ def test_a_lookup_that_comes_late_is_given_up() -> None:
     server.loop.now += GRACE_S
     server.step()
     assert group.sequences[0].status is not SequenceStatus.LOADING
+    assert not server.store.pending, "it is called off"
     server.store.ends_at_once = True
     server.finish()
     assert (server.store.num_fetched, group.num_cached_tokens) == (0, 0)
@@ -229,6 +230,21 @@ def test_an_abort_calls_off_what_the_request_waits_for(step) -> None:  # type: i
     server.check()
     server.step()
     assert not server.store.pending
+    server.finish()
+
+
+def test_the_part_of_a_prefix_that_is_on_the_cpu_is_pinned_while_the_rest_loads() -> None:
+    server = filled(num_gpu_blocks=6)
+    server.run(PROMPT[:9])
+    server.run(list(range(50, 70)))  # takes the whole GPU pool
+    hold(server)
+    group = server.add()
+    until_pending(server)
+    pool = server.scheduler.blocks.cpu
+    assert pool.num_free == pool.num_blocks - 2
+    server.scheduler.abort(group)
+    server.step()
+    assert pool.num_free == pool.num_blocks
     server.finish()
 
 
