@@ -46,6 +46,6 @@ class FileCalls:
 
 @cache
 def _fallocate() -> "ctypes._NamedFuncPointer":
-    function = ctypes.CDLL(None, use_errno=True).fallocate64
+    function = ctypes.CDLL(None, use_errno=True).fallocate
     function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     return function

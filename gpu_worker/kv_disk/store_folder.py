@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -194,11 +195,10 @@ class StoreFolder:
         """Returns the bytes a second of reading a file that is not in memory, as far as the system
         forgets it when it is asked to."""
         data = memoryview(os.urandom(1 << 20))
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink("probe", dir_fd=self._fd)
-        fd = self._open("probe", os.O_CREAT | os.O_EXCL)
+        name = f"probe-{secrets.token_hex(8)}"  # others may measure at the same time
+        fd = self._open(name, os.O_CREAT | os.O_EXCL)
         try:
-            os.unlink("probe", dir_fd=self._fd)
+            os.unlink(name, dir_fd=self._fd)
             for offset in range(0, num_bytes, len(data)):
                 os.pwrite(fd, data, offset)
             os.fdatasync(fd)

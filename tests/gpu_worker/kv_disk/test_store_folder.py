@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -237,3 +238,12 @@ def test_a_lower_quota_is_kept_from_the_next_start_on(tmp_path: Path) -> None:
     assert space_of(tmp_path) <= 8 << 20
     assert 0 < len(held(store, range(200))) == store.usage().num_blocks
     store.close()
+
+
+def test_several_workers_may_measure_the_disk_at_once_and_leave_nothing(tmp_path: Path) -> None:
+    folder = StoreFolder(tmp_path / "kv")
+    with ThreadPoolExecutor(8) as workers:
+        rates = list(workers.map(lambda _: folder.measure_read(1 << 20), range(16)))
+    assert min(rates) > 0
+    assert not list((tmp_path / "kv").iterdir())
+    folder.close()
