@@ -118,6 +118,18 @@ def test_a_fine_tune_of_the_same_name_and_shapes_finds_nothing(model: Path, tmp_
         assert served.loading.num_hits == 0
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_of_the_model_in_another_place_finds_its_blocks(
+    model: Path, tmp_path: Path, backend: str
+) -> None:
+    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+        expected = served.store_prompt()
+    copy = shutil.copytree(model, tmp_path / "copy")
+    with serving(copy, tmp_path / "kv", cpu_backend=backend) as served:
+        assert served.tokens() == expected
+        assert served.loading.num_hits == NUM_BLOCKS * 16
+
+
 def test_another_block_size_or_kv_type_finds_nothing(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path / "kv", cpu_backend="native") as served:
         served.store_prompt()
