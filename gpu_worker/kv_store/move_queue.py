@@ -133,6 +133,8 @@ class MoveQueue:
             if not move.begin(index) or not move.copy_out(index, buffer):
                 return
             if self._store.write(move.keys[index], buffer, tenant):
+                if index == len(move.keys) - 1:
+                    self._store.find(move.keys)  # uses the first one last, to be evicted last
                 move.kept(index, len(buffer))
             else:
                 move.miss(index)

@@ -4,15 +4,19 @@ import logging
 import os
 import sqlite3
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from gpu_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
 from gpu_worker.kv_store.block_store import StoreError
+from gpu_worker.kv_store.move_queue import MoveQueue
+from gpu_worker.kv_store.move_threads import MoveThreads
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     IDENTITY,
+    data_of,
     files_of,
     held,
     make_store,
@@ -68,6 +72,22 @@ def test_of_one_prompt_the_last_blocks_are_evicted_first(tmp_path: Path) -> None
     assert store.find(keys_of(*range(8))) == 8
     write(store, 8, 9)
     assert store.find(keys_of(*range(8))) == 6
+    store.close()
+
+
+def test_of_a_prompt_that_was_never_looked_up_the_last_blocks_are_evicted_first(
+    tmp_path: Path,
+) -> None:
+    store = make_store(tmp_path, num_blocks=8)
+    threads = MoveThreads(block_bytes=BLOCK_BYTES)
+    queue = MoveQueue(store, threads, block=lambda n: memoryview(bytearray(data_of(n))))
+    for first, last in ((0, 8), (8, 10)):
+        queue.store(first, keys_of(*range(first, last)), range(first, last), b"t")
+        while not queue.pop_ended():
+            time.sleep(0)
+    assert store.find(keys_of(*range(8))) == 6
+    queue.close()
+    assert threads.close(wait_s=60)
     store.close()
 
 
