@@ -1,6 +1,7 @@
 """Has the schedulers of a model load and unload LoRA adapters: all of them, or none."""
 
 import asyncio
+import logging
 from typing import Any
 
 import grpc
@@ -14,6 +15,8 @@ from router.schedulers.served_models import GENERATING
 from router.served_model import ServedModel
 from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 120.0
 KNOWN_WITHIN_S = 10.0
@@ -50,12 +53,18 @@ class AdapterClient:
                 answer = await self._call(address, "LoadAdapter", request)
             except RpcError:
                 for done in () if is_replacing else loaded:
-                    await self._call(done, "UnloadAdapter", pb.UnloadAdapterRequest(name=name))
+                    await self._take_back(done, name)
                 raise
             loaded.append(address)
         adapter = decode_adapter(answer.adapter)
         await self._until_known(name, adapter)
         return adapter
+
+    async def _take_back(self, address: str, name: str) -> None:
+        try:
+            await self._call(address, "UnloadAdapter", pb.UnloadAdapterRequest(name=name))
+        except RpcError as error:
+            logger.warning("the scheduler at %s may keep the adapter %s: %s", address, name, error)
 
     async def load_at_first_use(self, name: str, model: ServedModel) -> None:
         """Loads an adapter of a model whose folder has its name; returns once requests to this

@@ -121,6 +121,17 @@ async def test_all_schedulers_load_it_or_none() -> None:
         assert first.adapters == second.adapters == []
 
 
+async def test_the_reason_is_told_also_if_another_scheduler_cannot_take_it_away_again() -> None:
+    async with two_schedulers() as (first, second, (_, raw)):
+        second.adapter_fault, second.adapter_gate = "no such file", asyncio.Event()
+        loading = asyncio.create_task(raw.post(LOAD, json=SQL))
+        await eventually(lambda: bool(second.asked))
+        first.adapters = []  # an operator was faster
+        second.adapter_gate.set()
+        answer = await loading
+        assert answer.status_code == 400 and "no such file" in answer.text
+
+
 async def test_requests_go_to_a_scheduler_with_their_adapter() -> None:
     async with two_schedulers() as (first, second, (stack, raw)):
         second.adapters = [OLD]
