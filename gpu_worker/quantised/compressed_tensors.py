@@ -35,7 +35,7 @@ from gpu_worker.quantised.module_names import best_match
 from gpu_worker.quantised.scaled import ROW, scaled_form
 
 NAME = "compressed-tensors"
-_READ = ("config_groups", "format", "ignore", "kv_cache_scheme")
+_READ = ("config_groups", "format", "ignore", "kv_cache_scheme", "sparsity_config")
 _HOW_MADE = ("quantization_status", "global_compression_ratio", "version", "run_compressed")
 _GROUP_READ = ("targets", "weights", "input_activations", "format")
 _SCHEME_READ = (
@@ -62,6 +62,7 @@ _NOTHING = _Group((), None, None)
 def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint:
     """Reads all groups; of those that match a module, the most specific one is meant."""
     refuse_others(described, NAME, (*_READ, *_HOW_MADE))
+    _check_sparsity(described.get("sparsity_config"))
     groups = described.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise not_served(NAME, "no config_groups", "at least one")
@@ -88,6 +89,13 @@ def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint:
         leaves_activations=len(schemes) < prescribed,
         other_names=(NAME,) if is_fp8 else (),
     )
+
+
+def _check_sparsity(sparsity: Any) -> None:
+    """Raises ModelError unless zeros are stored as other values are."""
+    stored_as = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
+    if stored_as not in (None, "dense"):
+        raise not_served(NAME, f"sparsity_config {str(stored_as)[:40]!r}", "'dense'")
 
 
 def _group(group: Any, described: Described) -> _Group:

@@ -123,6 +123,11 @@ def test_the_order_of_activations_is_in_the_tensors(actorder: str | None) -> Non
     assert bits_of(compressed(group(INT4 | {"actorder": actorder}, "Linear")), UP) == [4]
 
 
+def test_a_sparse_model_may_be_stored_densely() -> None:
+    sparsity = {"format": "dense", "global_sparsity": 14.2, "sparsity_structure": "unstructured"}
+    assert bits_of(compressed(group(INT4, "Linear"), sparsity_config=sparsity), UP) == [4]
+
+
 def test_forms_of_fp8_differ_by_their_scales() -> None:
     plain: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static"}
     assert read(plain).forms == (FP8,)
@@ -156,7 +161,10 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
             "fp8 with weight_scale_semantics 'inverse'",
         ),
         (compressed(), "with no config_groups"),
-        (compressed(group(INT4, "Linear"), sparsity_config={"format": "dense"}), "sparsity_config"),
+        (
+            compressed(group(INT4, "Linear"), sparsity_config={"format": "sparse-24-bitmask"}),
+            "sparsity_config 'sparse-24-bitmask'",
+        ),
         (compressed(group(INT4, "Linear"), transform_config={"a": 1}), "transform_config"),
         (compressed(group(INT4 | {"zero": 1}, "Linear")), "with zero '1'"),
         (compressed(group(INT4, "Linear", output_activations=INT8)), "output_activations"),
