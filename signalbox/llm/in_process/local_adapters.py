@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+from contract.model import Adapter
 from scheduler_svc.cluster import Cluster
 from signalbox.llm.in_process.local_worker import LocalWorker
 from signalbox.llm.requests.lora_request import LoRARequest
@@ -15,8 +16,7 @@ class LocalAdapters:
         self._worker, self._cluster, self._is_enabled = worker, cluster, is_enabled
         self._lock = threading.Lock()
         self._known: dict[int, LoRARequest] = {}
-        self._sha256 = {one.name: one.sha256 for one in worker.model.adapters}
-        self._paths = {one.name: one.path for one in worker.model.adapters}
+        self._loaded = {one.name: one for one in worker.model.adapters}
 
     @property
     def known_ids(self) -> set[int]:
@@ -30,34 +30,29 @@ class LocalAdapters:
         if not isinstance(request, LoRARequest):
             raise TypeError(f"lora_request is a {type(request).__name__}; give LoRARequest")
         with self._lock:
-            return self._find(request) or self._load(request)
+            adapter = self._find(request) or self._load(request)
+            self._known[request.lora_int_id] = request
+            return adapter.sha256
 
-    def _find(self, request: LoRARequest) -> str | None:
-        known = self._known.setdefault(request.lora_int_id, request)
+    def _find(self, request: LoRARequest) -> Adapter | None:
+        known = self._known.get(request.lora_int_id, request)
         if known != request:
             raise ValueError(
                 f"lora_int_id {request.lora_int_id} is that of the adapter {known.lora_name} in"
                 f" {known.lora_path}; give each adapter a number of its own"
             )
-        path = self._paths.get(request.lora_name, request.lora_path)
-        if Path(path) != Path(request.lora_path):
-            del self._known[request.lora_int_id]
+        loaded = self._loaded.get(request.lora_name)
+        if loaded is not None and Path(loaded.path) != Path(request.lora_path):
             raise ValueError(
-                f"the adapter {request.lora_name} is loaded from {path}; give the one in"
+                f"the adapter {request.lora_name} is loaded from {loaded.path}; give the one in"
                 f" {request.lora_path} another name"
             )
-        return self._sha256.get(request.lora_name)
+        return loaded
 
-    def _load(self, request: LoRARequest) -> str:
-        try:
-            if not self._is_enabled:
-                raise ValueError("lora_request takes an engine made with enable_lora=True")
-            adapter = self._worker.load_adapter(request.lora_name, request.lora_path)
-        except BaseException:
-            del self._known[request.lora_int_id]
-            raise
-        loaded = self._cluster.model.adapters if self._cluster.model else ()
-        self._cluster.set_adapters((*loaded, adapter))
-        self._sha256[adapter.name] = adapter.sha256
-        self._paths[adapter.name] = request.lora_path
-        return adapter.sha256
+    def _load(self, request: LoRARequest) -> Adapter:
+        if not self._is_enabled:
+            raise ValueError("lora_request takes an engine made with enable_lora=True")
+        adapter = self._worker.load_adapter(request.lora_name, request.lora_path)
+        self._loaded[adapter.name] = adapter
+        self._cluster.set_adapters(self._loaded.values())
+        return adapter
