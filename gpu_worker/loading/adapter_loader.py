@@ -9,7 +9,7 @@ import torch
 
 from contract.model import Adapter
 from gpu_worker.adapters.adapter_memory import AdapterMemory
-from gpu_worker.adapters.given_adapters import AdapterOpener
+from gpu_worker.adapters.adapter_opener import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.batch.stage_layers import StageLayers

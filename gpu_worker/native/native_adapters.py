@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from contract.model import Adapter
 from gpu_worker.adapters.adapter_memory import AdapterMemory
-from gpu_worker.adapters.given_adapters import AdapterOpener
+from gpu_worker.adapters.adapter_opener import AdapterOpener
 from gpu_worker.adapters.peft_adapter import PeftAdapter
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.native.tensor_share import TensorShare

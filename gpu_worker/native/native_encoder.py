@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
-from gpu_worker.adapters.given_adapters import AdapterOpener
+from gpu_worker.adapters.adapter_opener import AdapterOpener
 from gpu_worker.checkpoints.quantization import describe_form
 from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.loading.dummy_source import DummySource

@@ -9,7 +9,7 @@ import numpy as np
 
 from contract.model import Arithmetic, ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
-from gpu_worker.adapters.given_adapters import AdapterOpener
+from gpu_worker.adapters.adapter_opener import AdapterOpener
 from gpu_worker.batch.arrays import FloatArray
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales

@@ -22,8 +22,8 @@ from contract.errors import (
     Unavailable,
 )
 from contract.model import Adapter, ModelInfo, check_adapter_name
+from scheduler_svc.adapters.adapter_differences import GoneAdapters, find_differences
 from scheduler_svc.adapters.loading_calls import files_differ, load_there, of_each, send_missing
-from scheduler_svc.adapters.worker_adapters import GoneAdapters, find_differences
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.requests.failures import RETRY_AFTER_S

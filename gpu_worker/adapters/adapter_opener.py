@@ -1,4 +1,4 @@
-"""The adapters of a model, those that a worker is given at its start and those that come later."""
+"""Opens the adapters that a worker is given at its start, and those that come later."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
