@@ -18,7 +18,7 @@ from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.batch.batch import Batch
 from gpu_worker.config import CacheConfig, ModelError
 from gpu_worker.layers import AttentionPlan
-from gpu_worker.loading import loaded_model
+from gpu_worker.loading import attention_shape, loaded_model
 from gpu_worker.runner.model_runner import ModelRunner
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, SamplingParams
@@ -325,7 +325,7 @@ def test_a_gpu_without_instructions_for_it_is_refused_before_weights_are_read(
     def never(*_: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr(loaded_model, "compute_capability", lambda device: (8, 6))
+    monkeypatch.setattr(attention_shape, "compute_capability", lambda device: (8, 6))
     monkeypatch.setattr(loaded_model, "load_weights", never)
     with pytest.raises(
         ModelError, match=r"fp8', which takes a GPU of compute capability 8.9 .*8.6"
