@@ -49,7 +49,7 @@ def _stored_floats(tensor: StoredTensor) -> StoredMatrix | None:
     if form is None or form.storage is None or form.float_codes is None:
         return None
     block_size, storage = _float_block_size(form), form.storage
-    matrix = form.float_codes({end: part.read() for end, part in tensor.parts.items()})
+    matrix = form.float_codes(tensor.read_parts())
     if block_size is None or matrix is None:
         return None
     columns = tensor.shape[1]

@@ -28,7 +28,7 @@ def stored_integers(tensor: StoredTensor) -> StoredMatrix | None:
     form = tensor.form
     if form is None or form.unpack is None or (block_size := integer_block_size(form)) is None:
         return None
-    matrix = form.unpack({end: part.read() for end, part in tensor.parts.items()}, NUMPY)
+    matrix = form.unpack(tensor.read_parts(), NUMPY)
     group_size = form.group_size or tensor.shape[1]
     in_order = np.arange(tensor.shape[1]) // group_size
     order = _order(matrix, in_order)

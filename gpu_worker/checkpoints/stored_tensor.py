@@ -32,3 +32,6 @@ class StoredTensor:
     """How the checkpoint rounds activations before they are multiplied with it."""
     dtype: np.dtype[Any] | None = None
     """Type of the values in a checkpoint's file; None for one that is not read."""
+
+    def read_parts(self) -> dict[str, AnyArray]:
+        return {end: part.read() for end, part in self.parts.items()}

@@ -50,3 +50,12 @@ def check_names(unexpected: Sequence[str], *, missing: Set[str]) -> None:
         raise ModelError(
             f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
         )
+
+
+def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raises ModelError if a tensor has another shape than config.json gives it."""
+    if shape != expected:
+        raise ModelError(
+            f"{name} has shape {shape} where {expected} is expected; config.json does not belong to"
+            " these weights"
+        )

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.config import ModelError
-from gpu_worker.layers.matrices import WEIGHT, Part, shape_of
+from gpu_worker.layers.matrices import Part, shape_of
 from gpu_worker.layers.weight_placement import Placement, checked_shape
+from gpu_worker.quantised.form import WEIGHT
 from gpu_worker.quantised.scaled import BLOCK, BLOCK_SCALE, SCALE
 from signalbox_kernels import ops
 

@@ -13,13 +13,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gpu_worker.config import ModelError
+from gpu_worker.checkpoints.weight_names import check_shape
 from gpu_worker.device.division import first_kv_head, kv_heads_per_rank
 from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.adapters import BatchAdapters, LayerAdapter
-from gpu_worker.layers.matrices import WEIGHT, Matrix, MatrixFormat, Part, PlainMatrix, shape_of
+from gpu_worker.layers.matrices import Matrix, MatrixFormat, Part, PlainMatrix, shape_of
 from gpu_worker.layers.norm import RMSNorm
 from gpu_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
+from gpu_worker.quantised.form import WEIGHT
 from signalbox_kernels import ops
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.torch.rounding import rounded
@@ -43,7 +44,7 @@ class Linear:
 
         Args:
             is_plain: keeps the matrix in the model's dtype, whatever others are held in.
-            plain_format: holds it in that.
+            plain_format: format of a plain matrix.
         """
         self._parts, self._placement = parts, placement
         out_features, _ = shape_of([*parts.values()])
@@ -52,7 +53,7 @@ class Linear:
         self._matrix: Matrix | None = None  # made when the format is known
         self._is_plain = is_plain
         self._roundings: dict[str, Rounding] = {}
-        self.rounds_inputs = True
+        self.can_round_inputs = True
         """True if `round_inputs` has an effect."""
         self._adapters: dict[int, list[LayerAdapter]] = {}
 
@@ -199,12 +200,7 @@ class FusedTarget:
 
     def __call__(self, tensor: Tensor) -> None:
         """Raises ModelError for a tensor of other rows."""
-        expected = self.rows[-1].stop
-        if len(tensor) != expected:
-            raise ModelError(
-                f"a fused matrix has {len(tensor)} rows where {expected} are expected; config.json"
-                " does not belong to these weights"
-            )
+        check_shape("a fused matrix", tuple(tensor.shape), (self.rows[-1].stop, *tensor.shape[1:]))
         for target, rows in zip(self.parts, self.rows, strict=True):
             target(tensor[rows])
 
@@ -348,7 +344,3 @@ class RowParallelLinear(Linear):
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """Adds the product of few rows with a plain matrix to `residual`, in a group of one."""
         ops.linear_add(x, self._plain_weight, self._bias, residual)
-
-    def partial(self, x: Tensor) -> Tensor:
-        """Returns the same before the ranks' results are summed."""
-        return self._apply(x)

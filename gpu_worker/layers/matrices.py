@@ -12,10 +12,8 @@ from typing import Protocol
 from torch import Tensor
 
 from gpu_worker.layers.weight_placement import Placement, checked_shape
+from gpu_worker.quantised.form import WEIGHT
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
-
-WEIGHT = "weight"
-"""End of the name of a plain matrix in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,6 @@ def matrix_format(form: QuantisedForm, rounding: Rounding | None = None) -> Matr
     return partial(Fp8Matrix, x_scale=rounding.scale) if is_e4m3 else None
 
 
-def rounds_inputs(form: QuantisedForm) -> bool:
-    """Says whether a layer that holds a form rounds its inputs by itself."""
+def kernel_rounds_inputs(form: QuantisedForm) -> bool:
+    """Says whether the products of a layer that holds a form round its inputs by themselves."""
     return form in (FP8, FP8_BLOCKS)

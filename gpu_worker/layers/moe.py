@@ -11,8 +11,9 @@ from gpu_worker.device.parallel_group import ParallelGroup
 from gpu_worker.layers.adapters import BatchAdapters
 from gpu_worker.layers.fp8 import Fp8BlockMatrix, Fp8Matrix, HeldFp8
 from gpu_worker.layers.linear import Linear, MatrixTarget, MergedColumnParallelLinear
-from gpu_worker.layers.matrices import WEIGHT, MatrixFormat, Part, shape_of
+from gpu_worker.layers.matrices import MatrixFormat, Part, shape_of
 from gpu_worker.layers.weight_placement import Placement, WeightTarget, checked_shape
+from gpu_worker.quantised.form import WEIGHT
 from signalbox_kernels import ops
 from signalbox_kernels.torch import experts, registry
 from signalbox_kernels.torch.experts import ExpertWeights
@@ -77,7 +78,7 @@ class ExpertLinear(Linear):
         super().__init__(
             parts, bias=False, placement=placement, is_plain=not is_stacked, plain_format=plain
         )
-        self.rounds_inputs = not is_stacked  # the op takes inputs as they are
+        self.can_round_inputs = not is_stacked  # the op takes inputs as they are
 
     def can_hold(self, matrix_format: MatrixFormat) -> bool:
         return super().can_hold(matrix_format) and matrix_format in (Fp8Matrix, Fp8BlockMatrix)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.config import ModelError
+from gpu_worker.checkpoints.weight_names import check_shape
 from signalbox_kernels import pages
 
 WeightTarget = Callable[[Tensor], None]
@@ -38,11 +38,7 @@ class Placement:
 
 def checked_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Returns the tensor. Raises ModelError if it has another shape."""
-    if tensor.shape != shape:
-        raise ModelError(
-            f"a weight has shape {tuple(tensor.shape)} where {shape} is expected; "
-            "config.json does not belong to these weights"
-        )
+    check_shape("a weight", tuple(tensor.shape), shape)
     return tensor
 
 

@@ -13,7 +13,7 @@ from gpu_worker.checkpoints.weight_names import matched
 from gpu_worker.config import ModelError
 from gpu_worker.layers import WeightTarget
 from gpu_worker.layers.linear import Linear, MatrixTarget
-from gpu_worker.layers.matrix_formats import matrix_format, rounds_inputs
+from gpu_worker.layers.matrix_formats import kernel_rounds_inputs, matrix_format
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.models import Model
@@ -105,7 +105,9 @@ def _choose_formats(
             form = _Form(quantization.form, None)
             if quantization.is_stored and stored is not None:
                 tensor = stored[name]
-                form = _Form(tensor.form, tensor.rounding if target.layer.rounds_inputs else None)
+                form = _Form(
+                    tensor.form, tensor.rounding if target.layer.can_round_inputs else None
+                )
             forms_of.setdefault(target.layer, []).append(form)
     num_held = sum(len(forms) for layer, forms in forms_of.items() if _hold(layer, forms))
     if not num_held:
@@ -138,9 +140,9 @@ def _round_inputs(model: Model, stored: Mapping[str, StoredTensor]) -> None:
         form, rounding = stored[name].form, stored[name].rounding
         if form is None or rounding is None:
             continue
-        if not isinstance(target, MatrixTarget) or not target.layer.rounds_inputs:
+        if not isinstance(target, MatrixTarget) or not target.layer.can_round_inputs:
             num_others += 1
-        elif not (target.layer.is_quantised and rounds_inputs(form)):
+        elif not (target.layer.is_quantised and kernel_rounds_inputs(form)):
             layers.setdefault(target.layer, {})[target.part] = rounding
     for layer, roundings in layers.items():
         layer.round_inputs(roundings)
@@ -150,7 +152,7 @@ def _round_inputs(model: Model, stored: Mapping[str, StoredTensor]) -> None:
 
 def _put(tensor: StoredTensor, target: WeightTarget) -> None:
     if isinstance(target, MatrixTarget) and target.layer.is_quantised and tensor.parts:
-        target.load({end: as_tensor(part.read()) for end, part in tensor.parts.items()})
+        target.load({end: as_tensor(part) for end, part in tensor.read_parts().items()})
     else:
         target(as_tensor(tensor.read()))
 

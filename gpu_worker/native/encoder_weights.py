@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_names import check_names
-from gpu_worker.config import ModelError
+from gpu_worker.checkpoints.weight_names import check_names, check_shape
 from gpu_worker.models.encoder_config import (
     BertConfig,
     EncoderConfig,
@@ -63,12 +62,8 @@ class EncoderWeights:
     def _take(self, name: str) -> AnyArray:
         self._num_taken += 1
         self._on_taken(self._num_taken, len(self._shapes))
-        tensor, expected = self._stored[name], self._shapes[name]
-        if tensor.shape != expected:
-            raise ModelError(
-                f"{name} has shape {tensor.shape} where {expected} is expected; "
-                "config.json does not belong to these weights"
-            )
+        tensor = self._stored[name]
+        check_shape(name, tensor.shape, self._shapes[name])
         return tensor.read()
 
 

@@ -1,9 +1,10 @@
 """Takes fused matrices of a checkpoint apart, into those that a native program is built of."""
 
 from collections.abc import Mapping
+from itertools import accumulate
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import ModelError
+from gpu_worker.checkpoints.weight_names import check_shape
 from gpu_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
 from gpu_worker.native.weight_shapes import layer_prefix, weight_shapes
 
@@ -26,13 +27,8 @@ def without_fused(
 
 
 def _parts(name: str, tensor: StoredTensor, shapes: list[tuple[int, ...]]) -> list[StoredTensor]:
-    total = sum(shape[0] for shape in shapes)
-    if tensor.shape != (total, *shapes[0][1:]):
-        raise ModelError(
-            f"{name} has shape {tensor.shape} where {(total, *shapes[0][1:])} is expected; "
-            "config.json does not belong to these weights"
-        )
-    ends = [sum(shape[0] for shape in shapes[: i + 1]) for i in range(len(shapes))]
+    ends = list(accumulate(shape[0] for shape in shapes))
+    check_shape(name, tensor.shape, (ends[-1], *shapes[0][1:]))
     return [_rows(tensor, end - shape[0], shape) for end, shape in zip(ends, shapes, strict=True)]
 
 

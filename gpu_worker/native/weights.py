@@ -13,8 +13,7 @@ from gpu_worker.batch.stage_layers import StageLayers, all_layers
 from gpu_worker.checkpoints.coded_matrices import stored_codes
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_names import matched
-from gpu_worker.config import ModelError
+from gpu_worker.checkpoints.weight_names import check_shape, matched
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.tensor_share import TensorShare
 from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
@@ -98,13 +97,9 @@ class Weights:
         self._num_taken += 1
         self._on_taken(self._num_taken, self._num_wanted)
         tensor, expected = self._stored[name], self._shapes[name]
-        has_padding = name in TABLES and tensor.shape[0] > expected[0]
-        shape = (expected[0], *tensor.shape[1:]) if has_padding else tensor.shape
-        if shape != expected:
-            raise ModelError(
-                f"{name} has shape {tensor.shape} where {expected} is expected; "
-                "config.json does not belong to these weights"
-            )
+        if name in TABLES and tensor.shape[0] > expected[0]:  # rows of padding
+            expected = (tensor.shape[0], *expected[1:])
+        check_shape(name, tensor.shape, expected)
         return tensor
 
 

@@ -17,6 +17,7 @@ from signalbox_kernels.floats import DTYPES, AnyArray
 from signalbox_kernels.storage import Storage
 
 WEIGHT = "weight"
+"""End of the name of a matrix; of a quantised one perhaps its codes."""
 
 Types = frozenset[np.dtype[Any]]
 WORDS: Types = frozenset({np.dtype(np.int32)})
