@@ -95,7 +95,7 @@ class WorkerAdapters:
         if found != adapter.sha256:
             raise ModelError(
                 f"what was sent of the adapter {adapter} has the content {found[:12]}; its files"
-                " have changed since it was loaded"
+                " have changed since it was loaded; load it again"
             )
         return self._taking.open_adapter(adapter.name, str(folder))
 

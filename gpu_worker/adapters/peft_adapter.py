@@ -54,7 +54,9 @@ class PeftAdapter:
         with np.errstate(over="ignore"):
             b = b * np.float32(self.config.scale(module))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise ModelError(f"the adapter {self.info.name} is not finite in {module}")
+            raise ModelError(
+                f"the adapter {self.info.name} is not finite in {module}; train it again"
+            )
         return LoraPair(a, b)
 
 
@@ -127,22 +129,25 @@ def _check_modules(
     if strangers := found - shapes.keys():
         raise ModelError(
             f"the adapter {name} changes {min(strangers)}, which this model does not have or which"
-            f" adapters may not change{base}"
+            f" adapters may not change{base}; train it on this model, without that module"
         )
     targets = {module for module in shapes if config.targets(module)}
     if unnamed := found - targets:
         raise ModelError(
-            f"the adapter {name} has tensors of {min(unnamed)}, which its {CONFIG} does not target"
+            f"the adapter {name} has tensors of {min(unnamed)}, which its {CONFIG} does not target;"
+            " save it again"
         )
     wanted = {(module, part) for module in targets for part in "AB"}
     if missing := wanted - tensors.keys():
         module, part = min(missing)
         raise ModelError(
             f"the adapter {name} targets {module}, but has no lora_{part} of it; it is of another"
-            f" base model, or incomplete{base}"
+            f" base model, or incomplete{base}; save it again"
         )
     if not targets:
-        raise ModelError(f"the adapter {name} targets no module of this model")
+        raise ModelError(
+            f"the adapter {name} targets no module of this model; give one that was trained on it"
+        )
 
 
 def _check_shapes(

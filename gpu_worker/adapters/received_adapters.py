@@ -67,7 +67,10 @@ def write_chunk(folder: Path, chunk: FileChunk) -> None:
         with (folder / chunk.file_name).open("ab") as file:
             file.write(chunk.content)
     except OSError as error:
-        raise ModelError(f"the adapter cannot be written ({error.strerror})") from None
+        raise ModelError(
+            f"the adapter cannot be written to {tempfile.gettempdir()} ({error.strerror}); copy it"
+            " below --adapter-dir"
+        ) from None
 
 
 def read_chunks(folder: Path) -> Iterator[FileChunk]:
@@ -78,4 +81,6 @@ def read_chunks(folder: Path) -> Iterator[FileChunk]:
                 while content := file.read(CHUNK_BYTES):
                     yield FileChunk(name, content)
         except OSError as error:
-            raise ModelError(f"{name} cannot be read any more ({error.strerror})") from None
+            raise ModelError(
+                f"{name} cannot be read any more ({error.strerror}); load the adapter again"
+            ) from None

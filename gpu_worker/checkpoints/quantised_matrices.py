@@ -89,7 +89,9 @@ def _joined(
             raise ValueError
     except (KeyError, ValueError, TypeError, ArithmeticError):
         listed = ", ".join(f"{end} {_described(part)}" for end, part in sorted(parts.items()))
-        raise ModelError(f"{module} has {listed}, which is no matrix in {form.name}") from None
+        raise ModelError(
+            f"{module} has {listed}, which is no matrix in {form.name}; fetch the checkpoint again"
+        ) from None
     rounding = None if activations is None else _rounding(module, parts, activations)
     return StoredTensor(
         shape, partial(_read, parts, form), parts=parts, form=form, rounding=rounding

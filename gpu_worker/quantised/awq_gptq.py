@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from gpu_worker.config import ModelError
 from gpu_worker.quantised import codes
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
 from gpu_worker.quantised.codes import NUMPY, ArrayLibrary, IntegerCodes
@@ -97,7 +96,7 @@ def _rule(
     if pattern.startswith("-:"):
         return matches, None
     if not isinstance(own, Mapping):
-        raise ModelError(f"the rule of dynamic for {pattern[:40]!r} is no set of fields")
+        raise not_served("gptq", f"{str(own)[:40]!r} for {pattern[:40]!r}", "fields for a pattern")
     refuse_others(own, "gptq", ("bits", "sym", "group_size", *_HOW_MADE))
     return matches, _gptq_form({**described, **own})
 

@@ -29,7 +29,9 @@ def quantised_checkpoint(config: Mapping[str, Any]) -> QuantisedCheckpoint | Non
     if described is None:
         return None
     if not isinstance(described, Mapping):
-        raise ModelError(f"quantization_config is {str(described)[:40]!r}; it is a set of fields")
+        raise ModelError(
+            f"quantization_config is {str(described)[:40]!r}, no set of fields; fetch it again"
+        )
     method = described.get("quant_method")
     reader = _READERS.get(str(method))
     if reader is None:

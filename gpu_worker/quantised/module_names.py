@@ -46,5 +46,6 @@ def expression(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ModelError(
-            f"quantization_config has {pattern[:80]!r}, which is no regular expression: {error}"
+            f"quantization_config has {pattern[:80]!r}, which is no regular expression ({error});"
+            " fetch it again"
         ) from None
