@@ -1,7 +1,6 @@
-"""Reads adapter_config.json of PEFT, and refuses all that would have no or another effect.
+"""Reads adapter_config.json of PEFT, and refuses each field that would be without its effect.
 
-The names of modules are those of Hugging Face's models; which of them an adapter changes is decided
-as PEFT 0.21 does it.
+The names of modules are those of Hugging Face's models; PEFT 0.21 chooses the same of them.
 """
 
 import json
@@ -123,7 +122,7 @@ class AdapterConfig:
 
 
 def _names(names: str | Iterable[str], module: str) -> bool:
-    """Returns whether a regular expression, or one of several ends of names, is of a module."""
+    """Returns whether a regular expression matches a module, or its name ends in one of `names`."""
     if isinstance(names, str):
         return bool(names) and re.fullmatch(names, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in names)

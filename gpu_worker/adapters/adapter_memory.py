@@ -1,4 +1,4 @@
-"""Memory that a rank reserves for adapters at its start, and whether another one fits into it.
+"""Reserves memory for adapters at the start of a rank, and says whether another one fits into it.
 
 The KV cache is sized beside the whole reservation, so that no adapter takes memory from it later.
 """
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 NumBytes = Callable[[Callable[[str], int]], int]
-"""Returns the bytes of an adapter on this rank, of whose matrices in a module the rank is given; 0
-for a module that it does not change."""
+"""Returns the bytes that an adapter takes here. Its argument returns the LoRA rank of a module, 0
+for one that the adapter does not change."""
 
 
 @dataclass(frozen=True, slots=True)

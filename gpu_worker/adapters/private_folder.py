@@ -1,7 +1,7 @@
-"""A temporary folder that only this user can enter, and that is removed after its process at last.
+"""A temporary folder that only this user can enter.
 
-The process holds a lock on the folder, which the system releases however the process ends: a folder
-that can be locked has no owner any more.
+Its process removes it, or the next process that looks for leftovers: the owner holds a lock on the
+folder, which the system releases however the process ends.
 """
 
 import fcntl

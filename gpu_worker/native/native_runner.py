@@ -101,7 +101,7 @@ class NativeRunner:
 
     @property
     def num_graphs(self) -> int:
-        """None: a program is called as a whole."""
+        """Always 0: a program is called as a whole."""
         return 0
 
     @property

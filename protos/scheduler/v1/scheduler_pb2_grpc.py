@@ -143,8 +143,8 @@ class SchedulerServiceServicer:
 
     def UnloadAdapter(self, request, context):
         """Takes an adapter away: new requests for it are NOT_FOUND from now on, those that live finish with
-        it, and then the workers free it. One that workers were started with comes back with the next
-        start of the scheduler. NOT_FOUND if no adapter has the name.
+        it, and then the workers free it. Workers that start with it later free it, too, until the
+        scheduler starts again. NOT_FOUND if no adapter has the name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
