@@ -95,6 +95,10 @@ class WorkerRank:
     num_layers: int
 
 
+STORE_KINDS = ("disk", "memory")
+"""Kinds of a worker's store of KV blocks, which are labels of metrics."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCapacity:
     """A store of KV blocks; see BlockStore in common.proto."""
@@ -149,6 +153,8 @@ class WorkerCapacity:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")
+        if self.store is not None and self.store.kind not in STORE_KINDS:
+            raise ValueError(f"a store of KV blocks is one of {', '.join(STORE_KINDS)}")
 
 
 def check_adapter_name(name: str) -> None:

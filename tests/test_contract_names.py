@@ -21,6 +21,7 @@ ONE_USER = {
     f"{STRUCTURED}.grammar_cost.MAX_LEXER_STATES": "GrammarCost counts what the worker allows",
     "contract.model.MAX_BLOCKS": "THREAT_MODEL.md names it",
     "contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
+    "contract.model.STORE_KINDS": "WorkerCapacity.check() has it",
     "contract.model.encode_rank": "encode_capacity calls it, as the scheduler's reports do",
     "contract.step_result.StageTimings": "the scheduler adds them up as Stages",
     "contract.startup.ignore_progress": "the ReportProgress that does nothing",

@@ -14,6 +14,9 @@ from protos.worker.v1 import worker_pb2 as pb
 HASH_BYTES = 16
 """Length of the hash that names what a block holds."""
 
+MAX_FAULT_CHARS = 500
+"""Longest reason for which a move failed; operators read it."""
+
 
 class Find(NamedTuple):
     """Ask how many of the first `hashes` the store has."""

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from contract.sections.store_moves import MoveResult
+from contract.sections.store_moves import MAX_FAULT_CHARS, MoveResult
 
 
 class Move:
@@ -86,7 +86,7 @@ class Move:
         """Ends the move now if it has not; its blocks are not touched afterwards."""
         with self._lock:
             if not self._is_ended:
-                self._failed = failed
+                self._failed = failed.partition("\n")[0][:MAX_FAULT_CHARS]
                 self._end()
 
     def result(self) -> MoveResult:

@@ -11,6 +11,7 @@ import numpy as np
 
 from contract.errors import Code
 from contract.logprobs import PromptLogprobs
+from contract.sections.store_moves import MAX_FAULT_CHARS
 from contract.step_result import StepResult
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence import Sequence
@@ -19,6 +20,11 @@ MAX_TIMING_S = 3600
 """Maximum of each time that a result reports: the sums of a lease are counted in 64 bits."""
 
 MAX_STAGES = 1024
+
+MAX_MOVES = 4096
+"""Maximum of the moves whose ends are in one result."""
+MAX_MOVE_BYTES = 1 << 40
+"""Maximum of what one of them reports, for the same reason."""
 
 
 def find_fault(
@@ -36,6 +42,7 @@ def find_fault(
         or _fault_of_logprobs(plan, result, vocab_size)
         or _fault_of_prompts(plan, result)
         or _fault_of_timings(result)
+        or _fault_of_moves(result)
     )
 
 
@@ -183,3 +190,16 @@ def _fault_of_timings(result: StepResult) -> str | None:
     longest = max(timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns)
     longest = max((longest, *(number for stage in timings.stages for number in stage)))
     return f"a time of {longest / 1e9:.0f} s" if longest > MAX_TIMING_S * 1e9 else None
+
+
+def _fault_of_moves(result: StepResult) -> str | None:
+    if len(result.moves) > MAX_MOVES:
+        return f"the ends of {len(result.moves)} moves"
+    for move in result.moves:
+        if move.num_bytes > MAX_MOVE_BYTES:
+            return f"a move of {move.num_bytes} bytes"
+        if move.duration_ns > MAX_TIMING_S * 1e9:
+            return f"a move of {move.duration_ns / 1e9:.0f} s"
+        if len(move.failed) > MAX_FAULT_CHARS:
+            return f"a reason of {len(move.failed)} characters"
+    return None

@@ -1,6 +1,7 @@
 """What a worker announces, and what a scheduler refuses of it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -100,10 +101,11 @@ def test_models_differ_in_the_first_field_that_does() -> None:
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
         ({"grammar_bytes": 0}, "grammar_bytes is 0"),
         ({"num_cpu_blocks": 0}, "no CPU blocks"),
+        ({"store": StoreCapacity(kind="x" * 1000)}, "one of disk, memory"),
     ],
 )
 def test_a_capacity_that_holds_nothing_or_too_much_is_refused(
-    changes: dict[str, int], message: str
+    changes: dict[str, Any], message: str
 ) -> None:
     CAPACITY.check()
     with pytest.raises(ValueError, match=message):

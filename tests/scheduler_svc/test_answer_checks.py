@@ -11,6 +11,7 @@ from contract.errors import Code
 from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.pooling import Vector
 from contract.sampling_params import SamplingParams
+from contract.sections.store_moves import MoveResult
 from contract.step_result import StepResult
 from contract.updates import FinishReason, RequestFailure
 from scheduler_svc.planning.plan import StepPlan
@@ -211,3 +212,22 @@ def test_a_worker_that_generates_has_no_vectors() -> None:
     (seq,) = plan.seqs
     answer = make_result(seq, pooled={1: VECTOR})
     assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) is not None
+
+
+@pytest.mark.parametrize(
+    ("moves", "fault"),
+    [
+        ((MoveResult(1, 2, 1 << 40, 3600 * 10**9, "x" * 500),), None),
+        ((MoveResult(1, 2, 1 << 64),), "a move of 18446744073709551616 bytes"),
+        ((MoveResult(1, 2, 3, 3601 * 10**9),), "a move of 3601 s"),
+        ((MoveResult(1, 2, failed="x" * 501),), "a reason of 501 characters"),
+        ((MoveResult(1, 2),) * 5000, "the ends of 5000 moves"),
+    ],
+)
+def test_the_end_of_a_move_reports_what_sums_can_hold(
+    moves: tuple[MoveResult, ...], fault: str | None
+) -> None:
+    plan = make_plan(SamplingParams())
+    (seq,) = plan.seqs
+    answer = make_result(seq, moves=moves)
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == fault
