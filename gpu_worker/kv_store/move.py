@@ -44,8 +44,10 @@ class Move:
     def begin(self, index: int) -> bool:
         """Returns whether the block at `index` is still wanted; the first call starts the clock."""
         with self._lock:
+            if self._is_ended:
+                return False
             self._start_ns = self._start_ns or time.monotonic_ns()
-            return not self._is_ended and index < self._num_wanted
+            return index < self._num_wanted
 
     def copy_in(self, index: int, data: memoryview) -> None:
         """Copies what was read into the pool, unless the move has ended, and counts it."""
@@ -91,8 +93,9 @@ class Move:
 
     def result(self) -> MoveResult:
         """Returns what an ended move has done."""
-        took_ns = self._end_ns - self._start_ns if self._start_ns else 0
-        return MoveResult(self.move_id, self._num_done, self._num_bytes, took_ns, self._failed)
+        with self._lock:  # it may be about to end
+            took_ns = self._end_ns - self._start_ns if self._start_ns else 0
+            return MoveResult(self.move_id, self._num_done, self._num_bytes, took_ns, self._failed)
 
     def _wait(self) -> None:
         if self._await_copies is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from contract.sections.store_moves import MoveResult
 from gpu_worker.kv_store.memory_store import MemoryStore
+from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.move_queue import CANCELLED, STALLED, MoveQueue
 from gpu_worker.kv_store.move_threads import MoveThreads
 from tests.gpu_worker.kv_store.stores import (
@@ -314,3 +315,10 @@ def test_what_names_no_block_or_a_move_under_way_is_refused() -> None:
             moves.queue.find(1, keys_of(1))
         moves.queue.cancel([1])
         moves.queue.pop_ended()
+
+
+def test_a_move_that_ends_before_its_first_call_has_taken_no_time() -> None:
+    move = Move(1, keys_of(2))
+    move.end(CANCELLED)
+    assert not move.begin(0), "a thread takes the job up that was queued"
+    assert move.result() == MoveResult(1, 0, failed=CANCELLED)
