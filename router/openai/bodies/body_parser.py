@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from router.inference.chat_codec import MAX_TEMPLATE_VALUES
 from router.openai.bodies.json_values import loaded
+from router.openai.bodies.unknown_fields import check_served
 from router.openai.requests.errors import BadRequest, unreadable
 from router.openai.requests.request_codec import MAX_PROMPTS
 from router.openai.requests.types import Body, Items
@@ -214,4 +215,6 @@ def _checked(kind: type[B], value: Any) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
+        if isinstance(value, dict):
+            check_served(kind, value)  # what stands in for a missing field explains more
         raise unreadable(error, value) from None

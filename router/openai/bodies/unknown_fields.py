@@ -6,7 +6,7 @@ always refused; so is a known field that would change the answer and is not serv
 
 import difflib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -48,9 +48,8 @@ def check_unknown(body: Body, *, refuses: bool) -> list[str]:
     for one in _walk(body, ""):
         param = one.place + _cut(one.name)
         if one.name in one.owner.NOT_SERVED:
-            if one.value is None or one.value is False:
-                continue
-            raise NotServed(f"{param}: this field is not served", param)
+            _check_neutral(param, one.value)
+            continue
         if (general := _general(one.place) + one.name) in ignored:
             continue
         message = f"Unrecognized request argument supplied: {param}"
@@ -62,6 +61,17 @@ def check_unknown(body: Body, *, refuses: bool) -> list[str]:
             raise BadRequest(f"the body has more than {MAX_UNKNOWN} unknown fields", param)
         ignored[general] = None
     return [_escaped(name) for name in ignored]
+
+
+def check_served(kind: type[Body], fields: Mapping[str, Any]) -> None:
+    """Raises NotServed for a field of a body that is known and not served."""
+    for name in sorted(kind.NOT_SERVED & fields.keys()):
+        _check_neutral(name, fields[name])
+
+
+def _check_neutral(param: str, value: Any) -> None:
+    if value is not None and value is not False:
+        raise NotServed(f"{param}: this field is not served", param)
 
 
 def header_of(names: Sequence[str]) -> dict[str, str]:

@@ -113,6 +113,7 @@ def _cohere_prompt(input_type: str | None, model: ServedModel) -> str | None:
 
 
 def _common(body: PoolingBody, request_id: str) -> dict[str, Any]:
+    activates = body.normalize if body.use_activation is None else body.use_activation
     return {
         "request_id": request_id,
         "model": body.model or "",
@@ -120,7 +121,7 @@ def _common(body: PoolingBody, request_id: str) -> dict[str, Any]:
         "cache_salt": body.cache_salt or "",
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
         "truncate_start": body.truncation_side == "left",
-        "use_activation": body.use_activation is not False,
+        "use_activation": activates is not False,
     }
 
 

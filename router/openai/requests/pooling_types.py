@@ -11,7 +11,7 @@ from router.openai.requests.types import Body, Items, Labels
 class PoolingBody(Labels):
     """Fields that these bodies share."""
 
-    NOT_SERVED = frozenset({"mm_processor_kwargs", "normalize", "padding"})
+    NOT_SERVED = frozenset({"mm_processor_kwargs", "padding"})
 
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""
@@ -29,6 +29,8 @@ class PoolingBody(Labels):
     use_activation: bool | None = None
     """True if the model's last function is applied: length 1 for an embedding, sigmoid or softmax
     for classes. Default true."""
+    normalize: bool | None = None
+    """vLLM's earlier name of use_activation, which precedes it."""
 
 
 class InputBody(PoolingBody):

@@ -75,6 +75,23 @@ async def test_openais_sdk_embeds_each_form_of_input(given: Any, lengths: list[i
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == 7 * len(lengths)
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, [0.6, 0, 0.8, 0]),
+        ({"normalize": True}, [0.6, 0, 0.8, 0]),
+        ({"normalize": False}, [3, 0, 4, 0]),
+        ({"normalize": False, "use_activation": True}, [0.6, 0, 0.8, 0]),
+    ],
+)
+async def test_vllms_earlier_name_of_use_activation_has_its_effect(
+    asked: dict[str, bool], expected: list[float]
+) -> None:
+    async with serving(vector_of=lambda _: [3, 0, 4, 0]) as http:
+        answer = await post(http, "/v1/embeddings", input="a", **asked)
+    np.testing.assert_allclose(answer["data"][0]["embedding"], expected, rtol=1e-6)
+
+
 async def test_base64_is_little_endian_float32() -> None:
     async with serving(vector_of=lambda _: [3, 0, 4, 0]) as http:
         answer = await post(http, "/v1/embeddings", input="a", encoding_format="base64")
@@ -100,6 +117,7 @@ async def test_base64_is_little_endian_float32() -> None:
         ({"input": "a", "prompt_name": "q", "prompt_text": "q"}, "prompt_text"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
     ],
 )
 async def test_a_body_that_cannot_be_served_is_a_400(body: dict[str, Any], param: str) -> None:
