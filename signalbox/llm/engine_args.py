@@ -25,6 +25,7 @@ from signalbox.llm.engine_options import InProcessSettings, checked, description
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.field_checks import ALL_TOKENS
 from signalbox.llm.vllm_options import VllmOptions
+from signalbox.settings.vllm_flags import POOLING_TASKS
 from signalbox.startup_display import own_progress
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,8 @@ class EngineArgs(VllmOptions):
     def settings(self) -> InProcessSettings:
         """Returns the options that are settings. Raises ValueError for one out of range."""
         replaced: dict[str, Any] = {"load_format": self._load_format()}
+        if self.task in POOLING_TASKS:
+            replaced["runner"] = "pooling"
         if self.enable_lora and self.max_lora_rank is None:
             replaced["max_lora_rank"] = USUAL_LORA_RANK
         if self.enable_lora and self.max_cpu_loras is None:

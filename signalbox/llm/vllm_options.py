@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from signalbox.settings.vllm_flags import POOLING_TASKS
+
 
 class _Any:
     """Equals every value."""
@@ -34,7 +36,7 @@ class VllmOptions:
     """
 
     # Tasks of the model.
-    task: object = _taken("auto", "generate", None)
+    task: object = _taken("auto", "generate", None, *POOLING_TASKS)
     skip_tokenizer_init: object = _taken(False)
     served_model_name: object = _taken(None, ANY)
     pooler_config: object = _taken(None)

@@ -70,7 +70,8 @@ def _translate(source: Source, name: str, value: Any, tell: Tell) -> Mapping[str
     if flag.values and text.lower() not in flag.values:
         given = f"{shown} {text}" if not isinstance(value, bool) else _switched(shown, on=value)
         raise SettingsError(f"{given} is not served: {flag.otherwise}")
-    tell(f"{shown} has no effect: {flag.why}")
+    if not flag.beside & source.values.keys():
+        tell(f"{shown} has no effect: {flag.why}")
     return {}
 
 

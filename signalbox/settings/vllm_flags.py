@@ -37,6 +37,8 @@ class NoEffect:
     """Accepted values, in lower case; empty accepts all."""
     otherwise: str = ""
     """Remedy in the error for any other value."""
+    beside: frozenset[str] = frozenset()
+    """Flags beside which it says nothing new, so that no line names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Refused:
 
 VllmFlag = Alias | NoEffect | Refused
 
+POOLING_TASKS = ("embed", "embedding", "classify", "score")
+"""Values of vLLM's earlier option `task` that ask for vectors."""
 _BYTES_PER_GIB = 1 << 30
 _OURS_ALONE = "there is one implementation"
 _NO_GRAPH_SIZES = "the sizes are chosen; --max-cudagraph-capture-size bounds them"
@@ -57,8 +61,8 @@ _LORA_DTYPE = "adapters are computed in the type of activations"
 _NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
 _NO_DRAFTS = "speculative decoding is not served"
 _NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
+_POOLS_AS_SAVED = "a model pools as the sentence-transformers modules beside it say"
 _CONFIG_JSON = "change the model's config.json"
-_NO_POOLING = "models that generate text are served"
 _CORS = "answer browsers of other origins through a proxy"
 
 
@@ -71,7 +75,13 @@ def _gib(text: str) -> float:
 VLLM_FLAGS: Mapping[str, VllmFlag] = {
     # The model and its name.
     "model_tag": Alias(setting="model"),
-    "task": NoEffect(why=_NO_POOLING, values=("auto", "generate"), otherwise=_NO_POOLING),
+    "task": Alias(
+        setting="runner",
+        values=dict.fromkeys(POOLING_TASKS, "pooling"),
+        meaning="`pooling` for " + ", ".join(f"`{task}`" for task in POOLING_TASKS),
+    ),
+    "pooler_config": Refused(remedy=_POOLS_AS_SAVED),
+    "override_pooler_config": Refused(remedy=_POOLS_AS_SAVED),
     "tokenizer": Refused(remedy="the tokenizer that comes with MODEL is used"),
     "tokenizer_mode": NoEffect(why=_OURS_ALONE, values=("auto",), otherwise="leave it auto"),
     "tokenizer_revision": Refused(remedy="--revision is that of weights and tokenizer"),
@@ -288,7 +298,11 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     ),
     "enable_server_load_tracking": NoEffect(why="the load is always counted", takes=SWITCH),
     "lora_modules": Alias(setting="lora", takes=SEVERAL),
-    "enable_lora": NoEffect(why="--lora and --adapter-dir name adapters", takes=SWITCH),
+    "enable_lora": NoEffect(
+        why="--lora and --adapter-dir name adapters",
+        takes=SWITCH,
+        beside=frozenset({"lora", "lora_modules", "adapter_dir"}),
+    ),
     "lora_dtype": NoEffect(
         why=_LORA_DTYPE, values=("auto",), otherwise="leave it auto: " + _LORA_DTYPE
     ),
@@ -366,5 +380,9 @@ SHORT_FLAGS: Mapping[str, str] = {
 }
 """vLLM's short forms, of its flags and of ours."""
 
-VLLM_VARIABLES: Mapping[str, str] = {"api_key": "api_key", "logging_level": "log_level"}
+VLLM_VARIABLES: Mapping[str, str] = {
+    "allow_runtime_lora_updating": "allow_adapter_loading",
+    "api_key": "api_key",
+    "logging_level": "log_level",
+}
 """Settings of VLLM_... variables that are read; others have no effect, which is logged."""

@@ -281,3 +281,9 @@ def test_importing_signalbox_loads_neither_torch_nor_grpc_nor_numpy() -> None:
 
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = signalbox.no_such_name
+
+
+@pytest.mark.parametrize("task", ["embed", "embedding", "classify", "score"])
+def test_vllms_earlier_tasks_choose_the_runner_that_pools(task: str) -> None:
+    assert EngineArgs("m", task=task).settings().runner == "pooling"
+    assert EngineArgs("m", task="generate").settings().runner == "auto"

@@ -130,6 +130,7 @@ def test_a_refused_flag_is_named_with_its_remedy_and_without_its_value(
         ),
         (["--allowed-origins", "*"], {"allowed_origins": "*"}),
         (["--max-model-len=auto"], {"max_model_len": None}),
+        (["--enable-lora", "--adapter-dir", "d"], {"adapter_dir": Path("d")}),
         (["--port", "8001", "--grpc-port", "1"], {"http_port": 8001, "grpc_port": 1}),
     ],
 )
@@ -149,6 +150,8 @@ def test_vllms_names_set_ours(arguments: list[str], expected: dict[str, object])
         (["m", "--kv-cache-memory-bytes", "2G"], {"kv_cache_memory": 2.0}),
         (["m", "--load-format", "safetensors"], {"load_format": "auto"}),
         (["m", "--model-impl", "vllm"], {"model_impl": "signalbox"}),
+        (["m", "--task", "embed"], {"runner": "pooling"}),
+        (["m", "--task=generate"], {"runner": "generate"}),
         (["m", "--attention-backend", "TRITON_ATTN"], {"attention_backend": "triton"}),
     ],
 )
@@ -215,6 +218,16 @@ def test_keys_go_to_the_router_in_its_environment_alone(monkeypatch: pytest.Monk
     config = load(RouterSettings, {})
     assert [key.get_secret_value() for key in config.api_key] == [SECRET, "two"]
     assert SECRET not in repr(config)
+
+
+@pytest.mark.parametrize("given", ["1", "True", "false"])
+def test_vllms_variable_allows_adapters_to_be_loaded(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", given)
+    settings, told = parse("--simulate", "--adapter-dir", "d")
+    assert settings.allow_adapter_loading is (given != "false")
+    assert told == []
 
 
 @pytest.mark.parametrize("variable", ["VLLM_API_KEY", "SIGNALBOX_API_KEY"])
