@@ -243,7 +243,8 @@ class Admission:
         except TextTooLong as error:
             if max_bytes == self._config.max_prompt_bytes:
                 raise
-            window, allowed = model.max_model_len, f"at most {max_bytes} bytes"
+            window = model.max_model_len
+            allowed = f"at most {max_bytes} bytes, or truncate_prompt_tokens"
             raise ContextOverflow(error.field, error.value, allowed, window=window) from None
 
 

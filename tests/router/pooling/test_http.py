@@ -133,6 +133,7 @@ async def test_a_long_input_is_a_400_unless_it_is_cut() -> None:
         await post(http, "/v1/embeddings", input=["one two " * 9], truncate_prompt_tokens=-1)
     assert refused["error"]["code"] == "context_length_exceeded"
     assert refused["error"]["param"] == "input[0]"
+    assert "or truncate_prompt_tokens" in refused["error"]["message"]
     assert len(ids(http.stack.scheduler.added[-1])) == 6
 
 
