@@ -76,6 +76,7 @@ def test_without_kernels_pytorch_computes_if_it_is_there(
 
 def test_weights_are_not_read(native_tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((native_tiny / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     assert reason(tmp_path, device="cpu") is None
 
 
