@@ -20,7 +20,7 @@ from scheduler_svc.requests.timeline import EventKind
 MAX_WANTED = 4096
 """Blocks that may wait to be written; those that wait longest are given up."""
 MAX_KNOWN = 1 << 16
-"""Blocks that are remembered as written or refused."""
+"""Blocks that are remembered as written."""
 MAX_STORED_SHARE = 0.25
 """Most of the CPU pool that may be written at a time."""
 MAX_BLOCKS = 32
@@ -29,6 +29,8 @@ MAX_STORE_S = 10.0
 """Longest that a write may take; it is called off then."""
 PAUSE_S = 10.0
 """Time for which nothing is written after a write that failed."""
+REFUSED_PAUSE_S = 1.0
+"""Time for which nothing is written after the store has not kept a block: it may not be ready."""
 DAY_S = 86_400.0
 
 
@@ -126,7 +128,9 @@ class WriteBehind:
         elif result.failed:
             self.num_failures += 1
             self._paused_until = now + PAUSE_S
-            self.miss(move.hashes[result.num_blocks :])
+        elif result.num_blocks < len(move.hashes):
+            self._paused_until = now + REFUSED_PAUSE_S
+        self.miss(move.hashes[result.num_blocks :])
         group = self._of.pop(move)
         if not group.is_finished:
             group.timeline.moved_blocks(EventKind.STORED, now, result)

@@ -385,6 +385,23 @@ def test_a_failed_write_pauses_writing() -> None:
     assert server.store.num_stored == 5
 
 
+def test_a_block_that_the_store_does_not_keep_is_offered_again_later() -> None:
+    server = Server()
+    server.run()
+    hold(server)
+    server.add()
+    server.store.end(until_pending(server), most=0)
+    server.store.ends_at_once = True
+    server.finish()
+    server.run()
+    assert not server.kept, "the store may not be ready"
+    server.loop.now += 2.0
+    server.run()
+    assert len(server.kept) == 5
+    assert server.scheduler.store is not None
+    assert server.scheduler.store.write_behind.num_failures == 0
+
+
 def test_no_more_is_written_than_a_second_and_a_day_allow() -> None:
     store = StoreCapacity(kind="memory", max_write_bytes_per_s=64, max_write_bytes_per_day=128)
     server = Server(store=store, cost=CostModel(block_bytes=32))
