@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpu_worker.adapters.expressions import Expression
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
 
@@ -101,11 +102,16 @@ class AdapterConfig:
         return not self.layers_to_transform or self._layer(module) in self.layers_to_transform
 
     def _layer(self, module: str) -> int | None:
-        patterns = [rf"(?:^|.*?\.){one}" for one in self.layers_pattern] or [r".*?\.[^.]*"]
-        for pattern in patterns:
-            if found := re.match(rf"{pattern}\.(\d+)\.", module):
-                return int(found[1])
+        for pattern in self._of_layers:
+            if found := re.match(pattern, module):
+                return int(found[found.re.groups])
         return None
+
+    @property
+    def _of_layers(self) -> list[str]:
+        """Expressions of whose groups the last one is the number of a layer."""
+        patterns = [rf"(?:^|.*?\.){one}" for one in self.layers_pattern] or [r".*?\.[^.]*"]
+        return [rf"{pattern}\.(\d+)\." for pattern in patterns]
 
     def rank(self, module: str) -> int:
         return _of_pattern(self.rank_pattern, module, self.r)
@@ -120,6 +126,17 @@ class AdapterConfig:
     def max_rank(self) -> int:
         return max([self.r, *self.rank_pattern.values()])
 
+    @property
+    def expressions(self) -> list[Expression]:
+        """All regular expressions that are matched with names of modules."""
+        whole = [one for one in (self.target_modules, self.exclude_modules) if isinstance(one, str)]
+        ends = map(_of_end, (*self.rank_pattern, *self.alpha_pattern))
+        of_layers = self._of_layers if self.layers_to_transform else ()
+        return [
+            *(Expression(one, is_whole=True) for one in whole if one.lower() != ALL_LINEAR),
+            *(Expression(one) for one in (*ends, *of_layers)),
+        ]
+
 
 def _names(names: str | Iterable[str], module: str) -> bool:
     """Returns whether a regular expression matches a module, or its name ends in one of `names`."""
@@ -129,8 +146,13 @@ def _names(names: str | Iterable[str], module: str) -> bool:
 
 
 def _of_pattern(pattern: Mapping[str, T], module: str, default: T) -> T:
-    found = (value for name, value in pattern.items() if re.match(rf"(.*\.)?({name})$", module))
+    found = (value for name, value in pattern.items() if re.match(_of_end(name), module))
     return next(found, default)
+
+
+def _of_end(name: str) -> str:
+    """Returns an expression of the modules whose names end so."""
+    return rf"(.*\.)?({name})$"
 
 
 def read_adapter_config(path: Path) -> AdapterConfig:
@@ -139,7 +161,7 @@ def read_adapter_config(path: Path) -> AdapterConfig:
     _check_served(config, path)
     try:
         return _config(config)
-    except (TypeError, ValueError, KeyError, OverflowError, re.error) as error:
+    except (TypeError, ValueError, KeyError, OverflowError, RecursionError, re.error) as error:
         raise ModelError(f"{path} is not sound ({error}); save the adapter again") from None
 
 
@@ -175,11 +197,8 @@ def _config(config: Mapping[str, Any]) -> AdapterConfig:
         layers_pattern=_listed(config.get("layers_pattern") or []),
         base_model=str(config.get("base_model_name_or_path") or ""),
     )
-    for names in (checked.target_modules, checked.exclude_modules):
-        if isinstance(names, str):
-            re.compile(names)
-    for name in (*checked.rank_pattern, *checked.alpha_pattern, *checked.layers_pattern):
-        re.compile(name)
+    for expression in checked.expressions:
+        re.compile(expression.pattern)
     if not checked.target_modules:
         raise ValueError("target_modules names no module")
     if checked.layers_to_transform and isinstance(checked.target_modules, str):

@@ -25,8 +25,12 @@ def find_below(root: Path | None, path: str) -> Path:
     top, given = root.resolve(), Path(path)
     if not path or "\0" in path:
         raise ModelError("path is empty or no path; name a folder below --adapter-dir")
-    folder = (top / given).resolve()
-    for place in (folder, *((folder / name).resolve() for name in (CONFIG, WEIGHTS))):
+    try:
+        folder = (top / given).resolve()
+        files = [(folder / name).resolve() for name in (CONFIG, WEIGHTS)]
+    except (OSError, RuntimeError):  # links that lead in a circle
+        raise ModelError(f"{path} has links that lead nowhere; copy the adapter there") from None
+    for place in (folder, *files):
         if place == top or not place.is_relative_to(top):
             raise ModelError(
                 f"{path} is not below --adapter-dir, links resolved; copy the adapter there"

@@ -4,9 +4,11 @@ Every tensor must find its module, and every module that the adapter says it cha
 tensors, so that no adapter runs without a part of its effect.
 """
 
+import errno
 import hashlib
 import logging
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 
 from contract.model import Adapter
 from gpu_worker.adapters.adapter_config import AdapterConfig, read_adapter_config
+from gpu_worker.adapters.expressions import end_in_time
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
@@ -68,6 +71,8 @@ def describe_adapter(name: str, folder: Path) -> Adapter:
     digest = hashlib.sha256()
     for file in (folder / CONFIG, folder / WEIGHTS):
         try:
+            if not stat.S_ISREG(file.stat().st_mode):  # a pipe may never be written
+                raise OSError(errno.EINVAL, "it is no file with content")
             with file.open("rb") as opened:
                 of_file = hashlib.file_digest(opened, "sha256")
         except OSError as error:
@@ -89,6 +94,11 @@ def open_adapter(
         raise ModelError(
             f"the adapter {name} has rank {config.max_rank}, more than max_lora_rank, which is"
             f" {max_rank}; raise --max-lora-rank"
+        )
+    if not end_in_time(config.expressions, shapes):
+        raise ModelError(
+            f"a regular expression in {folder / CONFIG} takes too long to be matched with the names"
+            " of modules; give their names as a list"
         )
     tensors = dict(_tensors(folder / WEIGHTS))
     _check_modules(name, config, tensors, shapes)

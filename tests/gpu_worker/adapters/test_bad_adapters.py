@@ -1,5 +1,6 @@
 """Adapters that would have no or another effect are refused by name."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,10 @@ def test_a_sound_adapter_is_opened(adapter: Path) -> None:
         ("rank_pattern", {"q_proj": 10**400}, "is expected; the adapter is of another"),
         ("target_modules", [], "target_modules names no module"),
         ("target_modules", "(", "is not sound"),
+        ("target_modules", "(" * 5000, "is not sound"),
+        ("target_modules", "(([a-z_.0-9]+)+)+!", "takes too long .* give their names as a list"),
+        ("rank_pattern", {"(([a-z_.0-9]+)+)+!": 4}, "takes too long"),
+        ("rank_pattern", {"(?i)q_proj": 4}, "is not sound"),
         ("target_modules", [3], "no list of names"),
         ("use_rslora", 1, "use_rslora is 1"),
         ("r", 8, r"lora_A of .* has shape \(4, 48\) where \(8, 48\) is expected"),
@@ -107,6 +112,8 @@ def test_a_field_that_is_not_served_is_named(
         {"fan_in_fan_out": True},
         {"lora_dropout": 0.1},
         {"init_lora_weights": "gaussian"},
+        {"target_modules": r".*\.(self_attn|mlp)\.(?:[qkvo]|gate|up|down)_proj"},
+        {"layers_to_transform": [*range(LAYERS)], "layers_pattern": ["(layers|h)"]},
     ],
     ids=str,
 )
@@ -161,6 +168,13 @@ def test_files_that_are_missing_cut_or_pickled_are_named(adapter: Path) -> None:
     weights.rename(adapter / "adapter_model.bin")
     refused(adapter, "adapter_model.bin is not read, as it may run code")
     refused(adapter / "elsewhere", "give the folder of an adapter")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(adapter: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    refused(adapter, "it is no file with content")
 
 
 def test_a_rank_beyond_the_bound_names_the_flag(adapter: Path) -> None:

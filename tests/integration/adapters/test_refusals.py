@@ -58,6 +58,7 @@ async def test_all_workers_have_it_or_none(tmp_path: Path) -> None:
         ("sql", ".", StatusCode.FAILED_PRECONDITION, "not below --adapter-dir"),
         ("sql", "linked", StatusCode.FAILED_PRECONDITION, "not below --adapter-dir"),
         ("sql", "links", StatusCode.FAILED_PRECONDITION, "not below --adapter-dir"),
+        ("sql", "circle", StatusCode.FAILED_PRECONDITION, "links that lead nowhere"),
         ("sql", "pickled", StatusCode.FAILED_PRECONDITION, "adapter_model.bin is not read"),
     ],
 )
@@ -72,6 +73,7 @@ async def test_what_cannot_be_loaded_is_refused_and_nothing_is_lost(
     write_adapter(folder / "links")
     (folder / "links" / weights).unlink()
     (folder / "links" / weights).symlink_to(tmp_path / "outside" / weights)
+    (folder / "circle").symlink_to(folder / "circle")
     write_adapter(folder / "pickled")
     (folder / "pickled" / weights).rename(folder / "pickled" / "adapter_model.bin")
     async with make_stack(folder) as stack:
