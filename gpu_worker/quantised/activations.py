@@ -45,7 +45,7 @@ class ActivationScheme:
         if not 0 < scale < math.inf:
             raise ValueError(f"an {SCALE} of {scale:g}")
         zero_point = 0.0 if self.is_symmetric else _number(ZERO_POINT, read)
-        if not -128 <= zero_point <= 127:
+        if not -128 <= zero_point <= 127 or not zero_point.is_integer():
             raise ValueError(f"an {ZERO_POINT} of {zero_point:g}")
         return Rounding(code=self.code, scale=scale, zero_point=int(zero_point))
 

@@ -94,7 +94,10 @@ class _State:
 
 def _state(tensor: AnyArray) -> _State:
     """Raises ValueError or TypeError for what describes nothing."""
-    described = json.loads(tensor.tobytes())
+    try:
+        described = json.loads(tensor.tobytes())
+    except RecursionError:
+        raise ValueError from None
     if not isinstance(described, dict):
         raise TypeError
     rows, columns = described.get("shape", ())
@@ -151,6 +154,11 @@ def _float_codes(tensors: Tensors, storage: Storage) -> FloatCodes | None:
 def _largest(tensors: Tensors, state: _State) -> AnyArray:
     """Returns the largest magnitude of each block."""
     stored = tensors[_LARGEST]
+    if (stored.dtype == np.uint8) is not state.is_nested:
+        kind = "codes" if state.is_nested else "floats"
+        raise ModelError(
+            f"a matrix of bitsandbytes has an absmax that is no {kind}; fetch it again"
+        )
     if not state.is_nested:
         return to_float32(stored)
     values = to_float32(tensors[_NESTED_MAP])[stored]

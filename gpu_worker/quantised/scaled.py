@@ -10,6 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from gpu_worker.config import ModelError
 from gpu_worker.quantised import activations
 from gpu_worker.quantised.codes import ArrayLibrary, FloatCodes, IntegerCodes
 from gpu_worker.quantised.form import FLOATS, INDICES, WEIGHT, QuantisedForm, Read, Shapes, Tensors
@@ -72,8 +73,12 @@ def _unpack(tensors: Mapping[str, AnyArray], library: ArrayLibrary, *, scale: st
     scales = _of_rows(tensors[scale], len(codes))
     zeros = library.bytes_like(scales, _MIDDLE)
     if ZERO_POINT in tensors:
-        points = _of_rows(to_float32(tensors[ZERO_POINT]), len(codes))
-        zeros = (points + _MIDDLE).astype(np.uint8)
+        points = _of_rows(to_float32(tensors[ZERO_POINT]), len(codes)) + _MIDDLE
+        if not ((points >= 0) & (points < 2 * _MIDDLE) & (points == np.trunc(points))).all():
+            raise ModelError(
+                f"a matrix has a {ZERO_POINT} that is no code of 8 bits; fetch the checkpoint again"
+            )
+        zeros = points.astype(np.uint8)
     return IntegerCodes(codes, zeros, scales, None)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,6 +13,10 @@ from torch import Tensor
 
 from gpu_worker.config import ModelError
 from gpu_worker.loading.hf_directory import DirectorySource
+from gpu_worker.quantised.activations import SCALE, ZERO_POINT, ActivationScheme
+from gpu_worker.quantised.codes import NUMPY
+from gpu_worker.quantised.scaled import ROW, scaled_form
+from signalbox_kernels.structs import Element
 from tests.gpu_worker.quantised.test_library_checkpoints import CHECKPOINTS, NAMES
 
 WEIGHTS = "model.safetensors"
@@ -90,6 +95,26 @@ def test_a_static_scale_that_rounds_nothing_is_refused(value: float, tmp_path: P
         read_matrices(save(tmp_path, "ct_fp8_static", tensors))
 
 
+@pytest.mark.parametrize("value", [1.5, 128.0, float("nan")])
+def test_a_zero_point_of_weights_that_is_no_code_is_refused(value: float) -> None:
+    form = scaled_form("compressed-tensors", ROW)
+    parts = {
+        "weight": np.ones((2, 32), np.int8),
+        "weight_scale": np.ones((2, 1), np.float32),
+        "weight_zero_point": np.full((2, 1), value, np.float32),
+    }
+    assert form.unpack is not None
+    with pytest.raises(ModelError, match="weight_zero_point that is no code of 8 bits"):
+        form.unpack(parts, NUMPY)
+
+
+def test_a_zero_point_of_activations_that_is_no_code_is_refused() -> None:
+    scheme = ActivationScheme(code=Element.INT8, is_symmetric=False, is_static=True)
+    parts = {SCALE: np.float32([1]), ZERO_POINT: np.float32([1.5])}
+    with pytest.raises(ValueError, match=r"input_zero_point of 1\.5"):
+        scheme.rounding(parts.get)
+
+
 @pytest.mark.parametrize("name", ["gptq_v1", "ct_w4a16"])
 def test_a_weight_beside_its_codes_is_refused(name: str, tmp_path: Path) -> None:
     tensors = load_file(CHECKPOINTS / name / WEIGHTS)
@@ -120,6 +145,7 @@ STATES: list[Any] = [
     {"shape": [96, 64], "blocksize": 64, "nested_blocksize": 256, "nested_offset": "x"},
     [96, 64],
     None,
+    b"[" * 10_000,
 ]
 
 
@@ -127,10 +153,23 @@ STATES: list[Any] = [
 def test_a_state_of_bitsandbytes_that_describes_nothing_is_refused(
     state: Any, tmp_path: Path
 ) -> None:
+    written = state if isinstance(state, bytes) else json.dumps(state).encode()
     tensors = load_file(CHECKPOINTS / "bnb_nf4" / WEIGHTS)
-    tensors[STATE] = torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
+    tensors[STATE] = torch.tensor([*written], dtype=torch.uint8)
     with pytest.raises(ModelError, match=f"{UP} has .*, which is no matrix in bitsandbytes"):
         read_matrices(save(tmp_path, "bnb_nf4", tensors))
+
+
+@pytest.mark.parametrize("name", ["bnb_nf4", "bnb_nf4_nested"])
+def test_magnitudes_of_bitsandbytes_of_the_other_kind_are_refused(
+    name: str, tmp_path: Path
+) -> None:
+    tensors = load_file(CHECKPOINTS / name / WEIGHTS)
+    found = tensors[f"{UP}.weight.absmax"]
+    other = torch.float32 if found.dtype == torch.uint8 else torch.uint8
+    tensors[f"{UP}.weight.absmax"] = found.to(other)
+    with pytest.raises(ModelError, match=r"absmax that is no (codes|floats)"):
+        read_matrices(save(tmp_path, name, tensors))
 
 
 VALUES: list[Any] = [None, True, -1, 0, 3, 4.0, 1e9, 10**30, "x", "re:(", "re:a{99999999999}"]
