@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from contract.errors import RpcError, Unavailable
+from contract.errors import NotFound, RpcError, Unavailable
 from router.insight.request_span import route_span
 from router.requests.active_request import ActiveRequest
 from router.requests.request_output import end_unmeasured
@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 MAX_FRUITLESS_ATTEMPTS = 5
 """Losses in a row without a new token after which a request is not sent again: it may be the
 cause."""
+
+HEARS_WITHIN_S = 10.0
+"""Seconds in which this router hears of the adapter that has replaced another one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +49,9 @@ class _Placement:
     num_fruitless: int = 0
     lost_at_ns: int | None = None
     """Wall-clock time when it lost its last scheduler, in nanoseconds."""
+    refusal: NotFound | None = None
+    """Error of the scheduler that does not have its adapter any more; the request waits until this
+    router hears whether the adapter was replaced or unloaded."""
 
 
 class Schedulers:
@@ -164,6 +170,7 @@ class Schedulers:
         lost = [one.last_served for one in self._connections if one.served is None]
         known = [one for one in lost if one is not None]
         self.models.update(offered, known, num_silent=len(lost) - len(known))
+        self._place_refused()
 
     def _absence_of(self, model: ServedModel | None) -> str:
         of_model = [one for one in self._connections if model in (None, one.last_served)]
@@ -185,11 +192,37 @@ class Schedulers:
         """Ends a request, unless another scheduler may accept it or it was accepted before."""
         placement = self._placements[request.handle]
         others = [one for one in self._serving(placement.model) if one is not by]
-        if isinstance(error, Unavailable) and (others or request.attempt):
+        if isinstance(error, NotFound) and request.adapter and not request.attempt:
+            self._await_successor(placement, error)
+        elif isinstance(error, Unavailable) and (others or request.attempt):
             if self._begin_again(placement) and others:
                 self._send(placement, _least_loaded(others))
         else:
             self._fail(placement, error)
+
+    # Adapters that were replaced before their requests arrived
+
+    def _await_successor(self, placement: _Placement, error: NotFound) -> None:
+        """Makes a request wait until this router knows what has become of its adapter."""
+        loop = asyncio.get_running_loop()
+        placement.connection, placement.refusal = None, error
+        placement.gives_up_at = loop.time() + HEARS_WITHIN_S
+        loop.call_at(placement.gives_up_at, self._give_up)
+        self._place_refused()
+
+    def _place_refused(self) -> None:
+        """Sends requests whose adapter was replaced; ends those whose adapter was unloaded."""
+        for one in [one for one in self._placements.values() if one.refusal is not None]:
+            model = next((served for served in self.models.served if served == one.model), None)
+            name = next(it.name for it in one.model.adapters if it.sha256 == one.request.adapter)
+            adapter = None if model is None else model.adapter(name)
+            if model is None or adapter is None:
+                self._fail(one, one.refusal)
+            elif adapter.sha256 != one.request.adapter:
+                one.model, one.refusal = model, None
+                one.request.adapter = adapter.sha256
+                if not self._place(one):
+                    self._begin_again(one)
 
     # Continuing on another scheduler
 
@@ -209,7 +242,11 @@ class Schedulers:
         return True
 
     def _resume(self) -> None:
-        waiting = [one for one in self._placements.values() if one.connection is None]
+        waiting = [
+            one
+            for one in self._placements.values()
+            if one.connection is None and one.refusal is None
+        ]
         resumed = [one for one in waiting if self._place(one)]
         if resumed:
             logger.warning("%d requests continue, here or elsewhere", len(resumed))
@@ -244,7 +281,9 @@ class Schedulers:
         """Ends requests that have waited too long."""
         now = asyncio.get_running_loop().time()
         for one in list(self._placements.values()):
-            if one.connection is None and one.gives_up_at <= now:
+            if one.connection is None and one.gives_up_at <= now and one.refusal is not None:
+                self._fail(one, one.refusal)
+            elif one.connection is None and one.gives_up_at <= now:
                 waited = f"and none took the request over within {self._resume_wait_s:g} s"
                 self._fail(one, Unavailable(f"the scheduler is lost, {waited}", RETRY_AFTER_S))
 

@@ -10,11 +10,12 @@ import pytest
 
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from tests.router.fakes import finished, ids_of, step
+from tests.router.fakes import finished, ids_of, request_finished, step
 from tests.router.inference.test_chat import writing
 from tests.router.keys.test_api_keys import BEARER, code_of, entry, generate, write_keys
 from tests.router.openai.clients import HI, MODEL, make_http
 from tests.router.stack import make_generate, make_stack
+from tests.waiting import eventually
 
 SQL = common_pb2.Adapter(name="sql", sha256="a1" * 32, path="/adapters/sql")
 CHAT = common_pb2.Adapter(name="chat", sha256="b2" * 32, path="/adapters/chat")
@@ -74,6 +75,46 @@ async def test_an_adapter_stays_that_of_a_request_that_is_sent_again() -> None:
         assert (again.attempt, again.adapter) == (1, SQL.sha256)
         stack.scheduler.send(step((again.handle, 0, ids_of(" nice")), **finished(again.handle)))
         await call
+
+
+NO_ADAPTER = {"code": grpc.StatusCode.NOT_FOUND.value[0], "message": "the workers have no adapter"}
+
+
+@pytest.mark.parametrize("is_heard_first", [False, True])
+async def test_a_request_on_its_way_gets_the_version_that_replaces_its_adapter(
+    is_heard_first: bool,
+) -> None:
+    newer = common_pb2.Adapter(name="sql", sha256="c3" * 32, path="/adapters/sql")
+    async with make_stack(**BOTH) as stack:
+        call = asyncio.create_task(stack.generate(model="sql"))
+        first = await stack.added()
+        assert first.adapter == SQL.sha256
+        refusal = step(requests=[request_finished(first.handle, **NO_ADAPTER)])
+        if not is_heard_first:
+            stack.scheduler.send(refusal)
+        stack.scheduler.adapters = [CHAT, newer]
+        stack.scheduler.say_model_changed()
+        models = stack.router.schedulers.models
+        await eventually(lambda: getattr(models.adapter("sql"), "sha256", "") == newer.sha256)
+        if is_heard_first:
+            stack.scheduler.send(refusal)
+        again = await stack.added(2)
+        assert (again.attempt, again.adapter) == (0, newer.sha256)
+        stack.scheduler.send(step((again.handle, 0, ids_of(" ok")), **finished(again.handle)))
+        await call
+
+
+async def test_a_request_on_its_way_to_an_unloaded_adapter_ends() -> None:
+    async with make_stack(**BOTH) as stack:
+        call = asyncio.create_task(stack.generate(model="sql"))
+        first = await stack.added()
+        stack.scheduler.send(step(requests=[request_finished(first.handle, **NO_ADAPTER)]))
+        stack.scheduler.adapters = [CHAT]
+        stack.scheduler.say_model_changed()
+        with pytest.raises(grpc.aio.AioRpcError, match="the workers have no adapter") as error:
+            await call
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND
+        assert len(stack.scheduler.added) == 1
 
 
 async def test_keys_list_adapters_as_they_list_models(tmp_path: Path) -> None:
