@@ -114,6 +114,8 @@ class ScoreCall(PoolingCall):
         """Returns requests of pairs; for embeddings of the queries, then of the documents."""
         if pooling_of(model).task == "classify":
             return self.requests(self._pairs(), task="classify")
+        if self.instruction is not None:
+            raise InvalidArgument("instruction", self.instruction, "unset for this model")
         prefixes = [retrieval_prompt(model, "query")] * len(self.queries)
         prefixes += [retrieval_prompt(model, "document")] * len(self.documents)
         requests = self.requests(self._texts(), task="embed")

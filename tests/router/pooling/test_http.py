@@ -199,6 +199,13 @@ async def test_a_score_names_the_field_that_is_missing_or_twice() -> None:
     ]
 
 
+async def test_an_embedding_model_takes_no_instruction() -> None:
+    async with serving() as http:
+        body = {"text_1": "q", "text_2": "x", "instruction": "Find the word"}
+        answer = await post(http, "/score", status=400, **body)
+        assert answer["error"]["param"] == "instruction"
+
+
 async def test_classes_have_labels() -> None:
     texts = {"config.json": {"id2label": {"0": "good", "1": "bad", "2": "neither"}}}
     async with serving(CLASSIFIES, vector_of=lambda _: [0, 9, 0], texts=texts) as http:
