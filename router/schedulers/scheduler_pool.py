@@ -212,12 +212,14 @@ class Schedulers:
 
     def _place_refused(self) -> None:
         """Sends requests whose adapter was replaced; ends those whose adapter was unloaded."""
-        for one in [one for one in self._placements.values() if one.refusal is not None]:
+        for one in list(self._placements.values()):
+            if (refusal := one.refusal) is None:
+                continue
             model = next((served for served in self.models.served if served == one.model), None)
             name = next(it.name for it in one.model.adapters if it.sha256 == one.request.adapter)
             adapter = None if model is None else model.adapter(name)
             if model is None or adapter is None:
-                self._fail(one, one.refusal)
+                self._fail(one, refusal)
             elif adapter.sha256 != one.request.adapter:
                 one.model, one.refusal = model, None
                 one.request.adapter = adapter.sha256
