@@ -184,7 +184,6 @@ def _check_served(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _config(config: Mapping[str, Any]) -> AdapterConfig:
-    layers = config.get("layers_to_transform")
     checked = AdapterConfig(
         r=_rank(config["r"]),
         lora_alpha=_number(config["lora_alpha"]),
@@ -193,7 +192,7 @@ def _config(config: Mapping[str, Any]) -> AdapterConfig:
         exclude_modules=_modules(config.get("exclude_modules") or []),
         rank_pattern=_pattern(config.get("rank_pattern"), _rank),
         alpha_pattern=_pattern(config.get("alpha_pattern"), _number),
-        layers_to_transform=(layers,) if type(layers) is int else tuple(map(int, layers or ())),
+        layers_to_transform=_layers(config.get("layers_to_transform")),
         layers_pattern=_listed(config.get("layers_pattern") or []),
         base_model=str(config.get("base_model_name_or_path") or ""),
     )
@@ -228,6 +227,13 @@ def _flag(value: Any) -> bool:
     if type(value) is not bool:
         raise ValueError(f"use_rslora is {_shown(value)}, must be true or false")
     return value
+
+
+def _layers(value: Any) -> tuple[int, ...]:
+    layers = [value] if type(value) is int else value or []
+    if not isinstance(layers, list) or any(type(layer) is not int for layer in layers):
+        raise ValueError(f"layers_to_transform is {_shown(value)}, must be numbers of layers")
+    return tuple(layers)
 
 
 def _modules(value: Any) -> str | tuple[str, ...]:

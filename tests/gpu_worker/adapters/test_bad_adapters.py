@@ -93,6 +93,7 @@ def test_a_sound_adapter_is_opened(adapter: Path) -> None:
         ("rank_pattern", {"q_proj": 2}, r"q_proj .* where \(2, 48\) is expected"),
         ("target_modules", ["q_proj"], "its adapter_config.json does not target"),
         ("exclude_modules", ["k_proj"], "k_proj, which its adapter_config.json does not target"),
+        ("layers_to_transform", "01", 'layers_to_transform is "01"'),
         ("layers_to_transform", [0], "layers.1.* does not target"),
     ],
 )
