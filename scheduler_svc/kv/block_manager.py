@@ -281,13 +281,14 @@ class BlockSpaceManager:
         return True
 
     def store_copy(self, block_hash: BlockHash) -> int | None:
-        """Returns the block of the CPU pool that holds what a hash stands for, to be stored.
+        """Takes a block of the CPU pool that holds what a hash stands for, to be stored.
 
         If it is on the GPU alone, the plan in the making copies it. None if it is nowhere, or if
         there is no room for the copy.
         """
         block = self.cpu.find(block_hash)
         if block is not None:
+            self.cpu.share(block)
             return block
         gpu_block = self.gpu.find(block_hash)
         if gpu_block is None or not self.cpu.num_free:
@@ -296,7 +297,6 @@ class BlockSpaceManager:
         self.cpu.cache_block(block, block_hash)
         self._copies.out_of_gpu.append(BlockCopy(gpu_block, block))
         self.cpu_tier.hold([block], arriving=True)
-        self.cpu.free(block)
         return block
 
     @property

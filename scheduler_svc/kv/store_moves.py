@@ -92,9 +92,7 @@ class MovesUnderWay:
     def store(
         self, hashes: Sequence[BlockHash], blocks: Sequence[int], *, tenant: str, now: float
     ) -> Move:
-        """Writes blocks of the CPU pool, each of which gets the move as one more owner."""
-        for block in blocks:
-            self._pool.share(block)
+        """Writes blocks of the CPU pool that the caller has taken; the move owns them now."""
         move = self._begin(MoveKind.STORE, now, hashes, blocks)
         self._to_send.stores.append(Store(move.move_id, hashes, blocks, tenant))
         return move
