@@ -42,6 +42,7 @@ class Served:
         store = core._worker._runner._store  # type: ignore[union-attr]
         self.tier: DiskTier = store.store
         self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
+        self.moves = core.scheduler.store.moves  # type: ignore[union-attr]
         assert self.tier.opened.wait(60)
 
     def tokens(self, prompt: list[int] = PROMPT) -> list[int]:
@@ -58,6 +59,13 @@ class Served:
             assert self.tokens() == tokens
         return tokens
 
+    def end_moves(self) -> None:
+        """Waits until all moves have ended, of which the results of steps tell."""
+        deadline = time.monotonic() + 60
+        while self.moves:
+            assert time.monotonic() < deadline
+            self.tokens([5, 6, 7])
+
 
 @contextmanager
 def serving(model: Path, disk: Path, **options: Any) -> Iterator[Served]:
@@ -65,6 +73,7 @@ def serving(model: Path, disk: Path, **options: Any) -> Iterator[Served]:
     with LLM(str(model), kv_disk=str(disk), **fields | options) as llm:
         served = Served(llm)
         yield served
+        served.end_moves()
         assert_at_rest(served.engine)
 
 
