@@ -419,10 +419,13 @@ def test_a_copy_that_is_to_be_stored_takes_no_block_of_another() -> None:
     blocks = make_blocks(num_cpu_blocks=2)
     group, other = start(blocks, prompt_len=8), start(blocks, prompt_len=4, kind=2)
     hashes = blocks.prefix_hashes(group.sequences[0], 0, 2)
-    in_ram = [blocks.store_copy(one) for one in hashes]
-    assert {copy.dst for copy in copies_of(blocks.finish_plan().swap_out)} == {*in_ram} == {0, 1}
-    for block in in_ram:
-        blocks.cpu.free(block)  # cached now
-    assert [blocks.store_copy(one) for one in hashes] == in_ram
+    first, second = map(blocks.store_copy, hashes)
+    copies = copies_of(blocks.finish_plan().swap_out)
+    assert [copy.dst for copy in copies] == [first, second]
+    assert first is not None
+    assert second is not None
+    blocks.cpu.free(first)  # both are cached now
+    blocks.cpu.free(second)
+    assert [blocks.store_copy(one) for one in hashes] == [first, second]
     assert blocks.store_copy(*blocks.prefix_hashes(other.sequences[0], 0, 1)) is None
-    blocks.check([*group.sequences, *other.sequences], moving=in_ram)
+    blocks.check([*group.sequences, *other.sequences], moving=[first, second])
