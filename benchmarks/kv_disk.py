@@ -34,6 +34,7 @@ from signalbox import LLM, SamplingParams
 _MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 _IDENTITY = b"\1" * 32
 _PROMPTS = 3
+_MAX_ID = 95  # every model has as many tokens
 _FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
@@ -89,7 +90,7 @@ def engine(model: str, folder: Path, **options: Any) -> Iterator[Engine]:
 
 def prompts_of(num_tokens: int, *, seed: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(5, 200, num_tokens).tolist() for _ in range(_PROMPTS)]
+    return [rng.integers(5, _MAX_ID, num_tokens).tolist() for _ in range(_PROMPTS)]
 
 
 def drop_pages(folder: Path) -> None:

@@ -3,12 +3,14 @@
 import contextlib
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.config import ModelError, ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks.launchers import LocalRank
@@ -84,25 +86,32 @@ def test_an_adapter_that_one_rank_cannot_load_is_loaded_by_none(
     assert not hosts.lost
 
 
-def test_the_end_of_a_rank_ends_the_wait_for_it(hosts: TwoHosts) -> None:
-    waits = hosts.there / "missing"
-    waits.mkdir()
-    os.mkfifo(waits / "adapter_config.json")  # whose reader waits for a writer
+def test_the_end_of_a_rank_ends_the_wait_for_it(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     errors: list[BaseException] = []
+    others_are_asked = threading.Event()
 
     with hosts.load(1, 2) as runner:
+        open_own = runner._own.open_adapter
+
+        def open_after_others(name: str, folder: str) -> OpenedAdapter:
+            others_are_asked.set()
+            return open_own(name, folder)
 
         def load() -> None:
             try:
-                runner.open_adapter("a", "missing")
+                runner.open_adapter("a", "same")
             except DeviceLost as error:
                 errors.append(error)
 
+        monkeypatch.setattr(runner._own, "open_adapter", open_after_others)
+        (rank,) = runner.follower_pids
+        os.kill(rank, signal.SIGSTOP)  # it gives no answer
         loading = threading.Thread(target=load)
         loading.start()
-        opened = os.open(waits / "adapter_config.json", os.O_WRONLY)  # returns when it is read
-        os.kill(runner.follower_pids[0], 9)
+        others_are_asked.wait()
+        os.kill(rank, signal.SIGKILL)
         loading.join()
-        os.close(opened)
         assert len(errors) == 1
         wait_until(lambda: bool(hosts.lost))
