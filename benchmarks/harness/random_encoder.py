@@ -1,5 +1,6 @@
 """A directory of sentence-transformers with made-up weights, so that nothing is fetched."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,26 @@ def save_encoder(folder: Path, *, num_layers: int = 6, hidden_size: int = HIDDEN
     ]
     model = SentenceTransformer(modules=parts, device="cpu")
     model.save(str(folder / "encoder"), create_model_card=False)
+    _write_as_before(folder / "encoder", hidden_size)
     return folder / "encoder"
+
+
+def _write_as_before(encoder: Path, hidden_size: int) -> None:
+    """Describes modules as sentence-transformers 5 did, and the tokenizer as transformers 4 did:
+    every version reads that."""
+    tokenizer = json.loads((encoder / "tokenizer_config.json").read_text())
+    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    modules = json.loads((encoder / "modules.json").read_text())
+    for one in modules:
+        one["type"] = "sentence_transformers.models." + one["type"].rpartition(".")[2]
+    pooling = {"word_embedding_dimension": hidden_size, "pooling_mode_mean_tokens": True}
+    for name, content in (
+        ("tokenizer_config.json", tokenizer),
+        ("modules.json", modules),
+        ("sentence_bert_config.json", {"max_seq_length": 512, "do_lower_case": False}),
+        ("1_Pooling/config.json", pooling),
+    ):
+        (encoder / name).write_text(json.dumps(content))
 
 
 def _save_tokenizer(folder: Path) -> None:
