@@ -49,5 +49,21 @@ class RunnerStore:
         return self._copies_begun() if self._copies_begun is not None else _nothing
 
 
+class HasStore:
+    """The part of a runner that may have a store, whether it computes natively or in PyTorch."""
+
+    _store: RunnerStore | None = None
+
+    def use_store(self, store: RunnerStore) -> None:
+        self._store = store
+
+    def move_queue(self) -> MoveQueue | None:
+        return self._store.queue if self._store is not None else None
+
+    def close(self, failure: str | None = None) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
 def _nothing() -> None:
     """Waits for no copies: they end within the step that names them."""

@@ -19,8 +19,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelCo
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
-from gpu_worker.kv_store.move_queue import MoveQueue
-from gpu_worker.kv_store.runner_store import RunnerStore
+from gpu_worker.kv_store.runner_store import HasStore
 from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
@@ -39,7 +38,7 @@ _STEP_DIVISOR = 8
 with tokens and rows."""
 
 
-class NativeRunner:
+class NativeRunner(HasStore):
     """A loaded model with its pools of KV blocks. Call from one thread."""
 
     def __init__(
@@ -83,7 +82,6 @@ class NativeRunner:
         self._executor = self._make_executor(loaded, draws=parallel_config.tensor_rank == 0)
         self._device = HostDevice()
         self._cache: BlockPools | None = None
-        self._store: RunnerStore | None = None
 
     def _make_executor(self, loaded: NativeModel, *, draws: bool) -> NativeExecutor:
         program, sampler, pooling = loaded.program, loaded.sampler, loaded.pooling
@@ -168,16 +166,6 @@ class NativeRunner:
             block_bytes=shape.block_bytes,
             backends=(self.backends, self._program.weights),
         )
-
-    def use_store(self, store: RunnerStore) -> None:
-        self._store = store
-
-    def move_queue(self) -> MoveQueue | None:
-        return self._store.queue if self._store is not None else None
-
-    def close(self, failure: str | None = None) -> None:
-        if self._store is not None:
-            self._store.close()
 
     def _execute_without_cache(self, batch: Batch) -> None:
         """Runs a batch whose blocks are all block 0 of a pool of one."""

@@ -32,8 +32,7 @@ from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.cuda_device import measured
-from gpu_worker.kv_store.move_queue import MoveQueue
-from gpu_worker.kv_store.runner_store import RunnerStore
+from gpu_worker.kv_store.runner_store import HasStore
 from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
@@ -43,7 +42,7 @@ from gpu_worker.runner.warm_up import warm_up_batches
 from signalbox_kernels import triton
 
 
-class ModelRunner:
+class ModelRunner(HasStore):
     """A loaded model with its caches. Call from one thread."""
 
     def __init__(
@@ -99,7 +98,6 @@ class ModelRunner:
             max_graph_tokens=device_config.max_cudagraph_capture_size,
         )
         self._cache: CacheEngine | None = None
-        self._store: RunnerStore | None = None
         self._is_warm = False
 
     @property
@@ -185,16 +183,6 @@ class ModelRunner:
             block_bytes=self._executor.block_bytes,
             backends=self.backends,
         )
-
-    def use_store(self, store: RunnerStore) -> None:
-        self._store = store
-
-    def move_queue(self) -> MoveQueue | None:
-        return self._store.queue if self._store is not None else None
-
-    def close(self, failure: str | None = None) -> None:
-        if self._store is not None:
-            self._store.close()
 
     def _execute_without_cache(self, batch: Batch) -> None:
         """Runs a batch whose blocks are all block 0 of a pool of one."""
