@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,26 @@ class Served:
     def store_prompt(self) -> list[int]:
         """Has the prompt used twice, and waits until its blocks are on the disk."""
         tokens = self.tokens()
-        deadline = time.monotonic() + 120
-        while self.tier.usage().num_blocks < NUM_BLOCKS:
-            assert time.monotonic() < deadline
-            assert self.tokens() == tokens
+        usage = self.tier.usage
+        for again in self.asked_until(
+            lambda: usage().num_blocks >= NUM_BLOCKS, PROMPT, within_s=120
+        ):
+            assert again == tokens
         return tokens
 
     def end_moves(self) -> None:
         """Waits until all moves have ended, of which the results of steps tell."""
-        deadline = time.monotonic() + 60
-        while self.moves:
+        for _ in self.asked_until(lambda: not self.moves, [5, 6, 7]):
+            pass
+
+    def asked_until(
+        self, is_done: Callable[[], bool], prompt: list[int], *, within_s: float = 60
+    ) -> Iterator[list[int]]:
+        """Asks again and again, as moves go with steps; yields the tokens of each answer."""
+        deadline = time.monotonic() + within_s
+        while not is_done():
             assert time.monotonic() < deadline
-            self.tokens([5, 6, 7])
+            yield self.tokens(prompt)
 
 
 @contextmanager
@@ -152,10 +160,8 @@ def test_a_cleared_cache_is_found_nowhere_after_a_restart(model: Path, tmp_path:
         served.store_prompt()
         assert served.llm.reset_prefix_cache()
         served.tokens([5, 6, 7])  # the clear goes with a step
-        deadline = time.monotonic() + 60
-        while served.tier.usage().num_blocks:
-            assert time.monotonic() < deadline
-            served.tokens([5, 6, 7])
+        for _ in served.asked_until(lambda: not served.tier.usage().num_blocks, [5, 6, 7]):
+            pass
     with serving(model, tmp_path / "kv", cpu_backend="native") as served:
         assert served.tier.usage().num_blocks == 0
 
