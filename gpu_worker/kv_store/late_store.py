@@ -1,0 +1,127 @@
+"""A `BlockStore` that opens when it is known what its blocks belong to.
+
+That takes a digest of the weights, beside the steps. Until then, and if opening fails, nothing is
+found or kept.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
+
+from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
+
+logger = logging.getLogger(__name__)
+
+MAINTENANCE_S = 10.0
+"""Seconds between two calls of `maintain`."""
+CLOSE_S = 2.0
+"""Seconds that the end of a worker waits for the end of the store."""
+
+Identify = Callable[[MutableMapping[str, str], Callable[[], bool]], bytes]
+"""Called with the digests of files that are known, to which it adds, and a function that says
+whether it is called off; returns the identity of the blocks, or raises."""
+
+
+class OpenedStore(BlockStore, Protocol):
+    """A store that has work of its own from time to time."""
+
+    def maintain(self) -> None:
+        """Raises StoreError, which the store has counted and logged."""
+        ...
+
+
+S = TypeVar("S", bound=OpenedStore)
+
+
+class LateStore(Generic[S]):
+    """A thread of its own opens, maintains and closes the store; subclasses say how.
+
+    Args:
+        name: of the tier, for the log.
+        capacity_bytes: what `usage` says before the store has opened.
+    """
+
+    def __init__(self, *, block_bytes: int, name: str, capacity_bytes: int = 0) -> None:
+        """The subclass calls `start` at the end of its own."""
+        self._block_bytes = block_bytes
+        self._name = name
+        self._usage = StoreUsage(0, 0, capacity_bytes)
+        self._store: S | None = None
+        self._clears: list[bytes | None] | None = []
+        """Tenants to be cleared when the store opens; None when it has."""
+        self._opening = threading.Lock()
+        self._closing = threading.Event()
+        self.opened = threading.Event()
+        """Set when the store has opened, or cannot be."""
+        self._thread = threading.Thread(target=self._run, name=f"kv-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def open(self) -> S:
+        """Opens the store; `is_called_off` says whether that is still wanted."""
+        raise NotImplementedError
+
+    def closed(self) -> None:
+        """Gives up what the subclass holds, after the store."""
+
+    def is_called_off(self) -> bool:
+        return self._closing.is_set()
+
+    @property
+    def block_bytes(self) -> int:
+        return self._block_bytes
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        return 0 if (store := self._store) is None else store.find(keys)
+
+    def read(self, key: bytes, into: memoryview) -> bool:
+        return (store := self._store) is not None and store.read(key, into)
+
+    def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
+        return (store := self._store) is not None and store.write(key, data, tenant)
+
+    def clear(self, tenant: bytes | None) -> None:
+        with self._opening:
+            if self._clears is not None:
+                self._clears.append(tenant)  # blocks of an earlier worker, which nothing finds yet
+                return
+        if (store := self._store) is not None:
+            store.clear(tenant)
+
+    def usage(self) -> StoreUsage:
+        return self._usage if (store := self._store) is None else store.usage()
+
+    def close(self) -> None:
+        """Has the store closed; waits for a moment at most."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            store = self.open()
+            with self._opening:
+                for tenant in self._clears or ():
+                    self._clear(store, tenant)
+                self._clears = None
+                self._store = store
+        except Exception as error:
+            if not self._closing.is_set():
+                logger.error("the %s tier of KV blocks stays off: %s", self._name, error)
+        self.opened.set()
+        if self._store is not None:
+            self._maintain(self._store)
+        self.closed()
+
+    def _clear(self, store: S, tenant: bytes | None) -> None:
+        """Clears before anything is found."""
+        store.clear(tenant)
+
+    def _maintain(self, store: S) -> None:
+        while not self._closing.wait(MAINTENANCE_S):
+            with suppress(StoreError):
+                store.maintain()
+        self._store = None
+        store.close()
