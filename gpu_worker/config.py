@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.model import check_adapter_name
 from gpu_worker.generation_fields import check_override
+from gpu_worker.store_url import checked_url
 from rpc.settings.quantities import renamed, texts, window
 from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 
@@ -49,6 +50,10 @@ def _checked_override(text: str) -> str:
         raise ValueError(f"it is no JSON ({error})") from None
     check_override(config)
     return text
+
+
+def _store_url(url: str | None) -> str | None:
+    return None if url is None else checked_url(url)
 
 
 def _power_of_two(size: int | None) -> int | None:
@@ -348,6 +353,32 @@ class DiskConfig(SettingsGroup):
 
     @property
     def disk_write_bytes_per_s(self) -> int:
+        return _DISK_WRITE_BYTES_PER_S
+
+
+class SharedConfig(SettingsGroup):
+    """The tier of KV blocks on a server that several hosts share."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    kv_store: Annotated[str | None, AfterValidator(_store_url)] = Field(
+        None,
+        description="server for KV blocks that workers on several hosts share:"
+        " redis://[USER@]HOST[:PORT][/DB] or valkey://, with TLS rediss:// or valkeys://, which"
+        " take ?ssl_ca_certs=FILE; or s3://, gs:// or az://BUCKET[/PREFIX] or file:///FOLDER"
+        " (default: none)",
+    )
+    kv_store_key: Path | None = Field(
+        None,
+        description="file of at least 32 random bytes, for its user alone, that all workers of"
+        " --kv-store have: blocks that others have written or changed there are not used",
+    )
+    kv_store_password: Path | None = Field(
+        None, description="file with the password of --kv-store, for its user alone"
+    )
+
+    @property
+    def store_write_bytes_per_s(self) -> int:
         return _DISK_WRITE_BYTES_PER_S
 
 

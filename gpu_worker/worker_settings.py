@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -11,7 +12,9 @@ from gpu_worker.config import (
     DiskConfig,
     ModelConfig,
     ParallelConfig,
+    SharedConfig,
 )
+from gpu_worker.store_url import REDIS_SCHEMES, exposure
 from rpc.settings.addresses import Address, Host, HostOrAddress, Port
 from rpc.settings.service_settings import (
     HostSettings,
@@ -64,7 +67,9 @@ class SimulationSettings(SettingsGroup):
     )
 
 
-class EngineSettings(ModelConfig, CacheConfig, DiskConfig, DeviceConfig, SimulationSettings):
+class EngineSettings(
+    ModelConfig, CacheConfig, DiskConfig, SharedConfig, DeviceConfig, SimulationSettings
+):
     """Settings of a worker with a model or a simulated one."""
 
     GROUP: ClassVar[str] = "model and device"
@@ -129,18 +134,32 @@ class EngineSettings(ModelConfig, CacheConfig, DiskConfig, DeviceConfig, Simulat
         return self
 
     @model_validator(mode="after")
-    def _can_have_a_disk(self) -> Self:
-        if self.kv_disk is None:
-            if useless := self.model_fields_set & {"kv_disk_space", "kv_disk_daily_writes"}:
-                raise ValueError(f"{flag_name(min(useless))} has no effect without --kv-disk")
+    def _can_have_a_store(self) -> Self:
+        for name in ("kv_disk", "kv_store"):
+            of_it = {one for one in self.model_fields_set if one.startswith(f"{name}_")}
+            if getattr(self, name) is None and of_it:
+                raise ValueError(f"{flag_name(min(of_it))} has no effect without {flag_name(name)}")
+        if self.kv_disk is None and self.kv_store is None:
             return self
+        flag = "--kv-disk" if self.kv_store is None else "--kv-store"
+        if self.kv_disk is not None and self.kv_store is not None:
+            raise ValueError("--kv-disk and --kv-store do not go together; leave one of them out")
         if self.tensor_parallel_size * self.pipeline_parallel_size > 1:
-            raise ValueError("--kv-disk takes a worker of one rank; leave it out, or run workers")
+            raise ValueError(f"{flag} takes a worker of one rank; leave it out, or run workers")
         if self.swap_space == 0:
             raise ValueError(
-                "--kv-disk takes swap space, through which its blocks pass; raise --swap-space"
+                f"{flag} takes swap space, through which its blocks pass; raise --swap-space"
             )
+        if self.kv_store is not None:
+            self._check_store(self.kv_store)
         return self
+
+    def _check_store(self, url: str) -> None:
+        if self.kv_store_password is not None and urlsplit(url).scheme not in REDIS_SCHEMES:
+            raise ValueError("--kv-store-password goes with redis:// or valkey://; leave it out")
+        reason = exposure(url, has_key=self.kv_store_key is not None)
+        if reason is not None and not getattr(self, "insecure", False):
+            raise ValueError(reason)
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

@@ -194,7 +194,13 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
 def _model_runner(
     settings: "WorkerSettings", progress: ReportProgress, network: "RankNetwork | None"
 ) -> "Callable[[], Runner]":
-    from gpu_worker.config import CacheConfig, DeviceConfig, DiskConfig, ModelConfig
+    from gpu_worker.config import (
+        CacheConfig,
+        DeviceConfig,
+        DiskConfig,
+        ModelConfig,
+        SharedConfig,
+    )
     from gpu_worker.main import end_at_once
 
     make = partial(
@@ -204,6 +210,7 @@ def _model_runner(
         parallel_config=settings.parallel,
         device_config=settings.part(DeviceConfig),
         disk_config=settings.part(DiskConfig),
+        shared_config=settings.part(SharedConfig),
         progress=progress,
         on_lost=end_at_once,
         network=network,

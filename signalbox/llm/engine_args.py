@@ -17,6 +17,7 @@ from gpu_worker.config import (
     DeviceConfig,
     DiskConfig,
     ModelConfig,
+    SharedConfig,
 )
 from router.prompt.known_templates import load_chat_template
 from scheduler_svc.queue.policies import make_policy
@@ -87,6 +88,9 @@ class EngineArgs(VllmOptions):
     kv_disk: str | None = option("kv_disk")
     kv_disk_space: float | None = option("kv_disk_space")
     kv_disk_daily_writes: float | None = option("kv_disk_daily_writes")
+    kv_store: str | None = option("kv_store")
+    kv_store_key: str | None = option("kv_store_key")
+    kv_store_password: str | None = option("kv_store_password")
     max_model_len: int | None = option("max_model_len")
     max_num_seqs: int = option("max_num_seqs")
     max_num_batched_tokens: int | None = option("max_num_batched_tokens")
@@ -178,6 +182,7 @@ class EngineArgs(VllmOptions):
         cache_config = settings.part(CacheConfig)
         device_config = settings.part(DeviceConfig)
         disk_config = settings.part(DiskConfig)
+        shared_config = settings.part(SharedConfig)
 
         def make() -> Runner:
             from gpu_worker.runner_factory import make_runner  # may import torch: seconds
@@ -189,6 +194,7 @@ class EngineArgs(VllmOptions):
                     parallel_config=settings.parallel,
                     device_config=device_config,
                     disk_config=disk_config,
+                    shared_config=shared_config,
                     progress=progress,
                     on_lost=partial(logger.error, "%s; the engine is dead"),  # this process goes on
                 )

@@ -1,0 +1,47 @@
+"""What a shared store asks of a server that keeps its blocks."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpu_worker.kv_store.block_store import StoreUsage
+
+
+class RefusedError(Exception):
+    """The server answers, and does not do what was asked: it is full, or only read."""
+
+
+class BlockServer(Protocol):
+    """Sealed blocks by name, in the names of one model; safe from several threads.
+
+    Every call ends within a bound, and raises OSError if the server is down, slow or not to be
+    understood. What a server returns may be anything.
+    """
+
+    def count_leading(self, names: Sequence[bytes]) -> int:
+        """Returns how many of the first names are there, and counts them as used."""
+        ...
+
+    def read(self, name: bytes, into: memoryview) -> bytes | None:
+        """Returns a header, with the bytes after it in `into`; None if there is no such block.
+
+        One of another length is returned with an empty header.
+        """
+        ...
+
+    def write(self, name: bytes, header: bytes, data: memoryview) -> None:
+        """Keeps a block unless it is there. Raises RefusedError."""
+        ...
+
+    def remove(self, name: bytes) -> None:
+        """Removes a block that is not what was written."""
+        ...
+
+    def clear(self, tenant: bytes | None) -> None:
+        """Removes the blocks whose header names a tenant, or all of the model."""
+        ...
+
+    def usage(self) -> StoreUsage:
+        """Asks what the server holds, of all models; zeros if that cannot be asked."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,110 @@
+"""Blocks on a server that others may write to: satisfies `BlockStore`.
+
+Each block is verified by its seal before it counts as read. A server that is down or slow is
+bypassed. A clear that failed is repeated, and until it has ended nothing is found or kept.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from gpu_worker.kv_shared.block_seal import BlockSeal
+from gpu_worker.kv_shared.block_server import BlockServer, RefusedError
+from gpu_worker.kv_shared.bypass import Bypass
+from gpu_worker.kv_store.block_store import StoreError, StoreUsage
+
+logger = logging.getLogger(__name__)
+
+
+class SharedStore:
+    """The blocks of one model; calls may be made by several threads."""
+
+    def __init__(self, server: BlockServer, seal: BlockSeal, bypass: Bypass) -> None:
+        self._server = server
+        self._seal = seal
+        self._bypass = bypass
+        self._clearing = threading.Lock()
+        self._unfinished: list[bytes | None] = []
+        """Tenants whose clearing has failed; None is all."""
+        self._said: set[str] = set()
+        self._num_failed = 0
+        self._usage = StoreUsage(0, 0, 0)
+
+    @property
+    def block_bytes(self) -> int:
+        return self._seal.block_bytes
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        self._check_cleared()
+        with self._calling("looking up blocks"):
+            return self._server.count_leading([self._seal.name(key) for key in keys])
+
+    def read(self, key: bytes, into: memoryview) -> bool:
+        self._check_cleared()
+        name, data = self._seal.name(key), into[: self.block_bytes]
+        with self._calling("reading a block"):
+            header = self._server.read(name, data)
+            if header is None or self._seal.is_intact(key, header, data):
+                return header is not None
+            self._fail("damaged", "a block is not what a worker wrote; its tokens are computed")
+            self._server.remove(name)
+            return False
+
+    def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
+        self._check_cleared()
+        header = self._seal.seal(key, data, self._seal.tenant(tenant))
+        with self._calling("writing a block"):
+            self._server.write(self._seal.name(key), header, data[: self.block_bytes])
+            return True
+
+    def clear(self, tenant: bytes | None) -> None:
+        self._unfinished.append(None if tenant is None else self._seal.tenant(tenant))
+        with self._calling("clearing"):
+            self._finish_clears()
+
+    def maintain(self) -> None:
+        """Repeats clears that failed, and asks what the server holds. Raises StoreError."""
+        with self._calling("asking what it holds"):
+            self._finish_clears()
+            self._usage = self._server.usage()
+
+    def usage(self) -> StoreUsage:
+        return self._usage._replace(num_failed=self._num_failed)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._server.close()
+
+    def _check_cleared(self) -> None:
+        if self._unfinished:
+            raise StoreError("a clear of the KV store has not ended")
+
+    def _finish_clears(self) -> None:
+        with self._clearing:
+            while self._unfinished:
+                self._server.clear(self._unfinished[0])
+                del self._unfinished[0]
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[None]:
+        if not self._bypass.admits():
+            raise StoreError("the KV store is bypassed")
+        try:
+            yield
+        except OSError as error:
+            self._num_failed += 1
+            self._bypass.fail(f"{what}: {error}")
+            raise StoreError(f"{what}: {error}") from error
+        except RefusedError as error:
+            self._bypass.succeed()
+            self._fail(what, f"{what} was refused: {error}")
+            raise StoreError(f"{what}: {error}") from error
+        else:
+            self._bypass.succeed()
+
+    def _fail(self, kind: str, text: str) -> None:
+        self._num_failed += 1
+        if kind not in self._said:
+            self._said.add(kind)
+            logger.error("shared tier of KV blocks: %s (said once)", text)

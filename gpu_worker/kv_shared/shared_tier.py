@@ -1,0 +1,65 @@
+"""The shared tier of a worker: opens a store on a server of the operator's.
+
+Nothing is asked of the server before blocks are looked up, so that a worker starts without it.
+"""
+
+import logging
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from gpu_worker.config import SharedConfig
+from gpu_worker.kv_shared.block_seal import BlockSeal
+from gpu_worker.kv_shared.block_server import BlockServer
+from gpu_worker.kv_shared.bypass import Bypass
+from gpu_worker.kv_shared.redis_server import RedisServer
+from gpu_worker.kv_shared.secret_files import read_key, read_password
+from gpu_worker.kv_shared.shared_store import SharedStore
+from gpu_worker.kv_store.block_store import StoreError
+from gpu_worker.kv_store.late_store import Identify, LateStore
+from gpu_worker.store_url import REDIS_SCHEMES, redis_address
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES_PER_S = 1e9
+"""Rate that is announced before blocks have been fetched: too high, so that the first are."""
+
+
+class SharedTier(LateStore[SharedStore]):
+    """Satisfies `BlockStore`."""
+
+    read_bytes_per_s = READ_BYTES_PER_S
+
+    def __init__(self, config: SharedConfig, *, block_bytes: int, identify: Identify) -> None:
+        """Raises SecretFileError, FolderError, or ModuleNotFoundError for the client of objects."""
+        assert config.kv_store is not None
+        super().__init__(block_bytes=block_bytes, name="shared")
+        self._url = config.kv_store
+        self._identify = identify
+        self._secret = b"" if config.kv_store_key is None else read_key(config.kv_store_key)
+        self._password = (
+            None if config.kv_store_password is None else read_password(config.kv_store_password)
+        )
+        self.start()
+
+    def open(self) -> SharedStore:
+        identity = self._identify({}, self.is_called_off)
+        seal = BlockSeal(self._secret, identity=identity, block_bytes=self._block_bytes)
+        server = make_server(self._url, group=seal.group, password=self._password)
+        place = place_of(self._url)
+        logger.info("shared tier of KV blocks: %s, blocks of model %s", place, seal.group[:8])
+        return SharedStore(server, seal, Bypass(place))
+
+    def _clear(self, store: SharedStore, tenant: bytes | None) -> None:
+        with suppress(StoreError):  # the store repeats it
+            store.clear(tenant)
+
+
+def make_server(url: str, *, group: str, password: str | None) -> BlockServer:
+    """Returns the server that a URL names."""
+    assert urlsplit(url).scheme in REDIS_SCHEMES
+    return RedisServer(redis_address(url), group=group, password=password)
+
+
+def place_of(url: str) -> str:
+    """Returns a URL for the log."""
+    return url.partition("?")[0]

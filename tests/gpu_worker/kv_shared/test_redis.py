@@ -1,0 +1,330 @@
+"""Blocks on a Redis server: found by all workers with the key, and right whatever happens there."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gpu_worker.kv_shared.bypass import FIRST_PAUSE_S
+from gpu_worker.kv_store.block_store import StoreError
+from gpu_worker.store_url import redis_address
+from tests.gpu_worker.kv_shared.redis_servers import (
+    BLOCK_BYTES,
+    IDENTITY,
+    SECRET,
+    Clock,
+    RedisProcess,
+    data_of,
+    held,
+    make_store,
+    needs_redis,
+    read,
+    redis,
+    write,
+)
+from tests.gpu_worker.kv_store.stores import keys_of
+
+pytestmark = [needs_redis, pytest.mark.system]
+
+
+@pytest.fixture
+def server() -> Iterator[RedisProcess]:
+    with redis() as one:
+        yield one
+
+
+def test_a_block_of_one_worker_is_found_by_another(server: RedisProcess) -> None:
+    one, other = make_store(server), make_store(server)
+    assert write(one, 1, 2, 4) == [True, True, True]
+    assert other.find(keys_of(1, 2, 3, 4)) == 2
+    assert held(other, range(6)) == {1, 2, 4}
+    other.maintain()
+    assert other.usage().num_blocks == 3
+    assert other.usage().num_failed == 0
+
+
+def test_a_find_counts_leading_keys_over_many_calls(server: RedisProcess) -> None:
+    store = make_store(server)
+    write(store, *range(1100))
+    assert store.find(keys_of(*range(1100))) == 1100
+    assert store.find(keys_of(*range(600), 9999, *range(600, 1100))) == 600
+    assert store.find(keys_of(9999, 0)) == 0
+
+
+def test_a_block_that_is_there_is_not_sent_again(server: RedisProcess) -> None:
+    store = make_store(server)
+    write(store, 1)
+    (key,) = server.keys()
+    other = bytes(len(server.get(key)))
+    server.call(b"SET", key, other)
+    assert write(store, 1) == [True]
+    assert server.get(key) == other
+
+
+@pytest.mark.parametrize(("secret", "identity"), [(SECRET, b"\x08" * 32), (b"z" * 32, IDENTITY)])
+def test_another_model_and_another_key_find_nothing(
+    server: RedisProcess, secret: bytes, identity: bytes
+) -> None:
+    write(make_store(server), 1)
+    other = make_store(server, secret=secret, identity=identity)
+    assert other.find(keys_of(1)) == 0
+    assert read(other, 1) is None
+
+
+def test_neither_keys_nor_tenants_can_be_told_from_what_is_stored(server: RedisProcess) -> None:
+    write(make_store(server), 1, tenant=b"a tenant")
+    (key,) = server.keys()
+    assert b"a block" not in key + server.get(key)[:64]
+    assert b"a tenant" not in server.get(key)
+
+
+def test_a_block_under_the_name_of_another_is_not_used(server: RedisProcess) -> None:
+    store = make_store(server)
+    write(store, 1, 2)
+    one, two = server.keys()
+    content = {one: server.get(two), two: server.get(one)}
+    for key, value in content.items():
+        server.call(b"SET", key, value)
+    assert store.find(keys_of(1, 2)) == 2
+    assert held(store, range(3)) == set()
+    assert server.keys() == []  # so that they are written again
+    assert store.usage().num_failed == 2
+
+
+@pytest.mark.parametrize("position", [0, 8, 24, 55, 56, 1000, -1])
+def test_a_block_with_a_changed_byte_is_not_used(server: RedisProcess, position: int) -> None:
+    store = make_store(server)
+    write(store, 1)
+    (key,) = server.keys()
+    content = bytearray(server.get(key))
+    content[position] ^= 1
+    server.call(b"SET", key, bytes(content))
+    assert read(store, 1) is None
+    assert write(store, 1) == [True]
+    assert read(store, 1) == data_of(1)
+
+
+def test_a_recomputed_checksum_does_not_help_without_the_key(server: RedisProcess) -> None:
+    """Somebody with the sources, the model and access to the server, and without the key."""
+    store = make_store(server)
+    write(store, 1)
+    (key,) = server.keys()
+    forger = make_store(server, secret=b"")
+    write(forger, 1)
+    (forged,) = set(server.keys()) - {key}
+    for content in (server.get(forged), server.get(forged)[:56] + bytes(BLOCK_BYTES)):
+        server.call(b"SET", key, content)
+        assert read(store, 1) is None
+
+
+@pytest.mark.parametrize("change", [b"", b"x", b"cut", b"longer", b"three"])
+def test_a_block_of_another_length_is_not_used(server: RedisProcess, change: bytes) -> None:
+    store = make_store(server)
+    write(store, 1)
+    (key,) = server.keys()
+    content = server.get(key)
+    lengths = {b"cut": content[:-1], b"longer": content + b"x", b"three": content * 3}
+    server.call(b"SET", key, lengths.get(change, change))
+    assert read(store, 1) is None
+    assert write(store, 1) == [True]
+    assert read(store, 1) == data_of(1)
+
+
+def test_a_value_that_is_no_string_bypasses_the_store(server: RedisProcess) -> None:
+    store = make_store(server)
+    write(store, 1)
+    (key,) = server.keys()
+    server.call(b"DEL", key)
+    server.call(b"LPUSH", key, b"x")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        read(store, 1)
+
+
+def test_an_old_block_that_is_put_back_has_the_bytes_of_its_tokens(server: RedisProcess) -> None:
+    """A replay can undo a removal. It cannot change an answer: the name covers what bytes are."""
+    store = make_store(server)
+    write(store, 1)
+    (key,) = server.keys()
+    old = server.get(key)
+    store.clear(None)
+    assert read(store, 1) is None
+    server.call(b"SET", key, old)
+    assert read(store, 1) == data_of(1)
+    newer = make_store(server, identity=b"\x08" * 32)  # new weights
+    write(newer, 1)
+    (other,) = set(server.keys()) - {key}
+    server.call(b"SET", other, old)
+    assert read(newer, 1) is None
+
+
+def test_clearing_a_tenant_leaves_other_tenants_and_models(server: RedisProcess) -> None:
+    store, other = make_store(server), make_store(server, identity=b"\x08" * 32)
+    write(store, *range(50), tenant=b"a")
+    write(store, *range(50, 60), tenant=b"b")
+    write(other, 1, tenant=b"a")
+    server.call(b"SET", b"not ours", b"x")
+    store.clear(b"a")
+    assert held(store, range(60)) == set(range(50, 60))
+    assert held(other, range(3)) == {1}
+    store.clear(None)
+    assert held(store, range(60)) == set()
+    assert held(other, range(3)) == {1}
+    assert server.call(b"EXISTS", b"not ours") == 1
+
+
+def test_a_clear_that_fails_is_repeated_and_nothing_is_found_before() -> None:
+    clock = Clock()
+    with redis() as server:
+        port = server.port
+        store = make_store(server, clock=clock)
+        write(store, 1)
+        (key,) = server.keys()
+        old = server.get(key)
+    with pytest.raises(StoreError):
+        store.clear(None)
+    with redis(port=port) as server:
+        server.call(b"SET", key, old)  # as a server that keeps a file has it
+        with pytest.raises(StoreError):
+            store.find(keys_of(1))
+        clock.now += FIRST_PAUSE_S
+        with pytest.raises(StoreError, match="has not ended"):
+            store.find(keys_of(1))
+        store.maintain()
+        assert store.find(keys_of(1)) == 0
+        assert server.keys() == []
+
+
+def test_a_paused_server_is_bypassed_within_a_bound_and_used_again(
+    server: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    store = make_store(server, clock=clock, call_s=0.3)
+    write(store, 1)
+    server.pause()
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=r"timed out|slow"):
+        store.find(keys_of(1))
+    assert time.monotonic() - start < 60  # a pause has no end of its own
+    for _ in range(100):
+        with pytest.raises(StoreError, match="bypassed"):
+            store.find(keys_of(1))
+        with pytest.raises(StoreError, match="bypassed"):
+            write(store, 2)
+    server.resume()
+    deadline = time.monotonic() + 60
+    while True:  # on a loaded machine even a server that runs may take longer than the bound
+        clock.now += 60
+        try:
+            assert store.find(keys_of(1)) == 1
+            break
+        except StoreError:
+            assert time.monotonic() < deadline
+    said = [r.levelno for r in caplog.records if "the KV store of the test" in r.getMessage()]
+    assert said == [logging.ERROR, logging.WARNING]
+
+
+def test_a_server_that_starts_again_is_used_without_a_failure() -> None:
+    with redis() as server:
+        port = server.port
+        store = make_store(server)
+        write(store, 1)
+    with redis(port=port):
+        assert store.find(keys_of(1)) == 0  # its connections were closed
+        write(store, 2)
+        assert held(store, range(3)) == {2}
+    assert store.usage().num_failed == 0
+    store.close()
+
+
+def test_a_server_that_is_not_there_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with redis() as server:
+        address = server.address
+    clock = Clock()
+    store = make_store(address, clock=clock)
+    for _ in range(5):
+        with pytest.raises(StoreError):
+            store.find(keys_of(1))
+        clock.now += 100
+    assert len([r for r in caplog.records if "is bypassed" in r.getMessage()]) == 1
+
+
+def test_a_full_server_refuses_writes_and_is_still_read() -> None:
+    with redis("--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
+        store = make_store(server)
+        with pytest.raises(StoreError, match="OOM"):
+            write(store, *range(10_000))
+        num_found = store.find(keys_of(*range(10_000)))
+        assert 0 < num_found < 10_000
+        assert held(store, range(num_found)) == set(range(num_found))
+
+
+def test_a_server_that_evicts_loses_blocks_and_returns_no_wrong_ones() -> None:
+    with redis("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru") as server:
+        store = make_store(server)
+        assert all(write(store, *range(1500)))
+        assert 0 < len(held(store, range(1500))) < 1500
+        store.maintain()
+        assert store.usage().capacity_bytes == 4 << 20
+
+
+def test_a_login_is_made_and_one_that_fails_bypasses_the_store(tmp_path: Path) -> None:
+    user = ("--user", "worker", "on", ">secret", "~signalbox:kv:*", "+@all")
+    with redis(*user, "--requirepass", "another") as server:
+        address = redis_address(f"redis://worker@127.0.0.1:{server.port}/3")
+        store = make_store(address, password="secret")
+        assert write(store, 1) == [True]
+        assert held(store, range(3)) == {1}
+        clock = Clock()
+        for wrong, message in (("wrong", "WRONGPASS"), (None, "NOAUTH")):
+            other = make_store(address, password=wrong, clock=clock)
+            with pytest.raises(StoreError, match=message) as caught:
+                other.find(keys_of(1))
+            assert "secret" not in str(caught.value)
+            with pytest.raises(StoreError, match="bypassed"):
+                other.find(keys_of(1))
+
+
+def test_a_connection_by_tls_checks_the_server(tmp_path: Path) -> None:
+    ca, stranger = trustme.CA(), trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
+    cert = ca.issue_cert("127.0.0.1")
+    cert.private_key_pem.write_to_path(tmp_path / "key.pem")
+    cert.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    files = [f"{tmp_path}/{name}.pem" for name in ("cert", "key", "ca")]
+    options = ("--tls-cert-file", files[0], "--tls-key-file", files[1])
+    own = ("--tls-ca-cert-file", files[2])
+    with redis(*options, *own, is_tls=True) as server:
+        clients = f"&ssl_certfile={files[0]}&ssl_keyfile={files[1]}"
+        url = f"{server.url}?ssl_ca_certs={files[2]}{clients}"
+        store = make_store(redis_address(url))
+        write(store, *range(20))
+        assert held(store, range(20)) == set(range(20))
+        for query in ("", f"?ssl_ca_certs={tmp_path}/stranger.pem{clients}"):
+            other = make_store(redis_address(server.url + query))
+            with pytest.raises(StoreError, match="certificate verify failed"):
+                other.find(keys_of(1))
+        no_certificate = make_store(redis_address(f"{server.url}?ssl_ca_certs={files[2]}"))
+        with pytest.raises(StoreError):
+            no_certificate.find(keys_of(1))
+
+
+def test_several_threads_share_a_store(server: RedisProcess) -> None:
+    store = make_store(server)
+    write(store, *range(64))
+    wrong: list[int] = []
+
+    def check() -> None:
+        wrong.extend(n for n in range(64) if read(store, n) != data_of(n))
+
+    threads = [threading.Thread(target=check) for _ in range(5)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(120)
+    assert not wrong
+    store.close()
