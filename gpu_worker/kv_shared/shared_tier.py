@@ -7,7 +7,7 @@ import logging
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from gpu_worker.config import SharedConfig
+from gpu_worker.config import ModelError, SharedConfig
 from gpu_worker.kv_shared.block_seal import BlockSeal
 from gpu_worker.kv_shared.block_server import BlockServer
 from gpu_worker.kv_shared.bypass import Bypass
@@ -30,7 +30,7 @@ class SharedTier(LateStore[SharedStore]):
     read_bytes_per_s = READ_BYTES_PER_S
 
     def __init__(self, config: SharedConfig, *, block_bytes: int, identify: Identify) -> None:
-        """Raises SecretFileError, FolderError, or ModuleNotFoundError for the client of objects."""
+        """Raises ModelError or SecretFileError if the store, or a file, cannot be used."""
         assert config.kv_store is not None
         super().__init__(block_bytes=block_bytes, name="shared")
         self._url = config.kv_store
@@ -39,12 +39,15 @@ class SharedTier(LateStore[SharedStore]):
         self._password = (
             None if config.kv_store_password is None else read_password(config.kv_store_password)
         )
+        make_server(self._url, group="", sealed_bytes=1, password=None).close()  # or refuses it
         self.start()
 
     def open(self) -> SharedStore:
         identity = self._identify({}, self.is_called_off)
         seal = BlockSeal(self._secret, identity=identity, block_bytes=self._block_bytes)
-        server = make_server(self._url, group=seal.group, password=self._password)
+        server = make_server(
+            self._url, group=seal.group, sealed_bytes=seal.sealed_bytes, password=self._password
+        )
         place = place_of(self._url)
         logger.info("shared tier of KV blocks: %s, blocks of model %s", place, seal.group[:8])
         return SharedStore(server, seal, Bypass(place))
@@ -54,10 +57,18 @@ class SharedTier(LateStore[SharedStore]):
             store.clear(tenant)
 
 
-def make_server(url: str, *, group: str, password: str | None) -> BlockServer:
-    """Returns the server that a URL names."""
-    assert urlsplit(url).scheme in REDIS_SCHEMES
-    return RedisServer(redis_address(url), group=group, password=password)
+def make_server(url: str, *, group: str, sealed_bytes: int, password: str | None) -> BlockServer:
+    """Returns the server that a URL names. Raises ModelError or ValueError if it cannot be."""
+    if urlsplit(url).scheme in REDIS_SCHEMES:
+        return RedisServer(redis_address(url), group=group, password=password)
+    try:
+        from gpu_worker.kv_shared.object_server import ObjectServer
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"--kv-store {place_of(url)} needs {error.name}, which is not installed;"
+            " pip install 'signalbox-serving[kv-store]'"
+        ) from None
+    return ObjectServer(url, group=group, sealed_bytes=sealed_bytes)
 
 
 def place_of(url: str) -> str:

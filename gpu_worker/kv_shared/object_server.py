@@ -1,0 +1,244 @@
+"""Sealed blocks in an object store, in runs: satisfies `BlockServer`.
+
+Objects are `signalbox-kv/MODEL/NAME`. Credentials and endpoint come from the environment, as
+`obstore` reads it. Nothing is evicted; the rules of the bucket expire objects.
+"""
+
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, from_url
+
+from gpu_worker.kv_shared.block_runs import (
+    LIST_BYTES,
+    MAX_BLOCKS,
+    decode_list,
+    encode_list,
+    is_end,
+    runs_of,
+    tenant_of,
+)
+from gpu_worker.kv_shared.block_seal import HEADER_BYTES, tenant_in
+from gpu_worker.kv_store.block_store import StoreUsage
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+READ_S = 3.0
+"""Longest time of a request that reads; it may be made twice."""
+WRITE_S = 8.0
+PREFIX = "signalbox-kv"
+_NUM_REQUESTS = 16
+"""Requests of lookups under way at once."""
+_MAX_PLACES = 1 << 16
+_MAX_MESSAGE_CHARS = 200
+_ENVIRONMENTS = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class _Place(NamedTuple):
+    """A block within an object."""
+
+    end: bytes
+    """Name of the object: that of the run's last block."""
+    position: int
+
+
+class ObjectServer:
+    """The blocks of one model.
+
+    Args:
+        sealed_bytes: header and bytes of a block.
+        group: name of the model; empty is all of them, for clearing.
+    """
+
+    def __init__(self, url: str, *, sealed_bytes: int, group: str, read_s: float = READ_S) -> None:
+        self._sealed_bytes = sealed_bytes
+        self._folder = f"{PREFIX}/{group}" if group else PREFIX
+        self._reads = _opened(url, timeout_s=read_s, max_retries=1)
+        self._writes = _opened(url, timeout_s=WRITE_S, max_retries=0)
+        self._requests = ThreadPoolExecutor(_NUM_REQUESTS, "kv-objects")
+        self._lock = threading.Lock()
+        self._places: OrderedDict[bytes, _Place] = OrderedDict()
+        """Where blocks are that were looked up."""
+        self._run: OrderedDict[bytes, bytes] = OrderedDict()
+        """Blocks that wait for the end of their run, sealed."""
+        self._tenant = b""
+
+    def count_leading(self, names: Sequence[bytes]) -> int:
+        num_found, runs = 0, runs_of(names)
+        while some := list(islice(runs, _NUM_REQUESTS)):
+            lists = self._requests.map(self._names_in, [run[-1] for run in some])
+            for run, there in zip(some, list(lists), strict=True):
+                for name in run:
+                    if name not in there:
+                        return num_found
+                    self._note(name, _Place(run[-1], there.index(name)))
+                    num_found += 1
+        return num_found
+
+    def read(self, name: bytes, into: memoryview) -> bytes | None:
+        with self._lock:
+            place = self._places.get(name)
+        if place is None:
+            return None
+        start = LIST_BYTES + place.position * self._sealed_bytes
+        path, length = self._path(place.end), self._sealed_bytes
+        try:
+            with _asking():
+                data = memoryview(obstore.get_range(self._reads, path, start=start, length=length))
+        except FileNotFoundError:
+            self._forget(place.end)
+            return None
+        except _RangeError:
+            return b""
+        if len(data) != length:
+            return b""
+        into[:] = data[HEADER_BYTES:]
+        return bytes(data[:HEADER_BYTES])
+
+    def write(self, name: bytes, header: bytes, data: memoryview) -> None:
+        """Keeps a block until the run that it belongs to ends, which is written then."""
+        with self._lock:
+            if (tenant := tenant_in(header)) != self._tenant:
+                self._tenant = tenant
+                self._run.clear()
+            self._run[name] = b"".join((header, data))
+            if len(self._run) > MAX_BLOCKS:
+                self._run.popitem(last=False)
+            if not is_end(name):
+                return
+            run = dict(self._run)
+            self._run.clear()
+        if not run.keys() <= set(self._names_in(name)):
+            with _asking():
+                content = b"".join((encode_list(list(run), tenant), *run.values()))
+                obstore.put(self._writes, self._path(name), content, use_multipart=False)
+
+    def remove(self, name: bytes) -> None:
+        with self._lock:
+            place = self._places.get(name)
+        if place is not None:
+            self._forget(place.end)
+            self._delete([self._path(place.end)])
+
+    def clear(self, tenant: bytes | None) -> None:
+        with self._lock:
+            self._run.clear()
+            self._places.clear()
+        for paths in self.scan():
+            if tenant is not None:
+                lists = self._requests.map(self._list, paths)
+                found = zip(paths, list(lists), strict=True)
+                paths = [path for path, data in found if tenant_of(data) == tenant]
+            if paths:
+                self._delete(paths)
+
+    def scan(self) -> Iterator[list[str]]:
+        """Yields the paths of objects."""
+        with _asking():
+            for found in obstore.list(self._writes, prefix=self._folder, chunk_size=1000):
+                yield [one["path"] for one in found]
+
+    def usage(self) -> StoreUsage:
+        return StoreUsage(0, 0, 0)
+
+    def close(self) -> None:
+        self._requests.shutdown(wait=False, cancel_futures=True)
+
+    def _delete(self, paths: list[str]) -> None:
+        with suppress(FileNotFoundError), _asking():
+            obstore.delete(self._writes, paths)
+
+    def _note(self, name: bytes, place: _Place) -> None:
+        with self._lock:
+            self._places[name] = place
+            self._places.move_to_end(name)
+            if len(self._places) > _MAX_PLACES:
+                self._places.popitem(last=False)
+
+    def _forget(self, end: bytes) -> None:
+        with self._lock:
+            for name in [name for name, place in self._places.items() if place.end == end]:
+                del self._places[name]
+
+    def _names_in(self, end: bytes) -> list[bytes]:
+        return decode_list(self._list(self._path(end)))
+
+    def _list(self, path: str) -> bytes:
+        """Returns what an object begins with; empty if it is not as long as it says."""
+        try:
+            with _asking():
+                found = obstore.get(self._reads, path, options={"range": (0, LIST_BYTES)})
+                data, size = bytes(found.bytes()), found.meta["size"]
+        except (FileNotFoundError, _RangeError):
+            return b""
+        return data if size == LIST_BYTES + len(decode_list(data)) * self._sealed_bytes else b""
+
+    def _path(self, end: bytes) -> str:
+        return f"{self._folder}/{end.hex()}"
+
+
+def _opened(url: str, *, timeout_s: float, max_retries: int) -> "ObjectStore":
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return LocalStore(private_folder(Path(unquote(parts.path))))
+    return from_url(
+        url,
+        client_options={
+            "connect_timeout": timedelta(seconds=1),
+            "timeout": timedelta(seconds=timeout_s),
+            "allow_http": _may_use_http(parts.scheme),
+        },
+        retry_config={
+            "max_retries": max_retries,
+            "retry_timeout": timedelta(seconds=timeout_s),
+            "backoff": {"init_backoff": timedelta(milliseconds=50)},
+        },
+    )
+
+
+def _may_use_http(scheme: str) -> bool:
+    """Returns what the environment says, which options of ours replace."""
+    variable = _ENVIRONMENTS.get(scheme, "") + "_ALLOW_HTTP"
+    return os.environ.get(variable, "").lower() in ("1", "true")
+
+
+def private_folder(path: Path) -> Path:
+    """Makes a folder for its user alone, or checks that it is. Raises ValueError."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+        raise ValueError(
+            f"{path} must belong to the user of the worker, and to nobody else: prompts can be"
+            f" computed from KV blocks; chown it, and chmod 700 {path}"
+        )
+    return path
+
+
+class _RangeError(Exception):
+    """An object ends before a range begins."""
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Raises an error of the client as OSError; FileNotFoundError if there is no such object."""
+    try:
+        yield
+    except BaseError as error:
+        text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+        if "range was invalid" in text or " 416 " in text:
+            raise _RangeError(text) from error
+        raise ConnectionError(text[:_MAX_MESSAGE_CHARS]) from error

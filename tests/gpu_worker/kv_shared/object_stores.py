@@ -1,0 +1,30 @@
+"""Stores of objects for tests."""
+
+from itertools import count
+
+from gpu_worker.kv_shared.block_runs import is_end
+from gpu_worker.kv_shared.bypass import Bypass
+from gpu_worker.kv_shared.object_server import ObjectServer
+from gpu_worker.kv_shared.shared_store import SharedStore
+from tests.gpu_worker.kv_shared.redis_servers import IDENTITY, SECRET, Clock, make_seal
+from tests.gpu_worker.kv_store.stores import key_of
+
+
+def make_object_store(
+    url: str,
+    *,
+    secret: bytes = SECRET,
+    identity: bytes = IDENTITY,
+    clock: Clock | None = None,
+    read_s: float = 60.0,
+) -> SharedStore:
+    seal = make_seal(secret=secret, identity=identity)
+    server = ObjectServer(url, group=seal.group, sealed_bytes=seal.sealed_bytes, read_s=read_s)
+    return SharedStore(server, seal, Bypass("of the test", clock=clock or Clock()))
+
+
+def ends(num_runs: int, *, start: int = 0) -> list[int]:
+    """Returns the numbers of the blocks, from `start` on, with which runs end."""
+    seal = make_seal()
+    numbers = (number for number in count(start) if is_end(seal.name(key_of(number))))
+    return [next(numbers) for _ in range(num_runs)]

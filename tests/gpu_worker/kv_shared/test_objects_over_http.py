@@ -1,0 +1,176 @@
+"""The same over HTTP: S3 as moto answers, also when it is overloaded, slow or silent."""
+
+import logging
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("obstore", reason="obstore is not installed")
+pytest.importorskip("moto", reason="moto is not installed")
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from gpu_worker.kv_shared.shared_store import SharedStore
+from gpu_worker.kv_store.block_store import StoreError
+from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
+from tests.gpu_worker.kv_shared.redis_servers import Clock, held, read, write
+from tests.gpu_worker.kv_store.stores import keys_of
+
+pytestmark = [pytest.mark.system]
+
+BUCKET = "s3://bucket/of/tests"
+LAST = ends(6)[-1]
+_OVERLOADED = b"<Error><Code>SlowDown</Code><Message>Please reduce your rate</Message></Error>"
+
+
+class Moto:
+    """moto's server on a port of this machine, with faults before it."""
+
+    def __init__(self) -> None:
+        self.fault = ""
+        self.num_requests = 0
+        self._app: Callable[..., Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
+        self._ended = threading.Event()
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        self.num_requests += 1
+        if self.fault == "overloaded":
+            start_response("503 Slow Down", [("Content-Type", "application/xml")])
+            return [_OVERLOADED]
+        if self.fault == "silent":
+            self._ended.wait()
+        answer = self._app(environ, start_response)
+        return self._slowly(answer) if self.fault == "slow" else answer
+
+    def _slowly(self, answer: Iterable[bytes]) -> Iterator[bytes]:
+        for part in answer:
+            for byte in part:
+                yield bytes([byte])
+                if self._ended.wait(0.02):
+                    return
+
+    def close(self) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._thread.join(60)
+        self._server.server_close()
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
+    server = Moto()
+    environment = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    request = urllib.request.Request(f"{server.url}/bucket", method="PUT")
+    urllib.request.urlopen(request).close()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def test_a_prefix_of_one_worker_is_found_by_another(moto: Moto) -> None:
+    one, other = make_object_store(BUCKET), make_object_store(BUCKET)
+    moto.num_requests = 0
+    write(one, *range(LAST + 1))
+    assert moto.num_requests == 2 * 6  # of each run a look whether it is there, and a write
+    assert other.find(keys_of(*range(LAST + 5))) == LAST + 1
+    assert held(other, range(LAST + 5)) == set(range(LAST + 1))
+    one.clear(b"another tenant")
+    assert other.find(keys_of(*range(LAST + 1))) == LAST + 1
+    one.clear(b"t")
+    assert other.find(keys_of(*range(LAST + 1))) == 0
+    assert held(other, range(LAST + 1)) == set()
+    assert one.usage().num_failed == other.usage().num_failed == 0
+
+
+@pytest.mark.parametrize("fault", ["overloaded", "slow", "silent"])
+def test_a_store_that_does_not_answer_is_bypassed_and_used_again(
+    moto: Moto, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    store = make_object_store(BUCKET, clock=clock)
+    write(store, *range(LAST + 1))
+    hurried = make_object_store(BUCKET, clock=clock, read_s=0.5)
+    moto.fault = fault
+    with pytest.raises(StoreError):
+        hurried.find(keys_of(*range(LAST + 1)))
+    num_before = moto.num_requests
+    for _ in range(100):
+        with pytest.raises(StoreError, match="bypassed"):
+            hurried.find(keys_of(*range(LAST + 1)))
+        with pytest.raises(StoreError, match="bypassed"):
+            read(hurried, 0)
+    assert moto.num_requests <= num_before + 2 * 6  # those under way, and their repetitions
+    moto.fault = ""
+    clock.now += 60
+    assert store.find(keys_of(*range(LAST + 1))) == LAST + 1
+    said = [r.levelno for r in caplog.records if "is bypassed" in r.getMessage()]
+    assert said == [logging.ERROR]
+
+
+@pytest.mark.parametrize("fault", ["overloaded", "slow", "silent"])
+def test_a_fetch_that_fails_returns_no_block(moto: Moto, fault: str) -> None:
+    clock = Clock()
+    write(make_object_store(BUCKET), *range(LAST + 1))
+    store = make_object_store(BUCKET, clock=clock, read_s=1.0)
+    await_found(store, clock)
+    moto.fault = fault
+    with pytest.raises(StoreError, match="reading a block"):
+        read(store, 0)
+    moto.fault = ""
+    await_found(store, clock)
+
+
+def await_found(store: SharedStore, clock: Clock) -> None:
+    """Looks all blocks up; on a loaded machine even a good server may be late."""
+    deadline = time.monotonic() + 60
+    while True:
+        clock.now += 60
+        try:
+            assert store.find(keys_of(*range(LAST + 1))) == LAST + 1
+            return
+        except StoreError:
+            assert time.monotonic() < deadline
+
+
+def test_a_bucket_that_is_not_there_is_empty_and_keeps_nothing(moto: Moto) -> None:
+    store = make_object_store("s3://no-such-bucket")
+    assert store.find(keys_of(*range(LAST + 1))) == 0
+    with pytest.raises(StoreError, match=r"writing a block"):
+        write(store, *range(LAST + 1))
+
+
+def test_a_store_that_is_not_there_is_bypassed(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    store = make_object_store(BUCKET)
+    with pytest.raises(StoreError):
+        store.find(keys_of(*range(LAST + 1)))
+    with pytest.raises(StoreError, match="bypassed"):
+        write(store, *range(LAST + 1))
+
+
+def test_http_is_refused_unless_the_environment_allows_it(
+    moto: Moto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(StoreError):
+        make_object_store(BUCKET).find(keys_of(*range(LAST + 1)))
+    assert moto.num_requests == 1  # the one that made the bucket

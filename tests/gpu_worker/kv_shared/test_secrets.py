@@ -1,0 +1,73 @@
+"""The key and the password of a shared store are in files that others cannot read."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.kv_shared.bypass import MAX_PAUSE_S, Bypass
+from gpu_worker.kv_shared.secret_files import SecretFileError, read_key, read_password
+from tests.gpu_worker.kv_shared.redis_servers import Clock, make_seal, write_secret
+
+
+def test_a_key_and_a_password_are_read(tmp_path: Path) -> None:
+    assert read_key(write_secret(tmp_path / "key", b"\0\n" * 16)) == b"\0\n" * 16
+    assert read_password(write_secret(tmp_path / "password", "Grüße!\n".encode())) == "Grüße!"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "0 bytes"), (b"s" * 31, "at least 32"), (b"s" * 5000, "more than 4096")],
+)
+def test_a_key_of_another_size_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(SecretFileError, match=message):
+        read_key(write_secret(tmp_path / "key", content))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
+def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    path = write_secret(tmp_path / "key", b"s" * 32)
+    path.chmod(mode)
+    for reading in (read_key, read_password):
+        with pytest.raises(SecretFileError, match="chmod 600") as caught:
+            reading(path)
+        assert "sss" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SecretFileError, match="No such file"):
+        read_key(tmp_path / "key")
+    with pytest.raises(SecretFileError, match="is empty"):
+        read_password(write_secret(tmp_path / "password", b"\n"))
+    with pytest.raises(SecretFileError, match="no UTF-8"):
+        read_password(write_secret(tmp_path / "password", b"\xff"))
+
+
+def test_a_name_says_nothing_without_the_key() -> None:
+    seals = [make_seal(secret=secret) for secret in (b"a" * 32, b"b" * 32, b"")]
+    assert len({one.name(b"k" * 16) for one in seals}) == 3
+    assert len({one.tenant(b"t") for one in seals}) == 3
+    assert len({one.group for one in seals}) == 3
+
+
+def test_a_store_that_stays_away_is_asked_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    bypass = Bypass("here", clock=clock)
+    pauses = []
+    for _ in range(10):
+        assert bypass.admits()
+        bypass.fail("it is down")
+        start = clock.now
+        while not bypass.admits():
+            clock.now += 0.5
+        assert not bypass.admits()  # one call tries, not all
+        pauses.append(clock.now - start)
+        bypass.fail("it is down")
+        clock.now += 2 * MAX_PAUSE_S
+    assert pauses[0] == 1
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MAX_PAUSE_S
+    assert bypass.admits()
+    bypass.succeed()
+    assert bypass.admits() and bypass.admits()
+    said = [r.getMessage() for r in caplog.records]
+    assert [text.split()[4] for text in said] == ["is", "answers"]

@@ -1,0 +1,86 @@
+"""The address of a shared store, and what protection it must have."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gpu_worker.store_url import checked_url, exposure, redis_address
+from gpu_worker.worker_settings import EngineSettings, WorkerSettings
+
+REMOTE = "rediss://kv.example.com"
+
+
+def test_the_parts_of_a_redis_address_are_read() -> None:
+    found = redis_address("rediss://a%40b@[::1]:7/12?ssl_ca_certs=/ca.pem")
+    assert (found.host, found.port, found.db, found.username) == ("::1", 7, 12, "a@b")
+    assert (found.is_tls, found.ssl_ca_certs, str(found)) == (True, "/ca.pem", "[::1]:7")
+    plain = redis_address("valkey://host")
+    assert (plain.host, plain.port, plain.db, plain.username) == ("host", 6379, 0, None)
+    assert not plain.is_tls
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("memcached://host", "must begin with"),
+        ("host:6379", "must begin with"),
+        ("redis://", "HOST"),
+        ("redis://host/name", "NUMBER OF DATABASE"),
+        ("redis://host:port", "[Pp]ort"),
+        ("redis://user:secret@host", "--kv-store-password"),
+        ("redis://:secret@host", "--kv-store-password"),
+        ("redis://host?ssl_ca_certs=x", "is no part of it"),
+        ("rediss://host?ssl_cert_reqs=none", "is no part of it"),
+        ("rediss://host?ssl_keyfile=x", "give both"),
+        ("s3://", "BUCKET"),
+        ("s3://key:secret@bucket", "environment"),
+        ("s3://bucket?endpoint=x", "environment"),
+        ("file://folder", "three slashes"),
+        ("file:///", "FOLDER"),
+    ],
+)
+def test_an_address_that_names_no_store_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        checked_url(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost", "valkey://127.0.0.1:1", "redis://[::1]", "file:///kv"]
+)
+def test_a_store_of_this_machine_needs_no_key(url: str) -> None:
+    assert exposure(url, has_key=False) is None
+
+
+@pytest.mark.parametrize("url", [REMOTE, "s3://bucket/prefix", "gs://bucket", "az://a/b"])
+def test_a_store_elsewhere_needs_a_key(url: str) -> None:
+    assert "--kv-store-key" in str(exposure(url, has_key=False))
+    assert exposure(url, has_key=True) is None
+
+
+def test_blocks_do_not_leave_the_machine_in_the_clear() -> None:
+    assert "rediss://" in str(exposure("redis://kv.example.com", has_key=True))
+    assert "valkeys://" in str(exposure("valkey://kv.example.com", has_key=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_store": REMOTE}, "--kv-store-key"),
+        ({"kv_store": REMOTE, "kv_store_key": "k", "kv_disk": "/kv"}, "do not go together"),
+        ({"kv_store": "redis://localhost", "swap_space": 0}, "--kv-store takes swap space"),
+        ({"kv_store": "redis://localhost", "tensor_parallel_size": 2}, "one rank"),
+        ({"kv_store": "file:///kv", "kv_store_password": "p"}, "goes with redis://"),
+        ({"kv_store_key": "k"}, "--kv-store-key has no effect without --kv-store"),
+        ({"kv_disk_space": 1}, "--kv-disk-space has no effect without --kv-disk"),
+    ],
+)
+def test_what_a_worker_cannot_do_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EngineSettings(model="m", **options)
+
+
+def test_insecure_allows_what_is_exposed() -> None:
+    settings = WorkerSettings(model="m", kv_store="redis://kv.example.com", insecure=True)
+    assert settings.kv_store == "redis://kv.example.com"
