@@ -68,7 +68,7 @@ class SimulationSettings(SettingsGroup):
 
 
 class EngineSettings(
-    ModelConfig, CacheConfig, DiskConfig, SharedConfig, DeviceConfig, SimulationSettings
+    ModelConfig, CacheConfig, SharedConfig, DiskConfig, DeviceConfig, SimulationSettings
 ):
     """Settings of a worker with a model or a simulated one."""
 

@@ -71,7 +71,7 @@ _CLIENTS = {
     "pull": "fetch a model from the hub into the cache",
     "list": "list the models in the hub's cache, with their sizes",
     "rm": "remove models from the hub's cache",
-    "cache": "list or clear the KV blocks that workers keep on a disk",
+    "cache": "list or clear the KV blocks that workers keep on a disk or a server",
 }
 """Commands that call a running service, or prepare calls."""
 _QUESTIONS = {

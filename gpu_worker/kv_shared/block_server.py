@@ -1,6 +1,6 @@
 """What a shared store asks of a server that keeps its blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from gpu_worker.kv_store.block_store import StoreUsage
@@ -36,8 +36,15 @@ class BlockServer(Protocol):
         """Removes a block that is not what was written."""
         ...
 
-    def clear(self, tenant: bytes | None) -> None:
-        """Removes the blocks whose header names a tenant, or all of the model."""
+    def clear(self, tenant: bytes | None) -> int:
+        """Removes the blocks whose header names a tenant, or all of the model.
+
+        Returns the number of keys or objects that were removed.
+        """
+        ...
+
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Yields the model and the bytes of each key or object."""
         ...
 
     def usage(self) -> StoreUsage:

@@ -134,23 +134,25 @@ class ObjectServer:
             self._forget(place.end)
             self._delete([self._path(place.end)])
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None) -> int:
         with self._lock:
             self._run.clear()
             self._places.clear()
-        for paths in self.scan():
+        num_removed = 0
+        for found in self._objects():
+            paths = [path for path, _ in found]
             if tenant is not None:
-                lists = self._requests.map(self._list, paths)
-                found = zip(paths, list(lists), strict=True)
-                paths = [path for path, data in found if tenant_of(data) == tenant]
+                both = zip(paths, list(self._requests.map(self._list, paths)), strict=True)
+                paths = [path for path, (data, _) in both if tenant_of(data) == tenant]
             if paths:
                 self._delete(paths)
+            num_removed += len(paths)
+        return num_removed
 
-    def scan(self) -> Iterator[list[str]]:
-        """Yields the paths of objects."""
-        with _asking():
-            for found in obstore.list(self._writes, prefix=self._folder, chunk_size=1000):
-                yield [one["path"] for one in found]
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        for found in self._objects():
+            for path, num_bytes in found:
+                yield path.split("/")[1], num_bytes
 
     def usage(self) -> StoreUsage:
         return StoreUsage(0, 0, 0)
@@ -174,18 +176,26 @@ class ObjectServer:
             for name in [name for name, place in self._places.items() if place.end == end]:
                 del self._places[name]
 
-    def _names_in(self, end: bytes) -> list[bytes]:
-        return decode_list(self._list(self._path(end)))
+    def _objects(self) -> Iterator[list[tuple[str, int]]]:
+        """Yields paths and sizes."""
+        with _asking():
+            for found in obstore.list(self._writes, prefix=self._folder, chunk_size=1000):
+                yield [(one["path"], one["size"]) for one in found]
 
-    def _list(self, path: str) -> bytes:
-        """Returns what an object begins with; empty if it is not as long as it says."""
+    def _names_in(self, end: bytes) -> list[bytes]:
+        """Returns the blocks of an object; none if it is not as long as it says."""
+        data, size = self._list(self._path(end))
+        names = decode_list(data)
+        return names if size == LIST_BYTES + len(names) * self._sealed_bytes else []
+
+    def _list(self, path: str) -> tuple[bytes, int]:
+        """Returns what an object begins with, and its length; nothing if it is not there."""
         try:
             with _asking():
                 found = obstore.get(self._reads, path, options={"range": (0, LIST_BYTES)})
-                data, size = bytes(found.bytes()), found.meta["size"]
+                return bytes(found.bytes()), found.meta["size"]
         except (FileNotFoundError, _RangeError):
-            return b""
-        return data if size == LIST_BYTES + len(decode_list(data)) * self._sealed_bytes else b""
+            return b"", 0
 
     def _path(self, end: bytes) -> str:
         return f"{self._folder}/{end.hex()}"

@@ -97,18 +97,18 @@ class RedisServer:
     def remove(self, name: bytes) -> None:
         _value(self._call((b"UNLINK", self._key(name)))[0])
 
-    def clear(self, tenant: bytes | None) -> None:
-        for keys in self.scan():
+    def clear(self, tenant: bytes | None) -> int:
+        num_removed = 0
+        for keys in self._scan():
             if tenant is not None:
-                keys = [
-                    key
-                    for key, one in zip(keys, self._headers(keys), strict=True)
-                    if tenant_in(one) == tenant
-                ]
+                both = zip(keys, self._headers(keys), strict=True)
+                keys = [key for key, header in both if tenant_in(header) == tenant]
             if keys:
-                _value(self._call((b"UNLINK", *keys))[0])
+                removed = _value(self._call((b"UNLINK", *keys))[0])
+                num_removed += removed if isinstance(removed, int) else 0
+        return num_removed
 
-    def scan(self) -> Iterator[list[bytes]]:
+    def _scan(self) -> Iterator[list[bytes]]:
         """Yields the keys of blocks, each at least once if it was there all the time."""
         cursor, ends_at = b"0", time.monotonic() + SCAN_S
         while time.monotonic() < ends_at:
@@ -121,10 +121,12 @@ class RedisServer:
                 return
         raise TimeoutError("the server's scan of its keys does not end")
 
-    def lengths(self, keys: Sequence[bytes]) -> list[int]:
-        """Returns how long the values of keys are."""
-        replies = self._call(*((b"STRLEN", key) for key in keys))
-        return [one for one in map(_value, replies) if isinstance(one, int)]
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        for keys in self._scan():
+            replies = self._call(*((b"STRLEN", key) for key in keys))
+            for key, length in zip(keys, replies, strict=True):
+                group = key.removeprefix(PREFIX).split(b":")[0]
+                yield group.decode(errors="replace"), length if isinstance(length, int) else 0
 
     def usage(self) -> StoreUsage:
         size, memory = self._call((b"DBSIZE",), (b"INFO", b"memory"))

@@ -39,7 +39,7 @@ class SharedTier(LateStore[SharedStore]):
         self._password = (
             None if config.kv_store_password is None else read_password(config.kv_store_password)
         )
-        make_server(self._url, group="", sealed_bytes=1, password=None).close()  # or refuses it
+        make_server(self._url, group="", sealed_bytes=0, password=None).close()  # or refuses it
         self.start()
 
     def open(self) -> SharedStore:

@@ -1,4 +1,4 @@
-"""`signalbox cache`: what the folder of --kv-disk holds, and its removal."""
+"""`signalbox cache`: what --kv-disk or --kv-store holds, and its removal."""
 
 import argparse
 import json
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.hub.gguf_file_names import format_bytes
-from gpu_worker.kv_disk.stored_models import StoredModel, clear, stored_models
 from signalbox.cached_models.hub_cache import age
 
 EXAMPLES = """\
@@ -15,30 +14,59 @@ examples
   signalbox cache list /var/lib/signalbox/kv                  # by model: blocks, space, last use
   signalbox cache clear /var/lib/signalbox/kv                 # all of them
   signalbox cache clear /var/lib/signalbox/kv --tenant team-a # those of one tenant
-Files that a worker has are listed and not cleared.
+  signalbox cache list rediss://kv.example.com                # by model: keys, space
+  signalbox cache clear rediss://kv.example.com --tenant team-a --kv-store-key key
+Files in a folder that a worker has are listed and not cleared.
 """
+_OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox cache`."""
     parser.add_argument("action", choices=("list", "clear"), help="what to do")
-    parser.add_argument("folder", metavar="PATH", type=Path, help="folder of --kv-disk")
+    parser.add_argument("place", metavar="PLACE", help="folder of --kv-disk, or URL of --kv-store")
     parser.add_argument("--tenant", metavar="NAME", help="with clear, whose blocks (default: all)")
     parser.add_argument("--json", action="store_true", help="with list, print one JSON array")
+    parser.add_argument(
+        "--kv-store-key",
+        metavar="FILE",
+        type=Path,
+        help="with a URL and --tenant, key of the workers, which names tenants there",
+    )
+    parser.add_argument(
+        "--kv-store-password", metavar="FILE", type=Path, help="with a URL, file with the password"
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="with a URL, allow a host elsewhere without TLS"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
 def run(options: dict[str, Any]) -> None:
-    """Lists or clears. Raises FolderError, and ValueError if workers have some of the files."""
-    folder: Path = options["folder"]
-    if options["action"] == "list":
-        if options["tenant"] is not None:
-            raise ValueError("--tenant has no effect with list; its names are not stored")
-        _list(folder, as_json=options["json"])
-        return
-    if options["json"]:
+    """Lists or clears. Raises FolderError, ValueError or OSError.
+
+    Workers that have some of the files in a folder are a ValueError, too.
+    """
+    is_list, place = options["action"] == "list", options["place"]
+    if is_list and options["tenant"] is not None:
+        raise ValueError("--tenant has no effect with list; its names are not stored")
+    if not is_list and options["json"]:
         raise ValueError("--json has no effect with clear")
-    num_cleared, num_in_use = clear(folder, options["tenant"])
+    if "://" in place:
+        _at_server(options, place)
+        return
+    if useless := [name for name in _OF_SERVERS if options[name]]:
+        raise ValueError(f"--{useless[0].replace('_', '-')} has no effect with a folder")
+    if is_list:
+        _list_folder(Path(place), as_json=options["json"])
+    else:
+        _clear_folder(Path(place), options["tenant"])
+
+
+def _clear_folder(folder: Path, tenant: str | None) -> None:
+    from gpu_worker.kv_disk.stored_models import clear
+
+    num_cleared, num_in_use = clear(folder, tenant)
     print(f"{_sets(num_cleared)} cleared")
     if num_in_use:
         raise ValueError(
@@ -46,24 +74,45 @@ def run(options: dict[str, Any]) -> None:
         )
 
 
-def _list(folder: Path, *, as_json: bool) -> None:
+def _list_folder(folder: Path, *, as_json: bool) -> None:
+    from gpu_worker.kv_disk.stored_models import stored_models
+
     found = stored_models(folder)
     if as_json:
         print(json.dumps([asdict(one) for one in found]))
         return
-    width = max((len(_name(one)) for one in found), default=0)
-    for one in found:
+    names = [f"{one.model or 'unknown'} ({one.name[:8]})" for one in found]
+    width = max(map(len, names), default=0)
+    for name, one in zip(names, found, strict=True):
         state = "in use" if one.is_in_use else f"written {age(one.used_at)}"
         print(
-            f"{_name(one):<{width}}  {one.num_blocks:>9} blocks  "
+            f"{name:<{width}}  {one.num_blocks:>9} blocks  "
             f"{format_bytes(one.num_bytes):>10}  {state}"
         )
     total = format_bytes(sum(one.num_bytes for one in found))
     print(f"{_sets(len(found))}, {total}, in {folder}")
 
 
-def _name(one: StoredModel) -> str:
-    return f"{one.model or 'unknown'} ({one.name[:8]})"
+def _at_server(options: dict[str, Any], url: str) -> None:
+    from gpu_worker.kv_shared.stored_groups import StoreAccess
+
+    access = StoreAccess(
+        url,
+        key=options["kv_store_key"],
+        password=options["kv_store_password"],
+        is_trusted=options["insecure"],
+    )
+    if options["action"] == "clear":
+        print(f"{access.clear(options['tenant'])} entries cleared")
+        return
+    found = access.groups()
+    if options["json"]:
+        print(json.dumps([one._asdict() for one in found]))
+        return
+    for one in found:
+        print(f"{one.name[:8]}  {one.num_entries:>9} entries  {format_bytes(one.num_bytes):>10}")
+    total = format_bytes(sum(one.num_bytes for one in found))
+    print(f"{_sets(len(found))}, {total}")
 
 
 def _sets(count: int) -> str:

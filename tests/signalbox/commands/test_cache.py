@@ -7,6 +7,9 @@ import pytest
 
 from signalbox.cli import main
 from tests.gpu_worker.kv_disk.disks import held, make_store, write
+from tests.gpu_worker.kv_shared import redis_servers
+from tests.gpu_worker.kv_shared.redis_servers import needs_redis, write_secret
+from tests.gpu_worker.kv_store.stores import keys_of
 
 OTHER = b"\x55" * 32
 
@@ -77,12 +80,69 @@ def test_an_index_that_cannot_be_read_is_listed_and_cleared(
     assert not list((tmp_path / "kv").glob("*.blocks"))
 
 
+@pytest.mark.system
+@needs_redis
+def test_it_lists_and_clears_what_is_on_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = write_secret(tmp_path / "key", redis_servers.SECRET)
+    with redis_servers.redis() as server:
+        store, other = (
+            redis_servers.make_store(server, identity=identity)
+            for identity in (redis_servers.IDENTITY, OTHER)
+        )
+        redis_servers.write(store, 1, 2, tenant=b"a")
+        redis_servers.write(store, 3, tenant=b"b")
+        redis_servers.write(other, 4, tenant=b"a")
+        assert main(["cache", "list", server.url, "--json"]) == 0
+        first, second = json.loads(capsys.readouterr().out)
+        assert (first["num_entries"], second["num_entries"]) == (3, 1)
+        assert first["num_bytes"] == 3 * redis_servers.make_seal().sealed_bytes
+        assert main(["cache", "list", server.url]) == 0
+        assert "2 sets of blocks" in capsys.readouterr().out
+        clear = ["cache", "clear", server.url]
+        assert main([*clear, "--tenant", "a"]) == 0  # without the key it has another name
+        assert "0 entries cleared" in capsys.readouterr().out
+        assert len(server.keys()) == 4
+        assert main([*clear, "--tenant", "a", "--kv-store-key", str(key)]) == 0
+        assert redis_servers.held(store, range(5)) == {3}
+        assert main(clear) == 0
+        assert server.keys() == []
+    assert main(clear) == 1
+    assert "refused" in capsys.readouterr().err
+
+
+def test_it_lists_and_clears_a_folder_of_objects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
+
+    key = write_secret(tmp_path / "key", redis_servers.SECRET)
+    url = f"file://{tmp_path}/kv"
+    first, last = ends(2)
+    store = make_object_store(url)
+    redis_servers.write(store, *range(first + 1), tenant=b"a")
+    redis_servers.write(store, *range(first + 1, last + 1), tenant=b"b")
+    assert main(["cache", "list", url, "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one["num_entries"] == 2
+    assert main(["cache", "clear", url, "--tenant", "a", "--kv-store-key", str(key)]) == 0
+    assert store.find(keys_of(first)) == 0
+    assert store.find(keys_of(last)) == 1
+    assert main(["cache", "clear", url]) == 0
+    assert store.find(keys_of(last)) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["list", "nowhere"], "cannot be opened"),
         (["list", ".", "--tenant", "a"], "--tenant has no effect"),
         (["clear", ".", "--json"], "--json has no effect"),
+        (["list", ".", "--kv-store-key", "k"], "no effect with a folder"),
+        (["list", "redis://kv.example.com"], "give rediss://"),
+        (["list", "redis://:secret@localhost"], "must have no password"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

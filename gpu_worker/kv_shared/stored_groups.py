@@ -1,0 +1,59 @@
+"""What a shared store holds, by model; and its removal."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_worker.kv_shared.block_seal import BlockSeal
+from gpu_worker.kv_shared.block_server import BlockServer
+from gpu_worker.kv_shared.secret_files import read_key, read_password
+from gpu_worker.kv_shared.shared_tier import make_server
+from gpu_worker.store_url import checked_url, exposure
+
+
+class StoredGroup(NamedTuple):
+    """The blocks of one model."""
+
+    name: str
+    """As workers log it when they start; it says nothing of the model to others."""
+    num_entries: int
+    """Keys, or objects."""
+    num_bytes: int
+
+
+class StoreAccess(NamedTuple):
+    """A store, and what it takes to ask it. Methods raise OSError or ValueError."""
+
+    url: str
+    key: Path | None = None
+    password: Path | None = None
+    is_trusted: bool = False
+    """True if the network may see what is asked."""
+
+    def groups(self) -> list[StoredGroup]:
+        """Returns the models, the one with most bytes first."""
+        counts: dict[str, tuple[int, int]] = {}
+        with closing(self._server()) as server:
+            for group, num_bytes in server.sizes():
+                count, total = counts.get(group, (0, 0))
+                counts[group] = count + 1, total + num_bytes
+        found = [StoredGroup(name, *both) for name, both in counts.items()]
+        return sorted(found, key=lambda one: -one.num_bytes)
+
+    def clear(self, tenant: str | None) -> int:
+        """Removes the blocks of a tenant, by the name that this key gives it, or all.
+
+        Returns the number of keys or objects that were removed.
+        """
+        secret = b"" if self.key is None else read_key(self.key)
+        seal = BlockSeal(secret, identity=b"", block_bytes=0)
+        with closing(self._server()) as server:
+            return server.clear(None if tenant is None else seal.tenant(tenant.encode()))
+
+    def _server(self) -> BlockServer:
+        url = checked_url(self.url)
+        reason = exposure(url, has_key=True)
+        if reason is not None and not self.is_trusted:
+            raise ValueError(reason)
+        password = None if self.password is None else read_password(self.password)
+        return make_server(url, group="", sealed_bytes=0, password=password)
