@@ -1,0 +1,122 @@
+"""The tier opens beside the steps, and a worker starts whatever its server does."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import ModelError, SharedConfig
+from gpu_worker.kv_shared.secret_files import SecretFileError
+from gpu_worker.kv_shared.shared_tier import SharedTier
+from gpu_worker.kv_store.block_store import StoreError
+from tests.gpu_worker.kv_shared.redis_servers import (
+    BLOCK_BYTES,
+    IDENTITY,
+    SECRET,
+    data_of,
+    free_port,
+    held,
+    make_store,
+    needs_redis,
+    redis,
+    write_secret,
+)
+from tests.gpu_worker.kv_store.stores import key_of, keys_of
+
+Digests = MutableMapping[str, str]
+
+
+def identify(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+    return IDENTITY
+
+
+@contextmanager
+def opened(
+    path: Path, url: str, how: Callable[[Digests, Callable[[], bool]], bytes] = identify
+) -> Iterator[SharedTier]:
+    """Yields a tier; afterwards none of its threads is left."""
+    key = write_secret(path / "key", SECRET)
+    config = SharedConfig(kv_store=url, kv_store_key=key)
+    tier = SharedTier(config, block_bytes=BLOCK_BYTES, identify=how)
+    try:
+        yield tier
+    finally:
+        tier.close()
+        tier._thread.join(60)
+        assert not tier._thread.is_alive()
+        assert not [one for one in threading.enumerate() if one.name.startswith("kv-")]
+
+
+@pytest.mark.system
+@needs_redis
+def test_what_a_tier_writes_is_a_block_of_the_store(tmp_path: Path) -> None:
+    with redis() as server, opened(tmp_path, server.url) as tier:
+        assert tier.opened.wait(60)
+        assert tier.write(key_of(1), memoryview(data_of(1)), b"t")
+        assert tier.find(keys_of(1, 2)) == 1
+        assert held(make_store(server), range(3)) == {1}
+
+
+@pytest.mark.system
+@needs_redis
+def test_a_clear_before_the_weights_are_known_is_made_then(tmp_path: Path) -> None:
+    known = threading.Event()
+
+    def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        assert known.wait(60)
+        return IDENTITY
+
+    with redis() as server:
+        assert make_store(server).write(key_of(1), memoryview(data_of(1)), b"t")
+        with opened(tmp_path, server.url, identify_late) as tier:
+            assert tier.find(keys_of(1)) == 0
+            tier.clear(None)
+            known.set()
+            assert tier.opened.wait(60)
+            assert tier.find(keys_of(1)) == 0
+            assert server.keys() == []
+
+
+def test_a_worker_starts_without_its_server_and_remembers_a_clear(tmp_path: Path) -> None:
+    known = threading.Event()
+
+    def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        assert known.wait(60)
+        return IDENTITY
+
+    with opened(tmp_path, f"redis://127.0.0.1:{free_port()}", identify_late) as tier:
+        tier.clear(None)
+        known.set()
+        assert tier.opened.wait(60)
+        with pytest.raises(StoreError, match="has not ended"):
+            tier.find(keys_of(1))
+        assert tier.usage().num_failed == 1
+
+
+def test_files_and_folders_are_checked_at_the_start(tmp_path: Path) -> None:
+    url = "redis://127.0.0.1"
+    for config in (
+        SharedConfig(kv_store=url, kv_store_key=tmp_path / "none"),
+        SharedConfig(kv_store=url, kv_store_password=tmp_path / "none"),
+    ):
+        with pytest.raises(SecretFileError, match="No such file"):
+            SharedTier(config, block_bytes=BLOCK_BYTES, identify=identify)
+
+
+def test_a_folder_that_others_may_enter_is_refused_at_the_start(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    tmp_path.chmod(0o755)
+    with pytest.raises(ValueError, match="chmod 700"), opened(tmp_path, f"file://{tmp_path}"):
+        pass
+
+
+def test_a_store_of_objects_without_its_client_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "gpu_worker.kv_shared.object_server", raising=False)
+    with pytest.raises(ModelError, match=r"\[kv-store\]"), opened(tmp_path, f"file://{tmp_path}"):
+        pass
