@@ -117,8 +117,8 @@ def measure_capacity(
     )
     if store is not None and not capacity.num_cpu_blocks:
         raise MemoryError(
-            "the disk tier takes swap space, through which its blocks pass, and there is none; "
-            "raise --swap-space, or leave --kv-disk out"
+            f"the {store.kind} tier takes swap space, through which its blocks pass, and there is"
+            " none; raise --swap-space, or leave --kv-disk and --kv-store out"
         )
     _check(capacity, budget, device, share, adapters_bytes)
     return capacity

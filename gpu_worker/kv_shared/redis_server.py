@@ -129,15 +129,17 @@ class RedisServer:
                 yield group.decode(errors="replace"), length if isinstance(length, int) else 0
 
     def usage(self) -> StoreUsage:
-        size, memory = self._call((b"DBSIZE",), (b"INFO", b"memory"))
+        size, *texts = self._call((b"DBSIZE",), (b"INFO", b"memory"), (b"INFO", b"stats"))
         info: dict[str, str] = {}
-        if isinstance(memory, bytes):  # a user may be forbidden to ask
-            lines = memory.decode(errors="replace").splitlines()
-            info = dict(line.split(":", 1) for line in lines if ":" in line)
+        for text in texts:
+            if isinstance(text, bytes):  # a user may be forbidden to ask
+                lines = text.decode(errors="replace").splitlines()
+                info.update(line.split(":", 1) for line in lines if ":" in line)
         return StoreUsage(
             num_blocks=size if isinstance(size, int) else 0,
             used_bytes=_number(info, "used_memory"),
             capacity_bytes=_number(info, "maxmemory"),
+            num_evicted=_number(info, "evicted_keys"),
         )
 
     def close(self) -> None:

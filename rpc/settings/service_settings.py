@@ -103,8 +103,8 @@ class TlsSettings(Settings):
     )
     insecure: bool = Field(
         False,
-        description="allow ports that other hosts reach without TLS and client checks; only in a"
-        " network that you trust",
+        description="allow ports that other hosts reach without TLS and client checks, and a"
+        " --kv-store elsewhere without key or TLS; only in a network that you trust",
     )
     allowed_hosts: Annotated[str | None, BeforeValidator(joined), AfterValidator(checked_hosts)] = (
         Field(

@@ -269,6 +269,7 @@ def test_a_server_that_evicts_loses_blocks_and_returns_no_wrong_ones() -> None:
         assert 0 < len(held(store, range(1500))) < 1500
         store.maintain()
         assert store.usage().capacity_bytes == 4 << 20
+        assert store.usage().num_evicted > 0
 
 
 def test_a_login_is_made_and_one_that_fails_bypasses_the_store(tmp_path: Path) -> None:
@@ -311,6 +312,22 @@ def test_a_connection_by_tls_checks_the_server(tmp_path: Path) -> None:
         no_certificate = make_store(redis_address(f"{server.url}?ssl_ca_certs={files[2]}"))
         with pytest.raises(StoreError):
             no_certificate.find(keys_of(1))
+
+
+def test_a_user_who_may_only_read_and_write_values_suffices() -> None:
+    rights = ("+touch", "+getrange", "+strlen", "+set", "+unlink", "+scan")
+    user = ("--user", "worker", "on", ">secret", "~signalbox:kv:*", "-@all", *rights)
+    with redis(*user) as server:
+        address = redis_address(f"redis://worker@127.0.0.1:{server.port}")
+        store = make_store(address, password="secret")
+        assert write(store, 1, 2) == [True, True]
+        assert store.find(keys_of(1, 2)) == 2
+        assert held(store, range(3)) == {1, 2}
+        store.maintain()  # DBSIZE and INFO are refused, which is no failure
+        assert store.usage().num_blocks == 0
+        store.clear(None)
+        assert held(store, range(3)) == set()
+        assert store.usage().num_failed == 0
 
 
 def test_several_threads_share_a_store(server: RedisProcess) -> None:
