@@ -5,6 +5,9 @@ from typing import Protocol
 
 from gpu_worker.kv_store.block_store import StoreUsage
 
+SCAN_S = 120.0
+"""Longest time of listing all that a server has: it may never say that it has ended."""
+
 
 class RefusedError(Exception):
     """The server answers, and does not do what was asked: it is full, or only read."""

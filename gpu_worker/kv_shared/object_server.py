@@ -7,10 +7,11 @@ Objects are `signalbox-kv/MODEL/NAME`. Credentials and endpoint come from the en
 import os
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ from gpu_worker.kv_shared.block_runs import (
     tenant_of,
 )
 from gpu_worker.kv_shared.block_seal import HEADER_BYTES, tenant_in
+from gpu_worker.kv_shared.block_server import SCAN_S
 from gpu_worker.kv_store.block_store import StoreUsage
 
 if TYPE_CHECKING:
@@ -161,8 +163,12 @@ class ObjectServer:
         self._requests.shutdown(wait=False, cancel_futures=True)
 
     def _delete(self, paths: list[str]) -> None:
-        with suppress(FileNotFoundError), _asking():
-            obstore.delete(self._writes, paths)
+        try:
+            with _asking():
+                obstore.delete(self._writes, paths)
+        except FileNotFoundError:  # another worker has removed one; those after it may be there
+            for path in paths if len(paths) > 1 else ():
+                self._delete([path])
 
     def _note(self, name: bytes, place: _Place) -> None:
         with self._lock:
@@ -178,8 +184,11 @@ class ObjectServer:
 
     def _objects(self) -> Iterator[list[tuple[str, int]]]:
         """Yields paths and sizes."""
+        ends_at = time.monotonic() + SCAN_S
         with _asking():
             for found in obstore.list(self._writes, prefix=self._folder, chunk_size=1000):
+                if time.monotonic() > ends_at:
+                    raise TimeoutError("the store's list of objects does not end")
                 yield [(one["path"], one["size"]) for one in found]
 
     def _names_in(self, end: bytes) -> list[bytes]:
@@ -205,19 +214,22 @@ def _opened(url: str, *, timeout_s: float, max_retries: int) -> "ObjectStore":
     parts = urlsplit(url)
     if parts.scheme == "file":
         return LocalStore(private_folder(Path(unquote(parts.path))))
-    return from_url(
-        url,
-        client_options={
-            "connect_timeout": timedelta(seconds=1),
-            "timeout": timedelta(seconds=timeout_s),
-            "allow_http": _may_use_http(parts.scheme),
-        },
-        retry_config={
-            "max_retries": max_retries,
-            "retry_timeout": timedelta(seconds=timeout_s),
-            "backoff": {"init_backoff": timedelta(milliseconds=50)},
-        },
-    )
+    try:
+        return from_url(
+            url,
+            client_options={
+                "connect_timeout": timedelta(seconds=1),
+                "timeout": timedelta(seconds=timeout_s),
+                "allow_http": _may_use_http(parts.scheme),
+            },
+            retry_config={
+                "max_retries": max_retries,
+                "retry_timeout": timedelta(seconds=timeout_s),
+                "backoff": {"init_backoff": timedelta(milliseconds=50)},
+            },
+        )
+    except BaseError as error:
+        raise ValueError(f"--kv-store {url} cannot be used: {_in_one_line(error)}") from None
 
 
 def _may_use_http(scheme: str) -> bool:
@@ -238,7 +250,7 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-class _RangeError(Exception):
+class _RangeError(OSError):
     """An object ends before a range begins."""
 
 
@@ -248,7 +260,12 @@ def _asking() -> Iterator[None]:
     try:
         yield
     except BaseError as error:
-        text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+        text = _in_one_line(error)
         if "range was invalid" in text or " 416 " in text:
             raise _RangeError(text) from error
-        raise ConnectionError(text[:_MAX_MESSAGE_CHARS]) from error
+        raise ConnectionError(text) from error
+
+
+def _in_one_line(error: BaseError) -> str:
+    text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    return text[:_MAX_MESSAGE_CHARS]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from gpu_worker.kv_shared.block_seal import HEADER_BYTES, tenant_in
-from gpu_worker.kv_shared.block_server import RefusedError
+from gpu_worker.kv_shared.block_server import SCAN_S, RefusedError
 from gpu_worker.kv_shared.redis_connection import (
     Part,
     ProtocolError,
@@ -26,8 +26,6 @@ from gpu_worker.store_url import RedisAddress
 CALL_S = 2.0
 """Longest time of a call, from connecting to its last byte."""
 PREFIX = b"signalbox:kv:"
-SCAN_S = 120.0
-"""Longest time of a scan: a server may never say that it has ended."""
 _SCANNED_KEYS = 2000
 _TOUCHED_KEYS = 512
 
@@ -134,7 +132,7 @@ class RedisServer:
         for text in texts:
             if isinstance(text, bytes):  # a user may be forbidden to ask
                 lines = text.decode(errors="replace").splitlines()
-                info.update(line.split(":", 1) for line in lines if ":" in line)
+                info |= {name: value for name, _, value in (one.partition(":") for one in lines)}
         return StoreUsage(
             num_blocks=size if isinstance(size, int) else 0,
             used_bytes=_number(info, "used_memory"),

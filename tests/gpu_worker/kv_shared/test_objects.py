@@ -1,13 +1,17 @@
 """Runs of blocks in a store of objects: here in a folder, as `obstore` keeps them."""
 
-from itertools import pairwise
+import os
+from itertools import pairwise, repeat
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
+import obstore
+
 from gpu_worker.kv_shared.block_runs import LIST_BYTES, MAX_BLOCKS, decode_list
+from gpu_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
 from tests.gpu_worker.kv_shared.redis_servers import (
     IDENTITY,
@@ -163,6 +167,40 @@ def test_clearing_a_tenant_leaves_other_tenants_and_models(url: str) -> None:
     store.clear(None)
     assert store.find(keys_of(*range(*numbers))) == 0
     assert other.find(keys_of(*range(numbers[1]))) == before > 0
+
+
+def test_a_clear_goes_on_behind_an_object_that_another_worker_has_removed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_object_store(url)
+    write(store, *range(ends(6)[-1] + 1))
+    listed = obstore.list
+
+    def list_and_remove(*args: object, **options: object) -> object:
+        found = [list(some) for some in listed(*args, **options)]  # type: ignore[call-overload]
+        objects(tmp_path)[0].unlink()
+        return found
+
+    monkeypatch.setattr(obstore, "list", list_and_remove)
+    store.clear(None)
+    assert objects(tmp_path) == []
+
+
+def test_a_list_that_never_ends_does_not_keep_a_clear(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.kv_shared.object_server.SCAN_S", 0.3)
+    store = make_object_store(url)
+    monkeypatch.setattr(obstore, "list", lambda *_, **__: repeat([]))
+    with pytest.raises(StoreError, match="does not end"):
+        store.clear(None)
+
+
+def test_a_store_that_its_client_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(ValueError, match=r"az://container/kv cannot be used"):
+        make_object_store("az://container/kv")
 
 
 def test_no_object_has_blocks_of_two_tenants(url: str, tmp_path: Path) -> None:
