@@ -13,34 +13,44 @@ MAX_PAUSE_S = 30.0
 
 
 class Bypass:
-    """Says whether a store may be asked; safe from several threads."""
+    """Says whether a store may be asked; safe from several threads.
+
+    A call that began before the last failure says nothing any more: it neither ends the bypass nor
+    makes the pause longer.
+    """
 
     def __init__(self, place: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._place = place
         self._clock = clock
         self._lock = threading.Lock()
+        self._num_failures = 0
         self._pause_s = FIRST_PAUSE_S
         self._ask_at: float | None = None
         """When one call may try again; None while the store answers."""
 
-    def admits(self) -> bool:
-        """Returns whether a call may be made; after a pause it is one that tries."""
-        with self._lock:
-            if self._ask_at is None:
-                return True
-            if self._clock() < self._ask_at:
-                return False
-            self._ask_at = self._clock() + self._pause_s
-            return True
+    def begin(self) -> int | None:
+        """Returns a number for the end of a call; None if the store is not to be asked.
 
-    def succeed(self) -> None:
+        After a pause one call tries.
+        """
         with self._lock:
             if self._ask_at is not None:
-                logger.warning("the KV store %s answers again", self._place)
-            self._ask_at, self._pause_s = None, FIRST_PAUSE_S
+                if self._clock() < self._ask_at:
+                    return None
+                self._ask_at = self._clock() + self._pause_s
+            return self._num_failures
 
-    def fail(self, reason: str) -> None:
+    def succeed(self, begun: int) -> None:
         with self._lock:
+            if self._ask_at is not None and begun == self._num_failures:
+                logger.warning("the KV store %s answers again", self._place)
+                self._ask_at, self._pause_s = None, FIRST_PAUSE_S
+
+    def fail(self, begun: int, reason: str) -> None:
+        with self._lock:
+            if begun != self._num_failures:
+                return
+            self._num_failures += 1
             if self._ask_at is None:
                 logger.error(
                     "the KV store %s is bypassed, and tokens are computed, until it answers: %s",

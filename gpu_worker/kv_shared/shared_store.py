@@ -88,20 +88,20 @@ class SharedStore:
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[None]:
-        if not self._bypass.admits():
+        if (begun := self._bypass.begin()) is None:
             raise StoreError("the KV store is bypassed")
         try:
             yield
         except OSError as error:
             self._num_failed += 1
-            self._bypass.fail(f"{what}: {error}")
+            self._bypass.fail(begun, f"{what}: {error}")
             raise StoreError(f"{what}: {error}") from error
         except RefusedError as error:
-            self._bypass.succeed()
+            self._bypass.succeed(begun)
             self._fail(what, f"{what} was refused: {error}")
             raise StoreError(f"{what}: {error}") from error
         else:
-            self._bypass.succeed()
+            self._bypass.succeed(begun)
 
     def _fail(self, kind: str, text: str) -> None:
         self._num_failed += 1

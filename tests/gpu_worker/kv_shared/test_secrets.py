@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.kv_shared.bypass import MAX_PAUSE_S, Bypass
 from gpu_worker.kv_shared.secret_files import SecretFileError, read_key, read_password
-from tests.gpu_worker.kv_shared.redis_servers import Clock, make_seal, write_secret
+from tests.gpu_worker.kv_shared.redis_servers import make_seal, write_secret
 
 
 def test_a_key_and_a_password_are_read(tmp_path: Path) -> None:
@@ -47,27 +46,3 @@ def test_a_name_says_nothing_without_the_key() -> None:
     assert len({one.name(b"k" * 16) for one in seals}) == 3
     assert len({one.tenant(b"t") for one in seals}) == 3
     assert len({one.group for one in seals}) == 3
-
-
-def test_a_store_that_stays_away_is_asked_less_often(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    bypass = Bypass("here", clock=clock)
-    pauses = []
-    for _ in range(10):
-        assert bypass.admits()
-        bypass.fail("it is down")
-        start = clock.now
-        while not bypass.admits():
-            clock.now += 0.5
-        assert not bypass.admits()  # one call tries, not all
-        pauses.append(clock.now - start)
-        bypass.fail("it is down")
-        clock.now += 2 * MAX_PAUSE_S
-    assert pauses[0] == 1
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == MAX_PAUSE_S
-    assert bypass.admits()
-    bypass.succeed()
-    assert bypass.admits() and bypass.admits()
-    said = [r.getMessage() for r in caplog.records]
-    assert [text.split()[4] for text in said] == ["is", "answers"]
