@@ -14,6 +14,7 @@ from signalbox import LLM, SamplingParams
 from tests.gpu_worker.kv_shared.redis_servers import (
     RedisProcess,
     needs_redis,
+    patient,
     redis,
     write_secret,
 )
@@ -42,6 +43,8 @@ def key(tmp_path: Path) -> Path:
 def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model as tiny as this one computes a block as fast as a server returns it."""
     monkeypatch.setattr(CostModel, "loads", lambda *_, **__: True)
+    monkeypatch.setattr("scheduler_svc.planning.loading.GRACE_S", 60.0)  # on a loaded machine, too
+    patient(monkeypatch)
 
 
 class Served:

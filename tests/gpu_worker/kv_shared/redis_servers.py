@@ -98,6 +98,13 @@ def redis(*options: str, is_tls: bool = False, port: int | None = None) -> Itera
         server.close()
 
 
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets servers of tiers take their time, as they do on a loaded machine."""
+    defaults = RedisServer.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "call_s", 60.0)
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

@@ -21,12 +21,18 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     held,
     make_store,
     needs_redis,
+    patient,
     redis,
     write_secret,
 )
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
 
 Digests = MutableMapping[str, str]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    patient(monkeypatch)
 
 
 def identify(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:

@@ -83,8 +83,9 @@ def test_an_index_that_cannot_be_read_is_listed_and_cleared(
 @pytest.mark.system
 @needs_redis
 def test_it_lists_and_clears_what_is_on_a_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    redis_servers.patient(monkeypatch)
     key = write_secret(tmp_path / "key", redis_servers.SECRET)
     with redis_servers.redis() as server:
         store, other = (
