@@ -109,8 +109,6 @@ def _on_server(runner: Share, config: SharedConfig) -> "RunnerStore":
         tier,
         StoreCapacity(
             kind="shared",
-            read_bytes_per_s=tier.read_bytes_per_s,
             max_write_bytes_per_s=config.store_write_bytes_per_s,
-            max_write_bytes_per_day=0,
         ),
     )

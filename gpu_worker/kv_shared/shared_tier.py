@@ -20,14 +20,9 @@ from gpu_worker.store_url import REDIS_SCHEMES, redis_address
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES_PER_S = 1e9
-"""Rate that is announced before blocks have been fetched: too high, so that the first are."""
-
 
 class SharedTier(LateStore[SharedStore]):
     """Satisfies `BlockStore`."""
-
-    read_bytes_per_s = READ_BYTES_PER_S
 
     def __init__(self, config: SharedConfig, *, block_bytes: int, identify: Identify) -> None:
         """Raises ModelError or SecretFileError if the store, or a file, cannot be used."""
