@@ -18,7 +18,7 @@ GIB = 1 << 30
 LOOPBACK = "127.0.0.1"
 _MAX_GIB = 1 << 30  # an exbibyte
 _USUAL_DISK_SPACE = 16.0
-_DISK_WRITE_BYTES_PER_S = 256 << 20
+_STORE_WRITE_BYTES_PER_S = 256 << 20
 """Half of what a SATA SSD writes, so that reads do not wait behind writes."""
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
@@ -353,7 +353,7 @@ class DiskConfig(SettingsGroup):
 
     @property
     def disk_write_bytes_per_s(self) -> int:
-        return _DISK_WRITE_BYTES_PER_S
+        return _STORE_WRITE_BYTES_PER_S
 
 
 class SharedConfig(SettingsGroup):
@@ -379,7 +379,7 @@ class SharedConfig(SettingsGroup):
 
     @property
     def store_write_bytes_per_s(self) -> int:
-        return _DISK_WRITE_BYTES_PER_S
+        return _STORE_WRITE_BYTES_PER_S
 
 
 class DeviceConfig(SettingsGroup):

@@ -63,7 +63,7 @@ def redis_address(url: str) -> RedisAddress:
     if "ssl_keyfile" in query and "ssl_certfile" not in query:
         raise ValueError("ssl_keyfile goes with ssl_certfile; give both")
     db = parts.path.strip("/") or "0"
-    if not parts.hostname or not db.isdigit():
+    if not parts.hostname or not db.isdecimal() or parts.fragment:
         raise ValueError("it must be redis://[USER@]HOST[:PORT][/NUMBER OF DATABASE]")
     return RedisAddress(
         host=parts.hostname,

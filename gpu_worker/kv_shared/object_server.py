@@ -44,6 +44,7 @@ WRITE_S = 8.0
 PREFIX = "signalbox-kv"
 _NUM_REQUESTS = 16
 """Requests of lookups under way at once."""
+_CHUNK_BYTES = 1 << 20
 _MAX_PLACES = 1 << 16
 _MAX_MESSAGE_CHARS = 200
 _ENVIRONMENTS = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
@@ -99,16 +100,14 @@ class ObjectServer:
         start = LIST_BYTES + place.position * self._sealed_bytes
         path, length = self._path(place.end), self._sealed_bytes
         try:
-            with _asking():
-                data = memoryview(obstore.get_range(self._reads, path, start=start, length=length))
+            data, _ = self._range(path, start, length)
         except FileNotFoundError:
             self._forget(place.end)
             return None
-        except _RangeError:
-            return b""
         if len(data) != length:
             return b""
-        into[:] = data[HEADER_BYTES:]
+        with memoryview(data) as view:
+            into[:] = view[HEADER_BYTES:]
         return bytes(data[:HEADER_BYTES])
 
     def write(self, name: bytes, header: bytes, data: memoryview) -> None:
@@ -200,11 +199,27 @@ class ObjectServer:
     def _list(self, path: str) -> tuple[bytes, int]:
         """Returns what an object begins with, and its length; nothing if it is not there."""
         try:
-            with _asking():
-                found = obstore.get(self._reads, path, options={"range": (0, LIST_BYTES)})
-                return bytes(found.bytes()), found.meta["size"]
-        except (FileNotFoundError, _RangeError):
+            data, size = self._range(path, 0, LIST_BYTES)
+        except FileNotFoundError:
             return b"", 0
+        return bytes(data), size
+
+    def _range(self, path: str, start: int, length: int) -> tuple[bytearray, int]:
+        """Returns a part of an object, shorter if that ends before, and the object's length.
+
+        Raises OSError, also if more comes than was asked for.
+        """
+        data = bytearray()
+        try:
+            with _asking():
+                found = obstore.get(self._reads, path, options={"range": (start, start + length)})
+                for part in found.stream(min_chunk_size=_CHUNK_BYTES):
+                    data += part
+                    if len(data) > length:
+                        raise ConnectionError("an answer is longer than what was asked for")
+                return data, found.meta["size"]
+        except _RangeError:
+            return bytearray(), 0
 
     def _path(self, end: bytes) -> str:
         return f"{self._folder}/{end.hex()}"

@@ -1,8 +1,8 @@
 """A connection to a Redis or Valkey server, in the second version of its protocol (RESP2).
 
-Every call has a deadline for all of it, however slowly bytes come, and every answer a bound of its
-length: a server may be anything. Large values are received in place. Client libraries bound a
-single receive alone, and take the length that the server announces.
+Every call has a deadline for all of it, however slowly bytes come, and its answers together a bound
+of their length: a server may be anything. Large values are received in place. Client libraries
+bound a single receive alone, and take the length that the server announces.
 """
 
 import socket
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from gpu_worker.store_url import RedisAddress
 
 CONNECT_S = 1.0
-_MAX_TEXT_BYTES = 1 << 20
+MAX_CALL_BYTES = 1 << 24
+"""Bytes of all answers to a call, beside values that are received in place."""
 _MAX_LINE_BYTES = 4096
 _MAX_ITEMS = 1 << 16
 _MAX_DEPTH = 2
@@ -36,18 +37,23 @@ class ProtocolError(OSError):
 class RedisConnection:
     """Used by one thread at a time. An error but ReplyError leaves it unusable."""
 
-    def __init__(self, address: RedisAddress, *, password: str | None, deadline: float) -> None:
+    def __init__(
+        self,
+        address: RedisAddress,
+        *,
+        password: str | None,
+        tls: ssl.SSLContext | None,
+        deadline: float,
+    ) -> None:
         """Connects and logs in. Raises OSError."""
-        self.deadline = deadline
+        self.begin(deadline)
         self._received = bytearray()
         timeout_s = min(CONNECT_S, self._left_s())
         self._socket = socket.create_connection((address.host, address.port), timeout_s)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if address.is_tls:
-                self._socket = _tls_context(address).wrap_socket(
-                    self._socket, server_hostname=address.host
-                )
+            if tls is not None:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=address.host)
             self._log_in(address, password)
         except BaseException:
             self.close()
@@ -66,6 +72,11 @@ class RedisConnection:
 
     def close(self) -> None:
         self._socket.close()
+
+    def begin(self, deadline: float) -> None:
+        """Begins a call, which ends by `deadline` on the monotonic clock."""
+        self._deadline = deadline
+        self._num_bytes_left = MAX_CALL_BYTES
 
     def call(self, *commands: Sequence[Part]) -> list[Reply]:
         """Sends commands at once, and returns their answers; an error is one of them."""
@@ -99,7 +110,7 @@ class RedisConnection:
             return _int(rest)
         if kind == b"$":
             length = _int(rest)
-            return None if length < 0 else self._bulk(length, _MAX_TEXT_BYTES)
+            return None if length < 0 else self._bulk(length, self._num_bytes_left)
         if kind == b"*" and _int(rest) <= _MAX_ITEMS and depth < _MAX_DEPTH:
             return [self.receive(depth + 1) for _ in range(_int(rest))]
         raise ProtocolError(f"an answer begins with {kind + rest[:16]!r}")
@@ -131,11 +142,18 @@ class RedisConnection:
             self._receive_more()
         line = bytes(self._received[:end])
         del self._received[: end + 2]
+        self._count(len(line))
         return line[:1], line[1:]
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes_left -= num_bytes
+        if self._num_bytes_left < 0:
+            raise ProtocolError("the answers to a call are too long")
 
     def _bulk(self, length: int, max_bytes: int) -> bytes:
         if length > max_bytes:
             raise ProtocolError(f"an answer has {length} bytes, more than were asked for")
+        self._count(length)
         data = bytearray(length + 2)
         self._fill(memoryview(data))
         if not data.endswith(b"\r\n"):
@@ -168,7 +186,7 @@ class RedisConnection:
         view.release()
 
     def _left_s(self) -> float:
-        left_s = self.deadline - time.monotonic()
+        left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the server is slow")
         return left_s
@@ -181,8 +199,16 @@ def _int(text: bytes) -> int:
         raise ProtocolError(f"an answer has {text[:16]!r} for a number") from None
 
 
-def _tls_context(address: RedisAddress) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=address.ssl_ca_certs)
-    if address.ssl_certfile is not None:
-        context.load_cert_chain(address.ssl_certfile, address.ssl_keyfile)
+def tls_context(address: RedisAddress) -> ssl.SSLContext | None:
+    """Returns what connections to a TLS address take. Raises ValueError if a file is no use."""
+    if not address.is_tls:
+        return None
+    files = (address.ssl_ca_certs, address.ssl_certfile, address.ssl_keyfile)
+    try:
+        context = ssl.create_default_context(cafile=address.ssl_ca_certs)
+        if address.ssl_certfile is not None:
+            context.load_cert_chain(address.ssl_certfile, address.ssl_keyfile, password="")
+    except (OSError, ValueError) as error:  # which does not say of what
+        names = ", ".join(name for name in files if name is not None)
+        raise ValueError(f"--kv-store: TLS cannot use {names}: {error}") from None
     return context

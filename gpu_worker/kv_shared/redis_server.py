@@ -5,6 +5,8 @@ policy. A lookup touches the blocks from the last to the first, so that the head
 last.
 """
 
+import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from gpu_worker.kv_shared.redis_connection import (
     RedisConnection,
     Reply,
     ReplyError,
+    tls_context,
 )
 from gpu_worker.kv_store.block_store import StoreUsage
 from gpu_worker.store_url import RedisAddress
@@ -47,7 +50,9 @@ class RedisServer:
         password: str | None = None,
         call_s: float = CALL_S,
     ) -> None:
+        """Raises ValueError if a file of the address cannot be used."""
         self._address = address
+        self._tls = tls_context(address)
         self._password = password
         self._prefix = PREFIX + (f"{group}:".encode() if group else b"")
         self._call_s = call_s
@@ -134,7 +139,7 @@ class RedisServer:
                 lines = text.decode(errors="replace").splitlines()
                 info |= {name: value for name, _, value in (one.partition(":") for one in lines)}
         return StoreUsage(
-            num_blocks=size if isinstance(size, int) else 0,
+            num_blocks=max(0, size) if isinstance(size, int) else 0,
             used_bytes=_number(info, "used_memory"),
             capacity_bytes=_number(info, "maxmemory"),
             num_evicted=_number(info, "evicted_keys"),
@@ -162,10 +167,13 @@ class RedisServer:
         """Calls the server on a connection that is idle, or on a new one. Raises OSError."""
         deadline = time.monotonic() + self._call_s
         while (connection := self._pop_idle()) is not None:
-            connection.deadline = deadline
-            with suppress(ConnectionError):  # closed since, as servers do with idle ones
+            connection.begin(deadline)
+            # Closed since, as servers do with idle ones; TLS has an error of its own for that.
+            with suppress(ConnectionError, ssl.SSLError):
                 return self._run(connection, run)
-        connection = RedisConnection(self._address, password=self._password, deadline=deadline)
+        connection = RedisConnection(
+            self._address, password=self._password, tls=self._tls, deadline=deadline
+        )
         return self._run(connection, run)
 
     def _run(self, connection: RedisConnection, run: Callable[[RedisConnection], T]) -> T:
@@ -195,4 +203,4 @@ def _value(reply: T | ReplyError) -> T:
 
 def _number(info: dict[str, str], name: str) -> int:
     text = info.get(name, "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0

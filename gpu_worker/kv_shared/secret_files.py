@@ -7,6 +7,8 @@ from pathlib import Path
 MIN_KEY_BYTES = 32
 _MAX_BYTES = 4096
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_OF_ROOT = _OTHERS & ~stat.S_IRGRP
+"""Kubernetes mounts a secret as a file of root's that the group of the pod may read."""
 
 
 class SecretFileError(ValueError):
@@ -42,7 +44,8 @@ def _read(path: Path, flag: str) -> bytes:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise SecretFileError(f"{flag} {path} cannot be read: {error.strerror}") from None
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & _OTHERS:
+    forbidden = {0: _OTHERS_OF_ROOT, os.geteuid(): _OTHERS}.get(status.st_uid)
+    if forbidden is None or status.st_mode & forbidden:
         raise SecretFileError(
             f"{flag} {path} must belong to the user of the worker, and to nobody else; chown it,"
             f" and chmod 600 {path}"

@@ -1,21 +1,24 @@
 """What a shared store holds, by model; and its removal."""
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_worker.kv_shared.block_seal import BlockSeal
+from gpu_worker.kv_shared.block_seal import NAME_BYTES, BlockSeal
 from gpu_worker.kv_shared.block_server import BlockServer
 from gpu_worker.kv_shared.secret_files import read_key, read_password
 from gpu_worker.kv_shared.shared_tier import make_server
 from gpu_worker.store_url import checked_url, exposure
+
+_NAME = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
 
 class StoredGroup(NamedTuple):
     """The blocks of one model."""
 
     name: str
-    """As workers log it when they start; it says nothing of the model to others."""
+    """As workers log it when they start; "unknown" for what no worker has named."""
     num_entries: int
     """Keys, or objects."""
     num_bytes: int
@@ -34,7 +37,8 @@ class StoreAccess(NamedTuple):
         """Returns the models, the one with most bytes first."""
         counts: dict[str, tuple[int, int]] = {}
         with closing(self._server()) as server:
-            for group, num_bytes in server.sizes():
+            for name, num_bytes in server.sizes():
+                group = name if _NAME.fullmatch(name) else "unknown"
                 count, total = counts.get(group, (0, 0))
                 counts[group] = count + 1, total + num_bytes
         found = [StoredGroup(name, *both) for name, both in counts.items()]

@@ -27,6 +27,8 @@ def test_the_parts_of_a_redis_address_are_read() -> None:
         ("host:6379", "must begin with"),
         ("redis://", "HOST"),
         ("redis://host/name", "NUMBER OF DATABASE"),
+        ("redis://host/\u00b2", "NUMBER OF DATABASE"),
+        ("redis://host/0#1", "NUMBER OF DATABASE"),
         ("redis://host:port", "[Pp]ort"),
         ("redis://user:secret@host", "--kv-store-password"),
         ("redis://:secret@host", "--kv-store-password"),

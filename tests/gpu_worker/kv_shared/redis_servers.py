@@ -61,7 +61,9 @@ class RedisProcess:
 
     def call(self, *command: bytes) -> Reply:
         """Does what somebody else with access to the server may do."""
-        connection = RedisConnection(self.address, password=None, deadline=time.monotonic() + 60)
+        connection = RedisConnection(
+            self.address, password=None, tls=None, deadline=time.monotonic() + 60
+        )
         try:
             return connection.call(command)[0]
         finally:

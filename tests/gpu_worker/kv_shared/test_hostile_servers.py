@@ -11,7 +11,7 @@ import pytest
 from gpu_worker.kv_shared.bypass import Bypass
 from gpu_worker.kv_shared.redis_server import RedisServer
 from gpu_worker.kv_shared.shared_store import SharedStore
-from gpu_worker.kv_store.block_store import StoreError
+from gpu_worker.kv_store.block_store import StoreError, StoreUsage
 from gpu_worker.store_url import redis_address
 from tests.gpu_worker.kv_shared.redis_servers import Clock, make_seal, read, write
 from tests.gpu_worker.kv_store.stores import keys_of
@@ -97,6 +97,24 @@ def test_a_list_without_an_end_bypasses_the_store(data: bytes) -> None:
 def test_a_find_counts_nothing_but_ones(data: bytes) -> None:
     with answering(sending(data)) as store:
         assert store.find(keys_of(1)) == 0
+
+
+def test_answers_that_are_too_long_together_bypass_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpu_worker.kv_shared.redis_connection.MAX_CALL_BYTES", 1 << 16)
+    data = b"*100\r\n" + 100 * (b"$1024\r\n" + bytes(1024) + b"\r\n")
+    with answering(sending(data)) as store, pytest.raises(StoreError, match=r"too long|more than"):
+        store.find(keys_of(1))
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "-1", "9" * 5000, "1_0", ""])
+def test_what_a_server_says_that_it_holds_is_a_number_or_nothing(number: str) -> None:
+    text = f"used_memory:{number}\r\nmaxmemory:{number}\r\nevicted_keys:{number}".encode()
+    info = b"$%d\r\n%b\r\n" % (len(text), text)
+    with answering(sending(b":-5\r\n" + info + info)) as store:
+        store.maintain()
+        assert store.usage() == StoreUsage(0, 0, 0)
 
 
 def test_a_block_that_is_cut_off_bypasses_the_store() -> None:

@@ -28,12 +28,30 @@ LAST = ends(6)[-1]
 _OVERLOADED = b"<Error><Code>SlowDown</Code><Message>Please reduce your rate</Message></Error>"
 
 
+NUM_PARTS = 256
+
+
+def _announcing_more(start_response: Any) -> Any:
+    """Returns what starts an answer that is 256 MiB longer."""
+
+    def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+        others = [one for one in headers if one[0].lower() != "content-length"]
+        (length,) = (int(value) for name, value in headers if name.lower() == "content-length")
+        return start_response(
+            status, [*others, ("Content-Length", str(length + (NUM_PARTS << 20)))], *rest
+        )
+
+    return start
+
+
 class Moto:
     """moto's server on a port of this machine, with faults before it."""
 
     def __init__(self) -> None:
         self.fault = ""
         self.num_requests = 0
+        self.num_parts = 0
+        """Parts sent of answers that are too long."""
         self._app: Callable[..., Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
         self._ended = threading.Event()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
@@ -48,8 +66,16 @@ class Moto:
             return [_OVERLOADED]
         if self.fault == "silent":
             self._ended.wait()
+        if self.fault == "long":
+            return self._too_long(self._app(environ, _announcing_more(start_response)))
         answer = self._app(environ, start_response)
         return self._slowly(answer) if self.fault == "slow" else answer
+
+    def _too_long(self, answer: Iterable[bytes]) -> Iterator[bytes]:
+        yield from answer
+        for _ in range(NUM_PARTS):
+            yield bytes(1 << 20)
+            self.num_parts += 1
 
     def _slowly(self, answer: Iterable[bytes]) -> Iterator[bytes]:
         for part in answer:
@@ -137,6 +163,18 @@ def test_a_fetch_that_fails_returns_no_block(moto: Moto, fault: str) -> None:
         read(store, 0)
     moto.fault = ""
     await_found(store, clock)
+
+
+@pytest.mark.parametrize("call", ["find", "read"])
+def test_an_answer_that_is_too_long_is_not_received(moto: Moto, call: str) -> None:
+    store = make_object_store(BUCKET)
+    write(store, *range(LAST + 1))
+    keys = keys_of(*range(LAST + 1))
+    assert store.find(keys) == LAST + 1
+    moto.fault = "long"
+    with pytest.raises(StoreError, match="longer than what was asked for"):
+        _ = store.find(keys) if call == "find" else read(store, 0)
+    assert moto.num_parts < NUM_PARTS
 
 
 def await_found(store: SharedStore, clock: Clock) -> None:

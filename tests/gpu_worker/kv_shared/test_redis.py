@@ -227,12 +227,14 @@ def test_a_paused_server_is_bypassed_within_a_bound_and_used_again(
     assert said == [logging.ERROR, logging.WARNING]
 
 
-def test_a_server_that_starts_again_is_used_without_a_failure() -> None:
-    with redis() as server:
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_server_that_starts_again_is_used_without_a_failure(tmp_path: Path, is_tls: bool) -> None:
+    options, query = make_certificates(tmp_path) if is_tls else ((), "")
+    with redis(*options, is_tls=is_tls) as server:
         port = server.port
-        store = make_store(server)
+        store = make_store(redis_address(server.url + query))
         write(store, 1)
-    with redis(port=port):
+    with redis(*options, is_tls=is_tls, port=port):
         assert store.find(keys_of(1)) == 0  # its connections were closed
         write(store, 2)
         assert held(store, range(3)) == {2}
@@ -289,27 +291,30 @@ def test_a_login_is_made_and_one_that_fails_bypasses_the_store(tmp_path: Path) -
                 other.find(keys_of(1))
 
 
-def test_a_connection_by_tls_checks_the_server(tmp_path: Path) -> None:
-    ca, stranger = trustme.CA(), trustme.CA()
+def make_certificates(tmp_path: Path) -> tuple[tuple[str, ...], str]:
+    """Returns the options of a server with TLS, and the query of a client's URL."""
+    ca = trustme.CA()
     ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
-    cert = ca.issue_cert("127.0.0.1")
-    cert.private_key_pem.write_to_path(tmp_path / "key.pem")
-    cert.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    files = [f"{tmp_path}/{name}.pem" for name in ("cert", "key", "ca")]
-    options = ("--tls-cert-file", files[0], "--tls-key-file", files[1])
-    own = ("--tls-ca-cert-file", files[2])
-    with redis(*options, *own, is_tls=True) as server:
-        clients = f"&ssl_certfile={files[0]}&ssl_keyfile={files[1]}"
-        url = f"{server.url}?ssl_ca_certs={files[2]}{clients}"
-        store = make_store(redis_address(url))
+    both = ca.issue_cert("127.0.0.1")
+    both.private_key_pem.write_to_path(tmp_path / "key.pem")
+    both.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    cert, key, authority = (f"{tmp_path}/{name}.pem" for name in ("cert", "key", "ca"))
+    options = ("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", authority)
+    return options, f"?ssl_ca_certs={authority}&ssl_certfile={cert}&ssl_keyfile={key}"
+
+
+def test_a_connection_by_tls_checks_the_server(tmp_path: Path) -> None:
+    options, query = make_certificates(tmp_path)
+    trustme.CA().cert_pem.write_to_path(tmp_path / "stranger.pem")
+    with redis(*options, is_tls=True) as server:
+        store = make_store(redis_address(server.url + query))
         write(store, *range(20))
         assert held(store, range(20)) == set(range(20))
-        for query in ("", f"?ssl_ca_certs={tmp_path}/stranger.pem{clients}"):
-            other = make_store(redis_address(server.url + query))
+        for wrong in ("", query.replace("/ca.pem", "/stranger.pem")):
+            other = make_store(redis_address(server.url + wrong))
             with pytest.raises(StoreError, match="certificate verify failed"):
                 other.find(keys_of(1))
-        no_certificate = make_store(redis_address(f"{server.url}?ssl_ca_certs={files[2]}"))
+        no_certificate = make_store(redis_address(server.url + query.partition("&")[0]))
         with pytest.raises(StoreError):
             no_certificate.find(keys_of(1))
 

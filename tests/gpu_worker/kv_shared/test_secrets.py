@@ -1,6 +1,10 @@
 """The key and the password of a shared store are in files that others cannot read."""
 
+import os
+import stat
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +34,19 @@ def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: i
         with pytest.raises(SecretFileError, match="chmod 600") as caught:
             reading(path)
         assert "sss" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "is_taken"), [(0o440, True), (0o444, False), (0o460, False)])
+def test_a_secret_of_kubernetes_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_taken: bool
+) -> None:
+    """It belongs to root, and to the group of the pod."""
+    path = write_secret(tmp_path / "key", b"s" * 32)
+    status = SimpleNamespace(st_uid=0, st_mode=stat.S_IFREG | mode)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "fstat", lambda fd: status)
+    with nullcontext() if is_taken else pytest.raises(SecretFileError, match="chmod 600"):
+        assert read_key(path) == b"s" * 32
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -110,6 +110,9 @@ def test_files_and_folders_are_checked_at_the_start(tmp_path: Path) -> None:
     ):
         with pytest.raises(SecretFileError, match="No such file"):
             SharedTier(config, block_bytes=BLOCK_BYTES, identify=identify)
+    config = SharedConfig(kv_store=f"rediss://127.0.0.1?ssl_ca_certs={tmp_path}/none.pem")
+    with pytest.raises(ValueError, match=r"TLS cannot use .*none\.pem: .*No such file"):
+        SharedTier(config, block_bytes=BLOCK_BYTES, identify=identify)
 
 
 def test_a_folder_that_others_may_enter_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def test_it_lists_and_clears_what_is_on_a_server(
         assert first["num_bytes"] == 3 * redis_servers.make_seal().sealed_bytes
         assert main(["cache", "list", server.url]) == 0
         assert "2 sets of blocks" in capsys.readouterr().out
+        server.call(b"SET", b"signalbox:kv:\x1b[2Jx:1", b"x")
+        assert main(["cache", "list", server.url]) == 0
+        out = capsys.readouterr().out
+        assert "unknown" in out
+        assert "\x1b" not in out
+        server.call(b"DEL", b"signalbox:kv:\x1b[2Jx:1")
         clear = ["cache", "clear", server.url]
         assert main([*clear, "--tenant", "a"]) == 0  # without the key it has another name
         assert "0 entries cleared" in capsys.readouterr().out
