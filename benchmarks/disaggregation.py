@@ -1,0 +1,165 @@
+"""Long prompts beside streams of short chats: goodput, and how long tokens are apart.
+
+    python -m benchmarks.disaggregation [--profile h100 cpu] [--workers 4] [--rates 16 32 48]
+
+The real scheduler plans for workers in simulated time, whose steps cost what was measured or what a
+data sheet says: see simulated_time/step_costs.py. Requests come at random times; one of ten has a
+long prompt. A request is good if its first token and its mean time between tokens are
+within the objectives, and goodput is good requests a second. Each pool gets the same requests.
+"""
+
+import argparse
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.simulated_time.simulated_pool import Answer, Asked, SimulatedPool
+from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
+from scheduler_svc.config import SchedulerConfig
+from signalbox.bench.measurements import percentile_ms
+
+LONG_SHARE = 0.1
+"""Share of the requests that have a long prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests of a profile, and what their clients hope for."""
+
+    chat: Asked
+    long: Asked
+    first_token_s: float
+    """Objective of the time to the first token (TTFT)."""
+    per_token_s: float
+    """Objective of the mean time between tokens of a request (TPOT)."""
+    rates: tuple[float, ...]
+    """Requests a second."""
+    num_gpu_blocks: int
+    max_num_seqs: int = 128
+
+    def is_good(self, answer: Answer) -> bool:
+        is_early = answer.first_token_s <= self.first_token_s
+        return answer.is_whole and is_early and answer.per_token_s <= self.per_token_s
+
+
+LOADS = {
+    "h100": Load(
+        chat=Asked(512, 256),
+        long=Asked(8192, 128),
+        first_token_s=1.0,
+        per_token_s=0.012,
+        rates=(16, 32, 48, 56),
+        num_gpu_blocks=28_000,
+    ),
+    "cpu": Load(
+        chat=Asked(128, 128),
+        long=Asked(2048, 64),
+        first_token_s=5.0,
+        per_token_s=0.05,
+        rates=(2, 4, 5, 6),
+        num_gpu_blocks=6_000,
+        max_num_seqs=64,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKind:
+    """Arrangement of the workers of a pool, and the budget of their steps."""
+
+    name: str
+    max_num_batched_tokens: int
+
+
+def arrivals(
+    load: Load, *, rate: float, seconds: float, seed: int
+) -> Iterator[tuple[float, Asked]]:
+    """Yields the time and the kind of each request."""
+    rng, now = random.Random(seed), 0.0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        yield now, load.long if rng.random() < LONG_SHARE else load.chat
+
+
+def measure(
+    costs: StepCosts,
+    load: Load,
+    kind: PoolKind,
+    *,
+    num_workers: int,
+    rate: float,
+    seconds: float,
+    seed: int = 0,
+) -> list[Answer]:
+    """Puts requests of so many seconds to a pool, and lets it end them all."""
+    pool = SimulatedPool(
+        costs,
+        num_workers=num_workers,
+        max_num_seqs=load.max_num_seqs,
+        num_gpu_blocks=load.num_gpu_blocks,
+        max_num_batched_tokens=kind.max_num_batched_tokens,
+        settings=SchedulerConfig(max_queued_requests=1 << 20),
+    )
+    for when, asked in arrivals(load, rate=rate, seconds=seconds, seed=seed):
+        pool.ask_at(when, asked)
+    pool.clock.run(until=1e9)
+    pool.check()
+    return pool.clients.answers
+
+
+def row(load: Load, kind: PoolKind, answers: list[Answer], *, rate: float, seconds: float) -> str:
+    """Returns a row of the table."""
+    good = sum(map(load.is_good, answers))
+    chats = [answer for answer in answers if answer.asked == load.chat]
+    gaps = [gap for answer in answers for gap in answer.gaps_s]
+    firsts = [
+        percentile_ms([one.first_token_s for one in some], percent)
+        for some, percent in ((chats, 50), (chats, 99), (answers, 99))
+    ]
+    between = (percentile_ms(gaps, percent) for percent in (50, 99, 100))
+    return (
+        f"| {rate:g} | {kind.name} | {good / seconds:.2f} | {good / len(answers):.0%}"
+        f" | {' / '.join(f'{value:.0f}' for value in firsts)}"
+        f" | {1e3 * median(one.per_token_s for one in answers):.1f}"
+        f" | {' / '.join(f'{value:.1f}' for value in between)} |"
+    )
+
+
+HEADER = (
+    "| requests/s | pool | goodput/s | good | TTFT of chats p50 / p99, of all p99, ms | TPOT p50 ms"
+    " | between tokens p50 / p99 / longest ms |\n|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--profile", nargs="+", choices=PROFILES, default=list(PROFILES))
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--rates", type=float, nargs="+", help="requests a second")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of simulated arrivals")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[512, 2048, 8192])
+    args = parser.parse_args()
+    for profile in args.profile:
+        costs, load = PROFILES[profile], LOADS[profile]
+        print(
+            f"\n{costs.name}: {args.workers} workers; chats of {load.chat.prompt_tokens} +"
+            f" {load.chat.max_tokens} tokens, {LONG_SHARE:.0%} of {load.long.prompt_tokens} +"
+            f" {load.long.max_tokens}; TTFT within {load.first_token_s:g} s, TPOT within"
+            f" {1e3 * load.per_token_s:g} ms\n\n{HEADER}"
+        )
+        kinds = [PoolKind(f"mixed, steps of {budget}", budget) for budget in args.budgets]
+        for rate in args.rates or load.rates:
+            for kind in kinds:
+                answers = measure(
+                    costs,
+                    load,
+                    kind,
+                    num_workers=args.workers,
+                    rate=rate,
+                    seconds=args.seconds,
+                )
+                print(row(load, kind, answers, rate=rate, seconds=args.seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""A pool of workers under the real scheduler, and clients that read tokens, in simulated time."""
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from functools import partial
+
+from benchmarks.simulated_time.event_clock import EventClock
+from benchmarks.simulated_time.simulated_worker import SimulatedWorker
+from benchmarks.simulated_time.step_costs import StepCosts
+from contract.model import ModelInfo, WorkerCapacity
+from contract.request import Request
+from contract.sampling_params import SamplingParams
+from contract.updates import RequestUpdates
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.factory import make_cluster
+from scheduler_svc.requests.sequence_group import new_group
+
+BLOCK_SIZE = 16
+VOCAB_SIZE = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that a client sends."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """Times at which a client got its tokens, in simulated seconds."""
+
+    asked: Asked
+    sent_at: float
+    token_times: list[float] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def first_token_s(self) -> float:
+        return self.token_times[0] - self.sent_at
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between one token and the next."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.token_times)]
+
+    @property
+    def per_token_s(self) -> float:
+        """Mean seconds between tokens, as an objective of TPOT counts them."""
+        times = self.token_times
+        return (times[-1] - times[0]) / max(1, len(times) - 1)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.token_times) == self.asked.max_tokens
+
+
+class Clients:
+    """Satisfies `RouterSession`: notes when each token comes."""
+
+    def __init__(self, clock: EventClock) -> None:
+        self._clock = clock
+        self.answers: list[Answer] = []
+
+    def send(self, updates: RequestUpdates) -> None:
+        for handle, _, token_ids, _ in updates.runs():
+            self.answers[handle - 1].token_times += [self._clock.now] * len(token_ids)
+        for end in updates.finished_requests:
+            if end.failure is not None:
+                self.answers[end.handle - 1].failure = end.failure.message
+
+
+class SimulatedPool:
+    """Workers that share a scheduler.
+
+    Args:
+        max_num_seqs: sequences in a step of a worker.
+        num_gpu_blocks: KV blocks of a worker.
+        settings: of the scheduler.
+    """
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        *,
+        num_workers: int,
+        max_num_seqs: int,
+        num_gpu_blocks: int,
+        max_num_batched_tokens: int = 2048,
+        num_cpu_blocks: int = 0,
+        max_model_len: int = 16_384,
+        settings: SchedulerConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.clock = EventClock()
+        self.clients = Clients(self.clock)
+        self.workers: list[SimulatedWorker] = []
+        self._rng = random.Random(seed)
+        self._costs = costs
+        self._config = settings or SchedulerConfig(max_queued_requests=1 << 20)
+        self._model = ModelInfo(
+            name="simulated",
+            architecture="",
+            dtype="bfloat16",
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            eos_token_ids=(),
+        )
+        self._capacity = WorkerCapacity(
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            block_bytes=costs.block_bytes,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            copy_bytes_per_s=costs.copy_bytes_per_s,
+            prefill_tokens_per_s=1024 / costs.prefill_s(1024),
+            grammar_bytes=1 << 20,
+            max_steps_in_flight=2,
+        )
+        self.cluster = make_cluster(self._config, clock=self.clock)
+        self.cluster.serve(self._model)
+        for _ in range(num_workers):
+            self.join()
+
+    def join(self) -> SimulatedWorker:
+        """Adds a worker now."""
+        worker = SimulatedWorker(
+            f"worker {len(self.workers)}",
+            clock=self.clock,
+            cluster=self.cluster,
+            config=self._config,
+            model=self._model,
+            capacity=self._capacity,
+            costs=self._costs,
+        )
+        self.workers.append(worker)
+        self.cluster.join(worker.loop)
+        return worker
+
+    def ask_at(self, when: float, asked: Asked) -> None:
+        """Has a client send a request at a time."""
+        self.clock.call_at(when, partial(self.ask, asked))
+
+    def ask(self, asked: Asked) -> None:
+        """Has a client send a request of random tokens now."""
+        self.clients.answers.append(Answer(asked, self.clock.now))
+        handle = len(self.clients.answers)
+        request = Request(
+            handle=handle,
+            request_id=f"r{handle}",
+            prompt_token_ids=self._rng.choices(range(VOCAB_SIZE), k=asked.prompt_tokens),
+            params=SamplingParams(),
+            max_tokens=asked.max_tokens,
+        )
+        group = new_group(request, reply_to=self.clients, now=self.clock.now)
+        self.cluster.requests.add(group)
+
+    def drain(self, worker: SimulatedWorker, *, within_s: float) -> None:
+        """Has a worker leave once it has ended what it had, or `within_s` from now."""
+        self.cluster.drain(worker.loop)
+        self._leave_when_drained(worker, self.clock.now + within_s)
+
+    def _leave_when_drained(self, worker: SimulatedWorker, latest: float) -> None:
+        if self.clock.now < latest and not worker.loop.is_drained:
+            later = min(latest, self.clock.now + 0.01)
+            self.clock.call_at(later, partial(self._leave_when_drained, worker, latest))
+            return
+        worker.leave()
+        self.cluster.leave(worker.loop)
+
+    def check(self) -> None:
+        """Asserts that every answer is whole, and that no worker has work or blocks left."""
+        broken = [answer for answer in self.clients.answers if not answer.is_whole]
+        assert not broken, f"{len(broken)} answers are not whole: {broken[0].failure}"
+        self.cluster.check()
+        for loop in self.cluster.step_loops:
+            assert not loop.scheduler.has_unfinished

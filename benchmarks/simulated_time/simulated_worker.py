@@ -1,0 +1,109 @@
+"""A worker in simulated time: it answers each plan when its cost has passed, by made-up tokens."""
+
+import math
+from functools import partial
+
+from benchmarks.simulated_time.event_clock import EventClock
+from benchmarks.simulated_time.step_costs import StepCosts, StepWork
+from contract.columns import int32s, int64s
+from contract.model import ModelInfo, WorkerCapacity
+from contract.step_result import StepResult, StepTimings
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.factory import make_scheduler
+from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.workers.step_loop import StepLoop
+
+MESSAGE_S = 0.0005
+"""Seconds that a message between scheduler and worker takes."""
+_TOKEN = 7
+
+
+class SimulatedWorker:
+    """A step loop of the real scheduler, and the device that its steps occupy one after another."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        clock: EventClock,
+        cluster: Cluster,
+        config: SchedulerConfig,
+        model: ModelInfo,
+        capacity: WorkerCapacity,
+        costs: StepCosts,
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._free_at = 0.0
+        self._is_woken = self._is_gone = False
+        scheduler = make_scheduler(
+            config,
+            model=model,
+            capacity=capacity,
+            admission=cluster.admission,
+            worker_name=name,
+        )
+        self.loop = StepLoop(
+            scheduler,
+            send_updates=cluster.requests.send_updates,
+            prepare=lambda _: None,
+            wake=self._wake,
+            wake_all=cluster.wake,
+        )
+
+    def leave(self) -> None:
+        """Executes nothing any more."""
+        self._is_gone = True
+
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._clock.call_at(self._clock.now, self._fill)
+
+    def _fill(self) -> None:
+        self._is_woken = False
+        if self._is_gone:
+            return
+        while (plan := self.loop.fill(self._clock.now)) is not None:
+            self._start(plan)
+        if (poll_at := self.loop.next_poll_at) < math.inf:
+            self._clock.call_at(poll_at, self._fill)
+
+    def _start(self, plan: StepPlan) -> None:
+        """Takes a step in behind those before it."""
+        duration_s = self._costs.step_s(work_of(plan, self.loop))
+        self._free_at = max(self._clock.now + MESSAGE_S, self._free_at) + duration_s
+        drawing = [seq_id for seq_id, n in zip(plan.seq_ids, plan.num_samples, strict=True) if n]
+        result = StepResult(
+            step_id=plan.step_id,
+            seq_ids=int64s(drawing),
+            token_ids=int32s([_TOKEN] * len(drawing)),
+            timings=StepTimings(forward_ns=int(1e9 * duration_s)),
+        )
+        self._clock.call_at(self._free_at + MESSAGE_S, partial(self._answer, result))
+
+    def _answer(self, result: StepResult) -> None:
+        if not self._is_gone:
+            self.loop.complete(result, self._clock.now)
+            self._fill()
+
+
+def work_of(plan: StepPlan, loop: StepLoop) -> StepWork:
+    """Returns what a step that has just been planned computes."""
+    num_read = num_pairs = 0
+    for seq, num_new in zip(plan.seqs, plan.num_new_tokens, strict=True):
+        if num_new == 1:
+            num_read += seq.num_tokens
+        else:
+            counters = loop.scheduler.counters(seq)
+            end = counters.num_computed_tokens + counters.num_inflight_tokens
+            num_pairs += num_new * end - num_new * (num_new - 1) // 2
+    moves = plan.block_moves
+    return StepWork(
+        num_seqs=len(plan.seqs),
+        num_tokens=plan.total_tokens,
+        num_read=num_read,
+        num_pairs=num_pairs,
+        num_copied=len(moves.swap_in.src) + len(moves.swap_out.src),
+    )
