@@ -65,9 +65,19 @@ class DecoderConfig:
     """Factor of attention scores; None is that of the head size."""
     embedding_scale: float = 1.0
     """Factor of the table's rows where they are looked up."""
+    rounds_embedding_scale: bool = False
+    """True if that is rounded to the dtype of the weights, as Gemma was trained."""
     logit_divisor: float = 1.0
     has_fused_projections: bool = False
     """True if checkpoints have FUSED_PROJECTIONS."""
+    activation: str = "silu"
+    """Function of the gate, as config.json names it."""
+    norm_offset: float = 0.0
+    """Number that all norms add to their weights."""
+    has_inner_norms: bool = False
+    """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
+    sliding_rope: RopeConfig | None = None
+    """Rotation of the layers with a window; None is `rope`."""
     has_head: bool = True
     """False of a model whose hidden states are pooled, and make no logits."""
     is_bidirectional: bool = False

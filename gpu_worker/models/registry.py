@@ -25,6 +25,7 @@ from gpu_worker.models.decoder_config import (
     qwen3_config,
 )
 from gpu_worker.models.encoder_config import bert_config, modernbert_config, roberta_config
+from gpu_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -301,11 +302,14 @@ register_model(
         is_llama=True,
     )
 )
+for _name, _reader in (
+    ("GemmaForCausalLM", gemma_config),
+    ("Gemma2ForCausalLM", gemma2_config),
+    ("Gemma3ForCausalLM", gemma3_config),
+):
+    register_model(ModelSpec(_name, _reader, _from("gemma", "GemmaDecoder"), has_stages=True))
 # These are imported when they are asked for: a native program is compiled without PyTorch.
 for _name, _module, _reader_name, _model_name in (
-    ("GemmaForCausalLM", "gemma", "gemma_config", "GemmaDecoder"),
-    ("Gemma2ForCausalLM", "gemma", "gemma2_config", "GemmaDecoder"),
-    ("Gemma3ForCausalLM", "gemma", "gemma3_config", "GemmaDecoder"),
     ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder"),
     ("MixtralForCausalLM", "mixture", "mixtral_config", "MoeDecoder"),
     ("OPTForCausalLM", "opt", "opt_config", "OptDecoder"),
@@ -332,8 +336,9 @@ for _family, _reader in (
 register_model(
     ModelSpec(
         "Gemma3TextModel",
-        _from("gemma", "gemma3_config"),
+        gemma3_config,
         _from("gemma", "GemmaDecoder"),
+        is_llama=True,
         generates=False,
     )
 )

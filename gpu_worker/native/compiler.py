@@ -8,21 +8,39 @@ from functools import cached_property
 
 import numpy as np
 
+from gpu_worker.batch.arrays import FloatArray
 from gpu_worker.batch.stage_layers import StageLayers, all_layers
 from gpu_worker.checkpoints.kv_scales import KVScales
 from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.models.rope import RopeConfig
 from gpu_worker.native.matrices import joined
-from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, layer_prefix
+from gpu_worker.native.weight_shapes import (
+    EMBEDDING,
+    HEAD,
+    INNER_NORMS,
+    NORM,
+    feed_norm,
+    layer_prefix,
+)
 from gpu_worker.native.weights import Weights
 from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.arena import Arena, Packed
-from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
 from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder, ProgramShape
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix, stored
-from signalbox_kernels.structs import Element, Epilogue, Row
+from signalbox_kernels.structs import Activation, Element, Epilogue, Row
+
+ACTIVATIONS = {
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "silu": Activation.SILU,
+}
+"""Functions that native programs have, by their names in config.json."""
 
 _KV_ELEMENTS = {
     "float32": Element.FLOAT32,
@@ -89,14 +107,19 @@ def compile_decoder(
         stage,
         in_float32=in_float32,
         kv_scales=kv_scales or ((1.0, 1.0),) * config.num_layers,
+        max_model_len=max_model_len,
         max_lora_rank=max_lora_rank,
         is_divided=group is not None,
         first_token=first_token,
     )
     compiler.add()
-    # [positions, 2, head_size / 2] float32
-    rotary = np.stack(config.rope.cos_sin(config.head_size, max_model_len), axis=1)
+    rotary = _rotary(config.rope, config.head_size, max_model_len)
     return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
+
+
+def _rotary(rope: RopeConfig, head_size: int, max_model_len: int) -> FloatArray:
+    """Returns [positions, 2, head_size / 2] float32, cosines and sines."""
+    return np.stack(rope.cos_sin(head_size, max_model_len), axis=1)
 
 
 class _Rows:
@@ -152,6 +175,7 @@ class _Compiler:
         *,
         in_float32: bool,
         kv_scales: KVScales,
+        max_model_len: int,
         max_lora_rank: int,
         is_divided: bool,
         first_token: int,
@@ -172,6 +196,8 @@ class _Compiler:
         self._query = builder.buffer(heads)
         self._attended = _Rows(builder, heads)
         self._activated = _Rows(builder, config.intermediate_size)
+        sliding, size = config.sliding_rope, config.head_size
+        self._sliding_rotary = None if sliding is None else _rotary(sliding, size, max_model_len)
         # Of Q, K and V together, each padded to an even rank.
         self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
 
@@ -183,7 +209,7 @@ class _Compiler:
         if head is not None:
             packed, matrix = head
             eps = self._config.rms_norm_eps
-            norm = self._weights.vector(NORM) / np.float32(self._config.logit_divisor)
+            norm = self._weights.norm(NORM) / np.float32(self._config.logit_divisor)
             self._normed.begin()
             source, rounding = self._source(self._normed, matrix), stored(matrix).rounding
             self._builder.norm(
@@ -202,7 +228,7 @@ class _Compiler:
             table = self._weights.matrix(EMBEDDING)
             packed = build.arena.pack(table)
             out = self._residual if self._shared is None else self._shared
-            scale = self._config.embedding_scale
+            scale = self._embedding_scale
             build.embed(out, packed, first_token=self._first_token, scale=scale)
             if self._shared is not None:
                 build.sum(self._shared, self._residual, adds=False)
@@ -212,6 +238,13 @@ class _Compiler:
             return packed, table
         head = self._weights.matrix(EMBEDDING if is_tied else HEAD)
         return build.arena.pack(head), head
+
+    @property
+    def _embedding_scale(self) -> float:
+        scale = np.array([self._config.embedding_scale], dtype=np.float32)
+        if self._config.rounds_embedding_scale:
+            scale = to_float32(to_dtype(scale, self._weights.dtype))
+        return float(scale[0])
 
     def _add_attention(self, index: int) -> None:
         build, weights, eps = self._builder, self._weights, self._config.rms_norm_eps
@@ -240,31 +273,45 @@ class _Compiler:
         norms = None
         if self._config.qk_norm:
             norms = (
-                weights.vector(f"{prefix}q_norm.weight"),
-                weights.vector(f"{prefix}k_norm.weight"),
+                weights.norm(f"{prefix}q_norm.weight"),
+                weights.norm(f"{prefix}k_norm.weight"),
             )
         cached = index - self._stage.start
         scales = self._kv_scales[index]
-        build.rotate(self._qkv, self._query, layer=cached, norms=norms, eps=eps, kv_scales=scales)
         windows = self._config.sliding_windows
         window = windows[index] if windows else None
-        attended = self._attended.elements
-        build.attend(self._query, attended, layer=cached, window=window, kv_scales=scales)
-        self._add_down(self._attended, f"{prefix}o_proj")
+        build.rotate(
+            self._qkv,
+            self._query,
+            layer=cached,
+            norms=norms,
+            eps=eps,
+            kv_scales=scales,
+            rotary=None if window is None else self._sliding_rotary,
+        )
+        build.attend(
+            self._query,
+            self._attended.elements,
+            layer=cached,
+            window=window,
+            is_causal=not self._config.is_bidirectional,
+            kv_scales=scales,
+        )
+        self._add_down(self._attended, f"{prefix}o_proj", INNER_NORMS[0], index)
 
     def _add_feed_forward(self, index: int) -> None:
         prefix = f"{layer_prefix(index)}mlp."
         names = [f"{prefix}{part}_proj" for part in ("gate", "up")]
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
-        self._add_norm(f"{layer_prefix(index)}post_attention_layernorm.weight", matrices)
+        self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}.weight", matrices)
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         if len(matrices) == 1:
             adapted = self._adapted(self._normed, rows, is_interleaved=True)
             self._add_gated(matrices[0], bias, Epilogue.GATED, adapted)
         else:
             self._add_gate_and_up(matrices[0], matrices[1], bias, rows)
-        self._add_down(self._activated, f"{prefix}down_proj")
+        self._add_down(self._activated, f"{prefix}down_proj", INNER_NORMS[1], index)
 
     def _add_gate_and_up(
         self, gate: Matrix, up: Matrix, bias: AnyArray | None, rows: dict[str, int]
@@ -287,12 +334,25 @@ class _Compiler:
         *,
         gate: int = 0,
     ) -> None:
-        source, out = self._read(self._normed, matrix), self._activated.elements
-        self._builder.linear(source, out, matrix, bias, epilogue, gate=gate, adapted=adapted)
+        self._builder.linear(
+            self._read(self._normed, matrix),
+            self._activated.elements,
+            matrix,
+            bias,
+            epilogue,
+            activation=ACTIVATIONS[self._config.activation],
+            gate=gate,
+            adapted=adapted,
+        )
 
     @cached_property
     def _gate(self) -> int:
         return self._builder.buffer(self._config.intermediate_size, row=Row.FLOATS)
+
+    @cached_property
+    def _result(self) -> int:
+        """Buffer of what attention or feed-forward adds to the residual, before its norm."""
+        return self._builder.buffer(self._config.hidden_size, row=Row.FLOATS)
 
     def _form(self, matrix: Matrix) -> tuple[Row, Rounding | None]:
         """Returns the form in which a product with a matrix reads its rows."""
@@ -323,7 +383,7 @@ class _Compiler:
         return np.concatenate(biases) if biases else None
 
     def _add_norm(self, name: str, readers: list[Matrix]) -> None:
-        weight, eps = self._weights.vector(name), self._config.rms_norm_eps
+        weight, eps = self._weights.norm(name), self._config.rms_norm_eps
         self._normed.begin()
         outs = {self._source(self._normed, reader) for reader in readers}
         for out, rounding in self._normed.used:
@@ -333,8 +393,9 @@ class _Compiler:
             elements = self._normed.elements
             self._builder.norm(self._residual, elements, weight, eps=eps, for_adapters=True)
 
-    def _add_down(self, rows: _Rows, name: str) -> None:
-        """Adds a product whose result, summed over the ranks, is added to the residual."""
+    def _add_down(self, rows: _Rows, name: str, inner_norm: str, index: int) -> None:
+        """Adds a product whose result, summed over the ranks and perhaps normed, is added to the
+        residual."""
         matrix = self._weights.matrix(f"{name}.weight")
         rows.begin()
         source = self._read(rows, matrix)
@@ -342,13 +403,17 @@ class _Compiler:
             self._builder.code(rows.elements, source, rounding=stored(matrix).rounding)
         bias = self._weights.vector_if_any(f"{name}.bias")
         adapted = self._adapted(rows, {name: matrix.shape[0]})
-        if self._shared is None:
-            out, epilogue = self._residual, Epilogue.ADD
-        else:
-            out, epilogue = self._shared, Epilogue.STORE
-        self._builder.linear(source, out, matrix, bias, epilogue, adapted=adapted)
+        is_normed = self._config.has_inner_norms
+        out = self._result if is_normed else self._residual
+        dst = out if self._shared is None else self._shared
+        epilogue = Epilogue.ADD if dst == self._residual else Epilogue.STORE
+        self._builder.linear(source, dst, matrix, bias, epilogue, adapted=adapted)
         if self._shared is not None:
-            self._builder.sum(self._shared, self._residual, adds=True)
+            self._builder.sum(self._shared, out, adds=not is_normed)
+        if is_normed:
+            weight = self._weights.norm(f"{layer_prefix(index)}{inner_norm}.weight")
+            eps = self._config.rms_norm_eps
+            self._builder.norm(out, self._residual, weight, eps=eps, to_sum=True)
 
     def _adapted(
         self, rows: _Rows, num_rows: dict[str, int], *, is_interleaved: bool = False

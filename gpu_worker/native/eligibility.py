@@ -19,6 +19,7 @@ from gpu_worker.config import (
 from gpu_worker.loading.opened_model import OpenedModel
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.models.encoder_config import EncoderConfig
+from gpu_worker.models.registry import Pooled, SoftCapped
 from gpu_worker.native.native_encoder import why_no_encoder
 from gpu_worker.native.rank_memory import why_no_memory
 from gpu_worker.native.tensor_share import why_not_divided
@@ -102,17 +103,21 @@ def _why_no_program(
 ) -> str | None:
     """Says what the native path lacks for this model; None if it can run it."""
     block_size = cache_config.block_size or USUAL_BLOCK_SIZE
-    if isinstance(opened.config, EncoderConfig):
-        if (reason := why_no_encoder(opened, model_config, cache_config)) is not None:
+    config = opened.config
+    both_ways = isinstance(config, Pooled) and config.is_bidirectional
+    if both_ways and cache_config.kv_cache_dtype != "auto":
+        return "models whose tokens see later ones keep no K and V"
+    if isinstance(config, EncoderConfig):
+        if (reason := why_no_encoder(opened, model_config)) is not None:
             return reason
     elif not opened.spec.is_llama:
         return f"it has no program for {opened.spec.architecture}"
     if model_config.dtype == "float16":
         return "it computes in float32 and bfloat16, not in float16"
-    if isinstance(opened.config, DecoderConfig) and opened.config.is_bidirectional:
-        return "its attention sees earlier tokens alone"
-    if opened.config.head_size % _GRAIN:
-        return f"head size {opened.config.head_size} is no multiple of {_GRAIN}"
+    if isinstance(config, SoftCapped) and config.attention_soft_cap is not None:
+        return "its attention caps no scores"
+    if config.head_size % _GRAIN:
+        return f"head size {config.head_size} is no multiple of {_GRAIN}"
     if block_size % _GRAIN:
         return f"block size {block_size} is no multiple of {_GRAIN}"
     return None

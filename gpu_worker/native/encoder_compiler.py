@@ -6,22 +6,13 @@ Its residual, buffer `RESIDUAL`, ends as the encoder's last hidden states, all n
 import numpy as np
 
 from gpu_worker.models.encoder_config import BertConfig, EncoderConfig, ModernBertConfig
-from gpu_worker.native.compiler import RESIDUAL
+from gpu_worker.native.compiler import ACTIVATIONS, RESIDUAL
 from gpu_worker.native.encoder_weights import EncoderWeights
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
 from signalbox_kernels.program import PANEL, Program, ProgramBuilder, ProgramShape
-from signalbox_kernels.structs import Activation, Element, Epilogue, Index, Row
-
-ACTIVATIONS = {
-    "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "relu": Activation.RELU,
-    "silu": Activation.SILU,
-}
-"""Functions that native programs have, by their names in config.json."""
+from signalbox_kernels.structs import Element, Epilogue, Index, Row
 
 
 def compile_encoder(

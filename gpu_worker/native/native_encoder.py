@@ -11,7 +11,8 @@ from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, Model
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
 from gpu_worker.models.encoder_config import BertConfig, EncoderConfig
-from gpu_worker.native.encoder_compiler import ACTIVATIONS, compile_encoder
+from gpu_worker.native.compiler import ACTIVATIONS
+from gpu_worker.native.encoder_compiler import compile_encoder
 from gpu_worker.native.encoder_weights import EncoderWeights, encoder_shapes
 from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.native_model import (
@@ -31,9 +32,7 @@ from signalbox_kernels.floats import DTYPES
 logger = logging.getLogger(__name__)
 
 
-def why_no_encoder(
-    opened: OpenedModel, model_config: ModelConfig, cache_config: CacheConfig
-) -> str | None:
+def why_no_encoder(opened: OpenedModel, model_config: ModelConfig) -> str | None:
     """Says what native programs of encoders lack for a model; None if they lack nothing."""
     config, source = opened.config, opened.source
     assert isinstance(config, EncoderConfig)
@@ -42,8 +41,6 @@ def why_no_encoder(
     is_quantised = quantised_checkpoint(source.config) is not None
     if is_quantised or model_config.quantization not in ("auto", "none"):
         return "its encoders have no quantised weights"
-    if cache_config.kv_cache_dtype != "auto":
-        return "its encoders keep no K and V"
     if model_config.adapters or model_config.adapter_dir:
         return "its encoders take no adapters"
     return None

@@ -9,6 +9,8 @@ from gpu_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
 Shape = tuple[int, ...]
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+INNER_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+"""Norms of the results of attention and feed-forward, in layers that have them."""
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
 TABLES = (EMBEDDING, HEAD)
@@ -86,6 +88,11 @@ def layer_prefix(index: int) -> str:
     return f"model.layers.{index}."
 
 
+def feed_norm(config: DecoderConfig) -> str:
+    """Returns the name of the norm that the feed-forward reads, within its layer."""
+    return "pre_feedforward_layernorm" if config.has_inner_norms else "post_attention_layernorm"
+
+
 def is_ignored(name: str, config: DecoderConfig) -> bool:
     """Says whether a tensor may be in a checkpoint although the model does not need it."""
     if name == HEAD:
@@ -109,7 +116,8 @@ def _attention(config: DecoderConfig) -> dict[str, Shape]:
 
 def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
     hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
+    names = INNER_NORMS if config.has_inner_norms else ()
+    shapes: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in {*names, feed_norm(config)}}
     for name in ("gate", "up"):
         shapes |= _linear(f"mlp.{name}_proj", (inner, hidden), has_bias=has_bias)
     return shapes | _linear("mlp.down_proj", (hidden, inner), has_bias=has_bias)

@@ -89,6 +89,10 @@ class Weights:
         tensor, rows = self._take(name), self._share.rows(name)
         return to_float32(to_dtype(tensor.read()[rows.start : rows.stop], self.dtype))
 
+    def norm(self, name: str) -> AnyArray:
+        """Returns the weight of a norm as float32, with what the model adds to it."""
+        return self.vector(name) + np.float32(self._share.whole.norm_offset)
+
     def vector_if_any(self, name: str) -> AnyArray | None:
         """Returns the same, or None if the model or this rank has nothing of this name."""
         return self.vector(name) if name in self._shapes and self._share.has(name) else None

@@ -24,6 +24,7 @@ from signalbox_kernels.structs import (
     CENTRED,
     OF_ROWS,
     TO_FLOATS,
+    TO_SUM,
     Activation,
     Element,
     Epilogue,
@@ -162,18 +163,20 @@ class ProgramBuilder:
         *,
         eps: float,
         of_rows: bool = False,
+        to_sum: bool = False,
         for_adapters: bool = False,
         rounding: Rounding | None = None,
     ) -> None:
         """Adds RMSNorm of every token, or only of the tokens with logits.
 
         Args:
+            to_sum: adds the result to `dst`, a buffer of floats.
             rounding: what `dst` has of the result: the rounded elements, or the codes.
             for_adapters: leaves it out for batches without adapters.
         """
         self._add(
             OpKind.NORM,
-            mode=OF_ROWS if of_rows else 0,
+            mode=(OF_ROWS if of_rows else 0) | (TO_FLOATS | TO_SUM if to_sum else 0),
             src=src,
             dst=dst,
             weight=self._floats(weight),

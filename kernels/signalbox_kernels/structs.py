@@ -74,7 +74,7 @@ class Index(IntEnum):
 
 ADDED = 4
 """Bit of an embedding's mode: its rows are added."""
-OF_ROWS, CENTRED, TO_FLOATS = 1, 2, 4
+OF_ROWS, CENTRED, TO_FLOATS, TO_SUM = 1, 2, 4, 8
 """Bits of a norm's mode."""
 
 

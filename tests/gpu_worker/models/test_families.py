@@ -13,7 +13,7 @@ from gpu_worker.attention.torch_backend import TorchAttention
 from gpu_worker.config import ModelError
 from gpu_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
 from gpu_worker.models.decoder_config import HfConfig
-from gpu_worker.models.gemma import gemma2_config, gemma3_config, gemma_config
+from gpu_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from gpu_worker.models.gpt2 import gpt2_config
 from gpu_worker.models.mixture import mixtral_config, qwen3_moe_config
 from gpu_worker.models.opt import opt_config

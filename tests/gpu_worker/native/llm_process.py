@@ -41,6 +41,27 @@ print(json.dumps({
 )
 
 
+EMBED = (
+    HIDE_PYTORCH
+    + """
+import json, math
+from signalbox import LLM
+
+llm = LLM(sys.argv[1], load_format="dummy", device="cpu", num_threads=1,
+          kv_cache_memory_bytes=1 << 22)
+prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[2])]
+vectors = [one.outputs.embedding for one in llm.embed(prompts)]
+loaded = {name.partition(".")[0] for name in sys.modules}
+llm.close()
+print(json.dumps({
+    "sizes": [len(one) for one in vectors],
+    "are_finite": all(math.isfinite(each) for one in vectors for each in one),
+    "loaded": sorted(loaded & ABSENT),
+}))
+"""
+)
+
+
 def run(
     path: Path, *, load_format: str = "auto", dtype: str = "float32", quantization: str = "auto"
 ) -> subprocess.CompletedProcess[str]:
@@ -51,6 +72,15 @@ def run(
         text=True,
         check=False,
     )
+
+
+def embed(path: Path) -> dict[str, object]:
+    """Returns what made-up weights make of the prompts."""
+    command = [sys.executable, "-c", EMBED, str(path), json.dumps(PROMPTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def serve(path: Path, *, load_format: str = "auto") -> dict[str, object]:

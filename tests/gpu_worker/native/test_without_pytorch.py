@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_worker.model_runners import remove_files
-from tests.gpu_worker.native.llm_process import HIDE_PYTORCH, run, serve
+from tests.gpu_worker.native.llm_process import HIDE_PYTORCH, embed, run, serve
 from tests.gpu_worker.tiny_models import SHAPE, make_llama, make_tokenizer
 from tests.native_kernels import skip_without_native_kernels
 
@@ -37,6 +37,20 @@ def test_made_up_weights_are_served_without_pytorch(tmp_path: Path) -> None:
     assert found["loaded"] == []
     assert re.fullmatch("[a-c]{2}", str(found["formed"]))
     assert serve(tmp_path, load_format="dummy") == found
+
+
+def test_vectors_of_embedding_gemma_are_made_without_pytorch(tmp_path: Path) -> None:
+    gemma = CONFIG | {
+        "architectures": ["Gemma3TextModel"],
+        "use_bidirectional_attention": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(gemma))
+    found = embed(tmp_path)
+    assert found["loaded"] == []
+    assert found["sizes"] == [32, 32]
+    assert found["are_finite"]
 
 
 @pytest.mark.system

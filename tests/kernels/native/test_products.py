@@ -122,6 +122,25 @@ def test_activations_of_products(isa: Isa, dtype: Dtype, activation: Activation)
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+def test_a_normed_product_is_added_to_the_residual(isa: Isa, dtype: Dtype) -> None:
+    builder = make_builder(dtype, hidden_size=50)
+    residual, result = (builder.buffer(50, row=Row.FLOATS) for _ in range(2))
+    weight = make_floats(50, dtype=dtype, seed=2)
+    builder.norm(result, residual, weight, eps=1e-5, to_sum=True)
+    program, rows, before = (
+        make_program(builder, isa),
+        make_floats(40, 50),
+        make_floats(40, 50, seed=4),
+    )
+    program.view(result, width=50, num_tokens=40, dtype=FLOAT32)[:, :50] = rows
+    program.view(residual, width=50, num_tokens=40, dtype=FLOAT32)[:, :50] = before
+    program.run(make_arrays(40))
+    actual = program.view(residual, width=50, num_tokens=40, dtype=FLOAT32)
+    assert_near(actual[:, :50], before + reference.rms_norm(rows, weight, eps=1e-5), FLOAT32)
+    assert not actual[:, 50:].any()  # padding stays zero
+
+
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
 def test_embeddings_of_types_and_positions_then_layer_norm(isa: Isa, dtype: Dtype) -> None:
     builder, offset = make_builder(dtype), 2
     residual, normed = builder.buffer(50, row=Row.FLOATS), builder.buffer(50)

@@ -118,8 +118,12 @@ static void rms_norm_row(const sb::Phase& phase, int64_t row, const float* x) {
   for (int64_t i = 0; i < padded; i += W) squares = fused(load(x + i), load(x + i), squares);
   const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
   const V factor = splat(1.0f / std::sqrt(mean + phase.op->eps));
+  const float* before = nullptr;
+  if (phase.op->mode & SB_TO_SUM)
+    before = static_cast<const float*>(phase.dst.data) + row * phase.dst.stride;
   put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {
-    return load(x + i) * factor * load(weight + i);
+    const V normed = load(x + i) * factor * load(weight + i);
+    return before ? load(before + i) + normed : normed;
   });
 }
 

@@ -87,6 +87,7 @@ enum SbNorms : int32_t {
   SB_OF_ROWS = 1,   // of logit rows only
   SB_CENTRED = 2,   // LayerNorm: less the mean, and plus the bias, if there is one
   SB_TO_FLOATS = 4,  // dst is float32, and may be src
+  SB_TO_SUM = 8,     // beside SB_TO_FLOATS, of RMSNorm: the result is added to dst
 };
 
 // Codes of 8 bits that SB_NORM and SB_CODE round a row to. A dynamic scale takes the largest magnitude to
