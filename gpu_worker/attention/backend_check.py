@@ -93,6 +93,7 @@ class PlainAttention:
             context_lens=self._tensor(batch.context_lens),
             block_tables=self._tensor(batch.block_tables),
             scale=self._shape.scale,
+            is_causal=not self._shape.is_bidirectional,
             sliding_window=self._shape.sliding_windows[layer],
             soft_cap=self._shape.soft_cap,
             **self._shape.kv_scales(layer, self._scales[layer]),

@@ -16,6 +16,7 @@ from gpu_worker.attention.backend import AttentionBackend, AttentionShape
 from gpu_worker.attention.flash_backend import FlashAttention
 from gpu_worker.attention.flash_kernels import FLASH_KERNELS, PACKAGED_KERNELS, FlashKernel
 from gpu_worker.attention.torch_backend import TorchAttention
+from gpu_worker.attention.whole_sequences import WholeSequenceAttention
 from gpu_worker.config import AUTO_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from signalbox_kernels import triton
 
@@ -41,6 +42,8 @@ class Registered:
     has_int8_cache."""
     takes_sinks: bool = False
     """True if the backend's plans are SinkAttentionPlans; otherwise no shape has_sinks."""
+    sees_both_ways: bool = False
+    """True if the backend obeys AttentionShape.is_bidirectional; otherwise no shape is so."""
     block_sizes: tuple[int, ...] = ()
     """Supported numbers of tokens in a block, the preferred first; empty if any is supported."""
 
@@ -53,6 +56,7 @@ class Registered:
             takes_fp8=getattr(factory, "takes_fp8", False),
             takes_int8=getattr(factory, "takes_int8", False),
             takes_sinks=getattr(factory, "takes_sinks", False),
+            sees_both_ways=getattr(factory, "sees_both_ways", False),
             block_sizes=tuple(getattr(factory, "block_sizes", ())),
         )
 
@@ -66,6 +70,10 @@ class ChosenBackend:
     block_size: int
     is_last_resort: bool = False
     """True if it leaves a GPU to PyTorch because no other takes the model."""
+
+
+def _torch_attention(shape: AttentionShape) -> AttentionBackend:
+    return WholeSequenceAttention(shape) if shape.is_bidirectional else TorchAttention(shape)
 
 
 def _triton_attention(name: str, *, is_plain: bool, dependent: bool) -> BackendFactory:
@@ -111,11 +119,12 @@ _TRITON = {
 _backends: dict[str, Registered] = (
     {
         "torch": Registered(
-            factory=TorchAttention,
+            factory=_torch_attention,
             caps_scores=True,
             takes_fp8=True,
             takes_int8=True,
             takes_sinks=True,
+            sees_both_ways=True,
         ),
     }
     | {
@@ -124,6 +133,7 @@ _backends: dict[str, Registered] = (
             caps_scores=True,
             takes_fp8=True,
             takes_int8=True,
+            sees_both_ways=True,
         )
         for name, switches in _TRITON.items()
     }
@@ -197,6 +207,12 @@ def make_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
         raise ValueError(
             f"attention_backend {name!r} has no sinks, which this model needs; use "
             f"{', '.join(able)}"
+        )
+    if shape.is_bidirectional and not entry.sees_both_ways:
+        able = sorted(each for each, other in _backends.items() if other.sees_both_ways)
+        raise ValueError(
+            f"attention_backend {name!r} lets no token see those behind it, as this model needs; "
+            f"use {', '.join(able)}"
         )
     size = shape.block_size
     if size == AUTO_BLOCK_SIZE:

@@ -29,8 +29,6 @@ from gpu_worker.attention.registry import (
     make_attention_backend,
     missing_backends,
 )
-from gpu_worker.attention.whole_sequences import WholeSequenceAttention
-from gpu_worker.config import USUAL_BLOCK_SIZE
 from gpu_worker.trials.device_clock import clock_of
 from gpu_worker.trials.kept_verdicts import verdicts_of
 from gpu_worker.trials.trial import Trial, Verdict
@@ -77,26 +75,11 @@ def choose_attention_backend(name: str, shape: AttentionShape) -> ChosenBackend:
     Raises ValueError with what is wrong and the remedy; also if "auto" would leave a GPU to "torch"
     because another backend, which supports the shape, does not work.
     """
-    if shape.is_bidirectional:
-        return _both_ways(name, shape)
     if name == AUTO:
         return _first(AUTO, candidates(shape.device), shape)
     if name == FLASH:
         return _first(FLASH, tuple(kernel.name for kernel in FLASH_KERNELS), shape)
     return make_attention_backend(name, shape)
-
-
-def _both_ways(name: str, shape: AttentionShape) -> ChosenBackend:
-    """Makes the one backend whose tokens see those behind them."""
-    if name not in (AUTO, _LAST_RESORT):
-        raise ValueError(
-            f"attention_backend {name!r} lets no token see those behind it, as this model needs; "
-            f"use {_LAST_RESORT!r}"
-        )
-    size = shape.block_size or USUAL_BLOCK_SIZE
-    return ChosenBackend(
-        _LAST_RESORT, WholeSequenceAttention(replace(shape, block_size=size)), size
-    )
 
 
 def _first(wanted: str, names: tuple[str, ...], shape: AttentionShape) -> ChosenBackend:

@@ -23,7 +23,7 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionShape, LayerCache
 from gpu_worker.attention.decode_grouping import Chunk, DecodeGroup, plan_work
 from gpu_worker.batch.batch import Batch
-from signalbox_kernels.torch.reference import causal_mask, to_cache, to_int8
+from signalbox_kernels.torch.reference import attention_mask, to_cache, to_int8
 
 
 class _Work(Protocol):
@@ -273,7 +273,7 @@ class TorchAttention:
         is_causal &= not self._shape.needs_scores
         mask = None
         if item.num_queries > 1 and not is_causal:
-            visible = causal_mask(
+            visible = attention_mask(
                 num_queries=item.num_queries,
                 num_keys=num_keys,
                 sliding_window=item.window,

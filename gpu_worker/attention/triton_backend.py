@@ -194,6 +194,7 @@ class TritonAttention:
                 num_kv_heads=shape.num_kv_heads,
                 head_size=shape.head_size,
                 dtype=shape.dtype,
+                is_causal=not shape.is_bidirectional,
                 sliding_window=window,
                 has_token_scales=shape.has_int8_cache,
             )

@@ -82,17 +82,19 @@ def paged_attention(
     context_lens: Tensor,
     block_tables: Tensor,
     scale: float,
+    is_causal: bool = True,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     token_scales: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of packed queries over K and V in blocks; prefill chunks and decodes mix.
+    """Attention of packed queries over K and V in blocks; prefill chunks and decodes mix.
 
     Sequence i has queries query_start[i]:query_start[i + 1], which are the last tokens of its
     context: the last query sits at position context_lens[i] - 1. A query at position p sees keys at
-    positions <= p, and > p - sliding_window if there is one. Slots past the context are not read.
+    positions <= p, or all of them unless attention is causal; and those less than sliding_window
+    away if there is one. Slots past the context are not read.
 
     Args:
         query: [num_tokens, num_heads, head_size]; num_heads is a multiple of num_kv_heads.
@@ -101,7 +103,8 @@ def paged_attention(
         context_lens: [num_seqs] int64, the chunk included.
         block_tables: [num_seqs, max_blocks] int32; entries past a sequence's context are ignored.
         scale: factor of the scores before softmax.
-        sliding_window: how many of the last positions a query sees, itself included.
+        is_causal: False if queries see later keys, too.
+        sliding_window: how many positions a query sees on a side, itself included.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) before mask and softmax.
         k_scale, v_scale: factors of the cache's K and V.
         token_scales: factors of each token's and head's K and V in int8.
@@ -119,6 +122,7 @@ def paged_attention(
             context_lens=context_lens,
             block_tables=block_tables,
             scale=scale,
+            is_causal=is_causal,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             k_scale=k_scale,

@@ -20,7 +20,13 @@ def make_cache(
 
 
 def naive_attention(
-    query: Tensor, keys: Tensor, values: Tensor, *, scale: float, window: int | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    is_causal: bool,
 ) -> Tensor:
     """One sequence, one query and one head at a time; keys are [length, heads, size]."""
     out = torch.zeros_like(query)
@@ -28,19 +34,22 @@ def naive_attention(
     for i in range(len(query)):
         position = len(keys) - len(query) + i
         first = 0 if window is None else max(0, position - window + 1)
+        end = len(keys) if window is None else position + window
+        end = position + 1 if is_causal else end
         for head in range(query.shape[1]):
-            seen = keys[first : position + 1, head // group]
+            seen = keys[first:end, head // group]
             scores = torch.tensor([float(query[i, head] @ key) * scale for key in seen])
             weights = torch.softmax(scores, dim=0)
-            out[i, head] = weights @ values[first : position + 1, head // group]
+            out[i, head] = weights @ values[first:end, head // group]
     return out
 
 
 @pytest.mark.parametrize("head_size", [64, 80])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (9, 3)])
 @pytest.mark.parametrize("window", [None, 5, 20])
+@pytest.mark.parametrize("is_causal", [True, False])
 def test_paged_attention_matches_a_naive_loop(
-    head_size: int, num_heads: int, num_kv_heads: int, window: int | None
+    head_size: int, num_heads: int, num_kv_heads: int, window: int | None, is_causal: bool
 ) -> None:
     torch.manual_seed(0)
     cache = make_cache(num_blocks=9, num_kv_heads=num_kv_heads, head_size=head_size)
@@ -56,6 +65,7 @@ def test_paged_attention_matches_a_naive_loop(
         context_lens=torch.tensor(context_lens),
         block_tables=tables,
         scale=scale,
+        is_causal=is_causal,
         sliding_window=window,
     )
 
@@ -63,7 +73,9 @@ def test_paged_attention_matches_a_naive_loop(
         slots = [(int(tables[i, p // 16]), p % 16) for p in range(length)]
         keys = torch.stack([cache[block, 0, offset] for block, offset in slots])
         values = torch.stack([cache[block, 1, offset] for block, offset in slots])
-        expected = naive_attention(chunk, keys, values, scale=scale, window=window)
+        expected = naive_attention(
+            chunk, keys, values, scale=scale, window=window, is_causal=is_causal
+        )
         start = sum(query_lens[:i])
         torch.testing.assert_close(actual[start : start + len(chunk)], expected)
 

@@ -72,6 +72,7 @@ def paged_attention(
     context_lens: Tensor,
     block_tables: Tensor,
     scale: float,
+    is_causal: bool = True,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     k_scale: float = 1.0,
@@ -85,9 +86,10 @@ def paged_attention(
         if token_scales is not None:
             scales = _context(token_scales, block_tables[i], lens[i])
             keys, values = keys * scales[0][..., None], values * scales[1][..., None]
-        visible = causal_mask(
+        visible = attention_mask(
             num_queries=end - start,
             num_keys=lens[i],
+            is_causal=is_causal,
             sliding_window=sliding_window,
             device=query.device,
         )
@@ -102,15 +104,20 @@ def paged_attention(
     return out
 
 
-def causal_mask(
-    *, num_queries: int, num_keys: int, sliding_window: int | None, device: torch.device
+def attention_mask(
+    *,
+    num_queries: int,
+    num_keys: int,
+    is_causal: bool = True,
+    sliding_window: int | None,
+    device: torch.device,
 ) -> Tensor:
     """Returns [num_queries, num_keys] bool: the keys that each of the last `num_queries` sees."""
     keys = torch.arange(num_keys, device=device)
     queries = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    visible = keys <= queries
+    visible = (keys <= queries) | (not is_causal)
     if sliding_window is not None:
-        visible &= keys > queries - sliding_window
+        visible &= (keys - queries).abs() < sliding_window
     return visible
 
 

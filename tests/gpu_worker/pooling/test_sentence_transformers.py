@@ -60,6 +60,17 @@ def test_vectors_of_encoders_are_the_same(family: str, backend: str, tmp_path: P
     assert_same(runner, model)
 
 
+@pytest.mark.parametrize("family", ["bert", "embedding-gemma"])
+def test_vectors_through_tritons_attention_are_the_same(
+    triton_device: str, family: str, tmp_path: Path
+) -> None:
+    """Learned positions and no window; rotation on the way into the cache, with windows."""
+    model = save(tmp_path, family, st.Normalize())
+    runner = make_runner(tmp_path / "saved", attention_backend="triton", device=triton_device)
+    runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
+    assert_same(runner, model, TEXTS[:8])
+
+
 @pytest.mark.parametrize("mode", [*MODES, MODES])
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_each_mode_pools_the_same_in_chunks(mode: Any, backend: str, tmp_path: Path) -> None:
@@ -289,8 +300,8 @@ def test_encoders_and_pooling_are_refused_where_they_do_nothing(tmp_path: Path) 
     save_model(tmp_path, "bert")
     with pytest.raises(ModelError, match="BertModel generates no tokens; use --runner pooling"):
         make_runner(tmp_path, runner="generate")
-    with pytest.raises(ValueError, match="lets no token see those behind it"):
-        make_runner(tmp_path, attention_backend="triton")
+    with pytest.raises(ValueError, match="lets no token see those behind it.*use torch, triton"):
+        make_runner(tmp_path, attention_backend="flash_attn_2")
     with pytest.raises(ModelError, match="keeps no K and V"):
         make_runner(tmp_path, kv_cache_dtype="int8")
 

@@ -35,6 +35,7 @@ def divide(
     least_keys: int = 128,
     queries: int = QUERIES,
     keys: int = KEYS,
+    is_causal: bool = True,
     window: int | None = None,
 ) -> list[Item]:
     """Returns the items of sequences of (query tokens, context tokens), without those of nothing.
@@ -49,9 +50,14 @@ def divide(
         for first in range(0, num_new, queries):
             position, count = context - num_new + first, min(queries, num_new - first)
             first_key = 0 if window is None else max(0, position - window + 1)
-            begin, end = first_key // keys, -(-(position + count) // keys)
+            end_key = context if window is None else min(context, position + count + window - 1)
+            end_key = position + count if is_causal else end_key
+            begin, end = first_key // keys, -(-end_key // keys)
             tiles.append((seq, start + first, count, position, begin, end))
             last = end - begin
+        if not is_causal and num_new:  # as many as a tile of the sequence may have
+            in_window = queries + 2 * (window or context) - 2
+            last = min(-(-context // keys), (in_window + keys - 2) // keys + 1)
         works.append(last)
         total += last * -(-num_new // queries)
         start += num_new

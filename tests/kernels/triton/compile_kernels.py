@@ -193,12 +193,16 @@ def compile_heads(
             dependent=dependent,
         )
     rules: dict[str, Any] = {"sliding_window": 512, "soft_cap": 30.0}
-    for num_seqs, rule, joins_inside in (
+    cases: list[tuple[int, dict[str, Any], bool]] = [
         (1, {}, False),
         (1, rules, True),
         (64, {}, True),
         (64, rules, False),
-    ):
+    ]
+    if kv_dtype is dtype and not dependent:  # whole sequences, whose tokens see both ways
+        both_ways = {"is_causal": False}
+        cases += [(1, both_ways, True), (1, both_ways | rules, True), (64, both_ways, False)]
+    for num_seqs, rule, joins_inside in cases:
         paged_attention(
             query,
             cache,

@@ -64,6 +64,7 @@ def make_problem(
 def assert_matches(
     problem: Problem,
     *,
+    is_causal: bool = True,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     **how: Any,
@@ -71,7 +72,11 @@ def assert_matches(
     """Args: how: further arguments of Triton's `paged_attention`."""
     from signalbox_kernels.triton.attention.paged_attention import paged_attention
 
-    rules = {"sliding_window": sliding_window, "soft_cap": soft_cap}
+    rules: dict[str, Any] = {
+        "is_causal": is_causal,
+        "sliding_window": sliding_window,
+        "soft_cap": soft_cap,
+    }
     scale = problem.query.shape[2] ** -0.5
     expected = reference.paged_attention(
         problem.query, problem.kv_cache, **problem.args(), scale=scale, **rules
@@ -106,6 +111,15 @@ def test_heads_of_a_group_share_keys(triton_device: str, heads: tuple[int, int])
 def test_sliding_windows(triton_device: str, block_size: int, window: int, spare: int) -> None:
     problem = make_problem(triton_device, block_size=block_size)
     assert_matches(problem, sliding_window=window, sharing=share(spare=spare))
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 64])
+@pytest.mark.parametrize("spare", [0, 5, 40])
+def test_whole_sequences_see_both_ways(triton_device: str, window: int | None, spare: int) -> None:
+    """Of several tiles, and of one; the last keys of a tile are in no block that is read."""
+    lengths = (1, 70, 0, 9, 150)
+    problem = make_problem(triton_device, query_lens=lengths, context_lens=(1, 70, 1, 9, 150))
+    assert_matches(problem, is_causal=False, sliding_window=window, sharing=share(spare=spare))
 
 
 def test_scores_are_capped(triton_device: str) -> None:

@@ -1,6 +1,7 @@
 """How Triton's attention divides a step among programs, on the device, by lengths."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ def plan(
     lengths: list[tuple[int, int]],
     *,
     spare: int,
+    is_causal: bool = True,
     window: int | None = None,
     num_kv_heads: int = 2,
 ) -> list[Item]:
@@ -38,6 +40,7 @@ def plan(
         padded_size=16,
         tile=Tile(rows=16, keys=64, num_warps=4, num_stages=3),
         sharing=Sharing(spare),
+        is_causal=is_causal,
         window=window,
     )
     assert not work.arrived.any()
@@ -49,24 +52,29 @@ def plan(
 
 
 def assert_follows_the_rule(
-    device: str, lengths: list[tuple[int, int]], *, spare: int, window: int | None = None
+    device: str, lengths: list[tuple[int, int]], *, spare: int, **rule: Any
 ) -> None:
-    found = plan(device, lengths, spare=spare, window=window)
-    expected = divide(lengths, spare=spare, window=window)
+    found = plan(device, lengths, spare=spare, **rule)
+    expected = divide(lengths, spare=spare, **rule)
     assert found[: len(expected)] == expected
     assert all(item.queries == 0 and item.shares == 1 for item in found[len(expected) :])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 700])
-def test_the_device_divides_work_as_the_rule_says(triton_device: str, window: int | None) -> None:
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_device_divides_work_as_the_rule_says(
+    triton_device: str, window: int | None, is_causal: bool
+) -> None:
     rng = random.Random(0)
     for spare in (0, 1, 7, 33) * 3:
         lengths = list[tuple[int, int]]()
         for _ in range(rng.randrange(1, 13)):
             num_new = rng.choice((0, 1, 1, rng.randrange(40)))
             lengths.append((num_new, num_new + rng.randrange(3000) or 1))
-        assert_follows_the_rule(triton_device, lengths, spare=spare, window=window)
+        assert_follows_the_rule(
+            triton_device, lengths, spare=spare, is_causal=is_causal, window=window
+        )
 
 
 @pytest.mark.slow
@@ -75,12 +83,17 @@ def test_more_sequences_than_a_program_looks_at_together(triton_device: str) -> 
     assert_follows_the_rule(triton_device, lengths, spare=33)
 
 
-@given(lengths=LENGTHS, spare=st.integers(1, 40), window=st.sampled_from([None, 1, 100]))
+@given(
+    lengths=LENGTHS,
+    spare=st.integers(1, 40),
+    is_causal=st.booleans(),
+    window=st.sampled_from([None, 1, 100]),
+)
 def test_each_key_is_one_programs(
-    lengths: list[tuple[int, int]], spare: int, window: int | None
+    lengths: list[tuple[int, int]], spare: int, is_causal: bool, window: int | None
 ) -> None:
-    whole = divide(lengths, spare=0, window=window)
-    items = divide(lengths, spare=spare, window=window)
+    whole = divide(lengths, spare=0, is_causal=is_causal, window=window)
+    items = divide(lengths, spare=spare, is_causal=is_causal, window=window)
     assert len(items) <= len(whole) + spare
     assert sum(item.shares > 1 for item in items) <= 2 * spare
     assert keys_of(items) == keys_of(whole)

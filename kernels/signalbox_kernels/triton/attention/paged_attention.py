@@ -20,6 +20,7 @@ def paged_attention(
     context_lens: Tensor,
     block_tables: Tensor,
     scale: float,
+    is_causal: bool = True,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     k_scale: float = 1.0,
@@ -43,6 +44,7 @@ def paged_attention(
         num_kv_heads=kv_cache.shape[3],
         head_size=query.shape[2],
         dtype=query.dtype,
+        is_causal=is_causal,
         sliding_window=sliding_window,
         has_token_scales=token_scales is not None,
         tile=tile,
@@ -73,6 +75,7 @@ def plan_attention(
     num_kv_heads: int,
     head_size: int,
     dtype: torch.dtype,
+    is_causal: bool = True,
     sliding_window: int | None = None,
     has_token_scales: bool = False,
     tile: Tile | None = None,
@@ -130,6 +133,7 @@ def plan_attention(
         padded_size=padded_size,
         tile=tile._replace(rows=max(tile.rows, next_power_of_2(group))),
         sharing=sharing or _choose_sharing(num_kv_heads, is_prefill, context_lens.device),
+        is_causal=is_causal,
         window=sliding_window,
     )
 

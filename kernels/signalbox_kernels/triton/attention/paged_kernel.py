@@ -1,4 +1,4 @@
-"""Causal attention over paged K and V, prefill chunks and decodes in one launch.
+"""Attention over paged K and V, causal or both ways, prefill chunks and decodes in one launch.
 
 FlashAttention's online softmax (Dao, 2023) over PagedAttention's blocks (Kwon et al., SOSP 2023). A
 program takes one K and V head and an item of the step's work (`work.py`): a tile of rows, some
@@ -79,6 +79,7 @@ def _paged_attention_kernel(
     block_tables,
     out,
     items,
+    context_lens,
     arrived,
     share_out,
     share_weight,
@@ -104,6 +105,7 @@ def _paged_attention_kernel(
     KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
@@ -134,6 +136,8 @@ def _paged_attention_kernel(
     if HAS_WINDOW:
         first_key = tl.maximum(first_position - window + 1, 0)
     end_key = first_position + num_queries
+    if not IS_CAUSAL:
+        end_key = tl.load(context_lens + seq).to(tl.int32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
@@ -148,9 +152,13 @@ def _paged_attention_kernel(
         k = tl.load(k_rows[None, :] + element[:, None], mask=k_mask, other=0.0)
         v_rows = k_rows + side_stride
         v = tl.load(v_rows[:, None] + element[None, :], mask=v_mask, other=0.0)
-        visible = is_key[None, :] & (key[None, :] <= position[:, None])
+        visible = is_key[None, :]
+        if IS_CAUSAL:
+            visible &= key[None, :] <= position[:, None]
         if HAS_WINDOW:
             visible &= key[None, :] > position[:, None] - window
+            if not IS_CAUSAL:
+                visible &= key[None, :] < position[:, None] + window
         factors, v_scales = scale, v_scale
         if HAS_SCALES:
             scales = token_scales + kv_head * scale_head_stride
@@ -234,6 +242,7 @@ def attend(
         block_tables,
         out,
         work.items,
+        work.context_lens,
         work.arrived,
         *work.shares,
         *query.stride()[:2],
@@ -251,6 +260,7 @@ def attend(
         KEYS=tile.keys,
         BLOCK_SIZE=block_size,
         PADDED_SIZE=max(LEAST_DOT, next_power_of_2(head_size)),
+        IS_CAUSAL=work.is_causal,
         HAS_WINDOW=work.window is not None,
         HAS_CAP=soft_cap is not None,
         HAS_SCALES=token_scales is not None,

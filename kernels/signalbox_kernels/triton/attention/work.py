@@ -7,11 +7,11 @@ tile, and `spare` more for shares. No program gets more key tiles than
 
     limit = max(least, ceil(sum of the work of all tiles / spare)),
 
-and a sequence's tiles have ceil(work / limit) shares each, for the work of its last tile. Shares
-past the first are then at most sum / limit <= spare, so that they always fit, and the items of
-divided tiles are at most 2 * spare. With as many spare programs as the device runs at once, the
-longest program takes the time that an even division would. Items of divided tiles come first: what
-starts last must not be long.
+and a sequence's tiles have ceil(work / limit) shares each, for the work of its last tile; or, with
+a window on both sides, for the most that a tile can have. Shares past the first are then at most
+sum / limit <= spare, so that they always fit, and the items of divided tiles are at most
+2 * spare. With as many spare programs as the device runs at once, the longest program takes the time that an
+even division would. Items of divided tiles come first: what starts last must not be long.
 
 FlashInfer's plan (Ye et al., 2024) searches the smallest such limit on the host; flash-attn 3
 counts shares for each sequence in a kernel of its own. Here it is a formula that needs no search,
@@ -54,7 +54,9 @@ class Work(NamedTuple):
     shares: tuple[Tensor, Tensor]
     """[num_slots, rows, padded_size] and [num_slots, rows] float32; `shares.py` says of what."""
     tile: Tile
+    is_causal: bool
     window: int | None
+    context_lens: Tensor
 
 
 @triton.jit
@@ -67,20 +69,24 @@ def _sequences(
     SEQS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """Returns the tiles of some sequences, and the key tiles of their last ones."""
+    """Returns the tiles of some sequences, and how many key tiles each of these has at most."""
     seq = first + tl.arange(0, SEQS)
     is_seq = seq < num_seqs
     start = tl.load(query_start + seq, mask=is_seq, other=0).to(tl.int32)
     num_queries = tl.load(query_start + seq + 1, mask=is_seq, other=0).to(tl.int32) - start
     context_len = tl.load(context_lens + seq, mask=is_seq, other=0).to(tl.int32)
     tiles = tl.cdiv(num_queries, QUERIES)
-    first_key = start * 0
+    keys = tl.cdiv(context_len, KEYS)
     if HAS_WINDOW:
-        position = context_len - num_queries + (tiles - 1) * QUERIES
-        first_key = tl.maximum(position - window + 1, 0)
-    return seq, tiles, tl.cdiv(context_len, KEYS) - first_key // KEYS
+        if IS_CAUSAL:  # the last tile has most
+            position = context_len - num_queries + (tiles - 1) * QUERIES
+            keys -= tl.maximum(position - window + 1, 0) // KEYS
+        else:  # keys of a window on both sides, which need not begin where a tile does
+            keys = tl.minimum(keys, (QUERIES + 2 * window - 4 + KEYS) // KEYS + 1)
+    return seq, tiles, keys
 
 
 @triton.jit
@@ -97,6 +103,7 @@ def _store_items(
     window,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
     """Writes items, each a share of a tile of a sequence; there is none where that is negative."""
@@ -110,8 +117,13 @@ def _store_items(
     first_key = start * 0
     if HAS_WINDOW:
         first_key = tl.maximum(position - window + 1, 0)
+    end_key = position + queries
+    if not IS_CAUSAL:
+        end_key = context_len
+        if HAS_WINDOW:
+            end_key = tl.minimum(position + queries + window - 1, context_len)
     begin = first_key // KEYS
-    end = tl.cdiv(position + queries, KEYS)
+    end = tl.cdiv(end_key, KEYS)
     length = tl.cdiv(end - begin, shares)
     begin += share * length
     end = tl.minimum(begin + length, end)
@@ -142,6 +154,7 @@ def _plan_work_kernel(
     window,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SEQS: tl.constexpr,
     ITEMS: tl.constexpr,
@@ -153,7 +166,16 @@ def _plan_work_kernel(
     work = tl.full([], 0, tl.int64)
     for first in range(0, num_seqs, SEQS):
         _, tiles, keys = _sequences(
-            query_start, context_lens, first, num_seqs, window, SEQS, QUERIES, KEYS, HAS_WINDOW
+            query_start,
+            context_lens,
+            first,
+            num_seqs,
+            window,
+            SEQS,
+            QUERIES,
+            KEYS,
+            IS_CAUSAL,
+            HAS_WINDOW,
         )
         work += tl.sum(tiles.to(tl.int64) * keys, axis=0)
     limit = tl.maximum(tl.cdiv(work, tl.maximum(spare, 1)), least)
@@ -162,7 +184,16 @@ def _plan_work_kernel(
     whole = 0  # where the items of tiles that are not divided begin
     for first in range(0, num_seqs, SEQS):
         _, tiles, keys = _sequences(
-            query_start, context_lens, first, num_seqs, window, SEQS, QUERIES, KEYS, HAS_WINDOW
+            query_start,
+            context_lens,
+            first,
+            num_seqs,
+            window,
+            SEQS,
+            QUERIES,
+            KEYS,
+            IS_CAUSAL,
+            HAS_WINDOW,
         )
         whole += tl.sum(tl.where(keys > limit, tiles * tl.cdiv(keys, limit), 0), axis=0)
 
@@ -172,7 +203,16 @@ def _plan_work_kernel(
     divided = 0
     for first in range(0, num_seqs, SEQS):
         seq, tiles, keys = _sequences(
-            query_start, context_lens, first, num_seqs, window, SEQS, QUERIES, KEYS, HAS_WINDOW
+            query_start,
+            context_lens,
+            first,
+            num_seqs,
+            window,
+            SEQS,
+            QUERIES,
+            KEYS,
+            IS_CAUSAL,
+            HAS_WINDOW,
         )
         shares = tl.cdiv(keys, limit)
         count = tiles * shares
@@ -205,6 +245,7 @@ def _plan_work_kernel(
         window,
         QUERIES,
         KEYS,
+        IS_CAUSAL,
         HAS_WINDOW,
     )
 
@@ -224,6 +265,7 @@ def plan_work(
     padded_size: int,
     tile: Tile,
     sharing: Sharing,
+    is_causal: bool,
     window: int | None,
 ) -> Work:
     """Launches the division of a step's work; the host does not learn the result."""
@@ -248,8 +290,9 @@ def plan_work(
         0 if window is None else window,
         QUERIES=queries,
         KEYS=tile.keys,
+        IS_CAUSAL=is_causal,
         HAS_WINDOW=window is not None,
         SEQS=_SEQS,
         ITEMS=_ITEMS,
     )
-    return Work(items, arrived, (parts, weights), tile, window)
+    return Work(items, arrived, (parts, weights), tile, is_causal, window, context_lens)
