@@ -15,16 +15,18 @@ from contract.pooling import PoolingModel, Vector
 from contract.updates import Usage
 from router.call_context import CallContext
 from router.generator import Generator
-from router.pooling.activations import activated, cosine
+from router.pooling.activations import activated
 from router.pooling.calls import (
     ClassifyCall,
     EmbedCall,
     PoolingCall,
     ScoreCall,
+    check_num_bytes,
     check_num_inputs,
     pooling_of,
 )
 from router.pooling.prompt_encoder import check_one_output
+from router.pooling.similarity import similarity_of
 from router.requests.api_request import ApiRequest
 from router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
 from router.served_model import ServedModel
@@ -71,6 +73,7 @@ class Pooler:
             check_num_inputs(len(call.inputs))
             call.check_dimensions(pooling)
             requests = call.requests(call.inputs, task="embed", prefix=call.prefix(model))
+            check_num_bytes(requests)
         vectors, usage = await self._run(requests, call_context)
         return Vectors([_embedding(one, call, pooling) for one in vectors], usage)
 
@@ -91,12 +94,15 @@ class Pooler:
             call.check()
             check_one_output(model)
             requests = call.prompts(model)
+            check_num_bytes(requests, field=call.document_field)
         vectors, usage = await self._run(requests, call_context)
         if pooling.task == "classify":
             return Scores([float(_activated(one, call, pooling)[0]) for one in vectors], usage)
+        similarity = similarity_of(model)
+        vectors = [_activated(one, call, pooling) for one in vectors]
         queries, documents = vectors[: len(call.queries)], vectors[len(call.queries) :]
         queries = queries * len(documents) if len(queries) == 1 else queries
-        return Scores([cosine(*pair) for pair in zip(queries, documents, strict=True)], usage)
+        return Scores([similarity(*pair) for pair in zip(queries, documents, strict=True)], usage)
 
     def _routed(self, call: C, tasks: frozenset[str]) -> tuple[C, ServedModel, PoolingModel]:
         """Returns the call with its model's name, so that all its requests go to that model."""

@@ -18,11 +18,6 @@ def normalized(vector: Vector) -> Vector:
     return np.asarray(vector / np.maximum(length, np.float32(1e-12)), dtype=np.float32)
 
 
-def cosine(a: Vector, b: Vector) -> float:
-    """Returns the cosine of the angle between two vectors, 0 if one is all zeros."""
-    return float(np.dot(normalized(a), normalized(b)))
-
-
 def _sigmoid(vector: Vector) -> Vector:
     small = np.exp(-np.abs(vector))  # at most 1, so that nothing overflows
     return np.asarray(np.where(vector >= 0, 1, small) / (1 + small), dtype=np.float32)

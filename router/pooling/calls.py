@@ -7,11 +7,15 @@ from typing import Literal
 from contract.errors import FailedPrecondition, InvalidArgument
 from contract.pooling import PoolingModel, Task
 from router.params.params_validation import check_request_id
+from router.pooling.similarity import similarity_of
 from router.requests.api_request import ApiRequest, PairPrompt, Pooled, TextPrompt, TokensPrompt
 from router.served_model import ServedModel
 
 MAX_INPUTS = 2048
 """Inputs of one call, as many as OpenAI's API takes."""
+MAX_BYTES = 8 << 20
+"""UTF-8 bytes of a call's texts, with what is put before each: as many as an HTTP body has. A call
+repeats a prompt for each input, and a query for each document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,7 @@ class ScoreCall(PoolingCall):
         """Returns requests of pairs; for embeddings of the queries, then of the documents."""
         if pooling_of(model).task == "classify":
             return self.requests(self._pairs(), task="classify")
+        similarity_of(model)  # refuses what it cannot compute before anything is
         if self.instruction is not None:
             raise InvalidArgument("instruction", self.instruction, "unset for this model")
         prefixes = [retrieval_prompt(model, "query")] * len(self.queries)
@@ -160,6 +165,25 @@ class ClassifyCall(PoolingCall):
 def check_num_inputs(number: int, *, field: str = "inputs") -> None:
     if not 1 <= number <= MAX_INPUTS:
         raise InvalidArgument(field, f"{number} inputs", f"1 to {MAX_INPUTS}")
+
+
+def check_num_bytes(requests: Sequence[ApiRequest], *, field: str = "inputs") -> None:
+    """Raises InvalidArgument if the texts of a call have more than MAX_BYTES."""
+    total = 0
+    for request in requests:
+        match request.prompt:
+            case TextPrompt(text=text):
+                texts = [request.pooled.prefix if request.pooled else "", text]
+            case PairPrompt(query=query, document=document, instruction=instruction):
+                texts = [query, document, instruction or ""]
+            case _:
+                continue
+        total += sum(len(one) if one.isascii() else len(one.encode()) for one in texts)
+        if total > MAX_BYTES:
+            found = f"{len(requests)} texts, each with the prompt or the query before it,"
+            raise InvalidArgument(
+                field, found, f"at most {MAX_BYTES} bytes in a call; send fewer texts at a time"
+            )
 
 
 def pooling_of(model: ServedModel) -> PoolingModel:

@@ -47,6 +47,8 @@ class PoolingTexts:
     """True if a mean or maximum counts the tokens of the prompt."""
     do_lower_case: bool = False
     """True if texts are put in lower case before they are tokenised."""
+    similarity: str = "cosine"
+    """Function of two embeddings that scores are, as sentence-transformers names it."""
     labels: tuple[str, ...] = ()
     """Names of a classifier's outputs; empty if they have none."""
     chat_variables: Mapping[str, Any] | None = None
@@ -76,6 +78,7 @@ def read_pooling_texts(files: Mapping[str, bytes]) -> PoolingTexts:
         default_prompt_name=settings.get("default_prompt_name"),
         include_prompt=pooling.get("include_prompt", True) is not False,
         do_lower_case=transformer.get("do_lower_case") is True,
+        similarity=str(settings.get("similarity_fn_name") or "cosine"),
         labels=_labels(config),
         chat_variables=_chat_variables(transformer) if scores_tokens else None,
         template=QWEN3_RERANKER if answers else None,

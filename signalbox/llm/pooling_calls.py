@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from contract.pooling import Vector
-from router.pooling.activations import cosine
 from router.pooling.calls import ScoreCall
 from router.pooling.prompt_encoder import check_one_output
+from router.pooling.similarity import similarity_of
 from router.requests.api_request import ApiRequest
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.pooled_call import PooledCall, pooled_fields
@@ -127,7 +127,8 @@ class PoolingCalls:
     ) -> list[ScoringRequestOutput]:
         """Returns the score of each text of `data_2` for one text, or the text beside it.
 
-        A classifier with one output reads both as one prompt; of embeddings it is the cosine.
+        A classifier with one output reads both as one prompt; of embeddings it is
+        the model's similarity, which is the cosine unless its directory names another.
 
         Args:
             data_1: one text, or as many as `data_2`.
@@ -184,11 +185,14 @@ class _Run(PooledCall):
         results = self._run(requests, [""] * len(requests))
         if self.task == "classify":
             return [(output, float(self.finished(vector)[0])) for output, vector in results]
-        num_queries = len(results) - len(call.documents)
-        queries, documents = results[:num_queries], results[num_queries:]
-        queries = queries * len(documents) if num_queries == 1 else queries
-        pairs = zip(queries, documents, strict=True)
-        return [(document[0], cosine(query[1], document[1])) for query, document in pairs]
+        similarity, num_queries = similarity_of(self.model), len(results) - len(call.documents)
+        vectors = [self.finished(vector) for _, vector in results]
+        queries = vectors[:num_queries] * (len(call.documents) if num_queries == 1 else 1)
+        scores = map(similarity, queries, vectors[num_queries:])
+        return [
+            (output, score)
+            for (output, _), score in zip(results[num_queries:], scores, strict=True)
+        ]
 
     def _run(
         self, requests: Sequence[ApiRequest], salts: Sequence[str]

@@ -138,8 +138,8 @@ class InferenceServiceServicer:
 
     def Score(self, request, context):
         """Scores how well documents answer queries. A classifier with one output reads each pair as one
-        prompt; of a model that makes embeddings, the score is the cosine of query and document. As Embed
-        otherwise; FAILED_PRECONDITION for a classifier with several outputs.
+        prompt; of a model that makes embeddings, the score is its similarity of query and document, by
+        default their cosine. As Embed otherwise; FAILED_PRECONDITION for a classifier with several outputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from contract.pooling import Activation
-from router.pooling.activations import activated, cosine
+from router.pooling.activations import activated
+from router.pooling.similarity import cosine
 
 
 def softmax(x: Any) -> Any:

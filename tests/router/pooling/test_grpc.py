@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
+from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from router.pooler import MAX_OUTSTANDING
@@ -251,6 +252,49 @@ async def test_scores_of_an_embedding_model_are_cosines() -> None:
     assert list(one.scores) == pytest.approx([1, 0.6])
     assert list(each.scores) == pytest.approx([0.6, 1])
     assert code is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("name", "scores"),
+    [("cosine", [1, 0.6]), ("dot", [9, 9]), ("euclidean", [0, -4]), ("manhattan", [0, -4])],
+)
+async def test_scores_are_by_the_similarity_that_a_model_names(
+    name: str, scores: list[float]
+) -> None:
+    def vector_of(request: scheduler_pb2.Request) -> list[float]:
+        return [3, 0, 0, 0] if ids_of("q")[0] in ids(request) else [3, 4, 0, 0]
+
+    plain = common_pb2.PoolingModel(task="embed", num_outputs=4, activation="identity")
+    texts = {SETTINGS: {"similarity_fn_name": name}}
+    async with make_pooling_stack(plain, vector_of=vector_of, texts=texts) as stack:
+        answer = await stack.client.Score(pb.ScoreRequest(queries=["q"], documents=["q", "d"]))
+    assert list(answer.scores) == pytest.approx(scores)
+
+
+async def test_a_similarity_of_many_vectors_is_refused_by_name() -> None:
+    texts = {SETTINGS: {"similarity_fn_name": "maxsim"}}
+    async with make_pooling_stack(texts=texts) as stack:
+        code, message = await refusal(
+            stack.client.Score(pb.ScoreRequest(queries=["q"], documents=["d"]))
+        )
+        assert code is StatusCode.FAILED_PRECONDITION and "'maxsim'" in message
+        assert len(await embed(stack, "a")) == 1
+
+
+async def test_texts_that_repeat_a_prompt_or_a_query_are_bounded_together() -> None:
+    """A small call must not ask for millions of tokens."""
+    inputs, documents = make_inputs(*["a"] * 2048), ["d"] * 2048
+    async with make_pooling_stack() as stack:
+        request = pb.EmbedRequest(inputs=inputs, prompt_text="p" * 4096)
+        code, message = await refusal(stack.client.Embed(request))
+        assert code is StatusCode.INVALID_ARGUMENT
+        assert "at most 8388608 bytes in a call; send fewer texts" in message
+        assert not stack.scheduler.added
+    async with make_pooling_stack(SCORES) as stack:
+        score = pb.ScoreRequest(queries=["q" * 4096], documents=documents)
+        code, message = await refusal(stack.client.Score(score))
+        assert code is StatusCode.INVALID_ARGUMENT and message.startswith("documents: ")
+        assert not stack.scheduler.added
 
 
 async def test_classes_have_probabilities_and_names() -> None:
