@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import PurePath
+from typing import NamedTuple
 
 from contract.errors import NotFound, ResourceExhausted, Unavailable
 from contract.model import check_adapter_name
@@ -18,12 +19,19 @@ MAX_LOADS = 16
 _RETRY_AFTER_S = 5.0
 
 
+class _Key(NamedTuple):
+    """A load: models may have adapters of one name."""
+
+    model: str
+    name: str
+
+
 class FirstUse:
     """Adapters that requests have named and that are being loaded, each once."""
 
     def __init__(self, adapters: AdapterClient) -> None:
         self._adapters = adapters
-        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._loads: dict[_Key, asyncio.Task[None]] = {}
 
     async def load(self, name: str, model: ServedModel) -> None:
         """Returns once requests may name the model's adapter, or if its workers have none of the
@@ -34,25 +42,26 @@ class FirstUse:
         """
         if not _is_folder_name(name):
             return
-        load = self._loads.get(name)
+        key = _Key(model.name, name)
+        load = self._loads.get(key)
         if load is None:
             if len(self._loads) >= MAX_LOADS:
                 raise ResourceExhausted(
                     f"{MAX_LOADS} adapters are being loaded; send the request again", _RETRY_AFTER_S
                 )
-            load = self._loads[name] = asyncio.create_task(
+            load = self._loads[key] = asyncio.create_task(
                 self._load(name, model), name=f"loads {name}"
             )
-            load.add_done_callback(lambda done: self._forget(name, done))
+            load.add_done_callback(lambda done: self._forget(key, done))
         done, _ = await asyncio.wait([load], timeout=WAIT_S)
         if not done:
             raise Unavailable(f"the adapter {name} is still being loaded", _RETRY_AFTER_S)
         load.result()
 
-    def _forget(self, name: str, load: "asyncio.Task[None]") -> None:
-        del self._loads[name]
+    def _forget(self, key: "_Key", load: "asyncio.Task[None]") -> None:
+        del self._loads[key]
         if not load.cancelled() and (error := load.exception()) is not None:
-            logger.warning("the adapter %s cannot be loaded: %s", name, error)
+            logger.warning("the adapter %s of %s cannot be loaded: %s", key.name, key.model, error)
 
     async def _load(self, name: str, model: ServedModel) -> None:
         try:

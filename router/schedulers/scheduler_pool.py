@@ -218,7 +218,9 @@ class Schedulers:
             model = next((served for served in self.models.served if served == one.model), None)
             name = next(it.name for it in one.model.adapters if it.sha256 == one.request.adapter)
             adapter = None if model is None else model.adapter(name)
-            if model is None or adapter is None:
+            if model is None:
+                self._fail(one, Unavailable("the model is no longer served", RETRY_AFTER_S))
+            elif adapter is None:
                 self._fail(one, refusal)
             elif adapter.sha256 != one.request.adapter:
                 one.model, one.refusal = model, None

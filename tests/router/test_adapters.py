@@ -117,6 +117,19 @@ async def test_a_request_on_its_way_to_an_unloaded_adapter_ends() -> None:
         assert len(stack.scheduler.added) == 1
 
 
+async def test_a_request_on_its_way_to_an_adapter_ends_when_its_model_goes() -> None:
+    async with make_stack(**BOTH) as stack:
+        call = asyncio.create_task(stack.generate(model="sql"))
+        first = await stack.added()
+        stack.scheduler.send(step(requests=[request_finished(first.handle, **NO_ADAPTER)]))
+        stack.scheduler.has_worker = False
+        stack.scheduler.say_model_changed()
+        with pytest.raises(grpc.aio.AioRpcError, match="no longer served") as error:
+            await call
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        await stack.check_nothing_is_left()
+
+
 async def test_keys_list_adapters_as_they_list_models(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", entry(models=["sql"]))
     async with make_stack(writing("ok"), api_keys=keys, **BOTH) as stack:
