@@ -201,7 +201,7 @@ def compile_heads(
     ]
     if kv_dtype is dtype and not dependent:  # whole sequences, whose tokens see both ways
         both_ways = {"is_causal": False}
-        cases += [(1, both_ways, True), (1, both_ways | rules, True), (64, both_ways, False)]
+        cases += [(1, both_ways, True), (1, both_ways | rules, False)]
     for num_seqs, rule, joins_inside in cases:
         paged_attention(
             query,

@@ -115,7 +115,7 @@ def plan_attention(
         num_kv_heads,
     )
     check(head_size <= MAX_HEAD_SIZE, "{}: heads have {} elements; at most 256", OP, head_size)
-    is_prefill = most_queries * group > LEAST_DOT
+    is_prefill = not is_causal or most_queries * group > LEAST_DOT
     padded_size = max(LEAST_DOT, next_power_of_2(head_size))
     tile = tile or choose_tile(
         num_bytes=dtype.itemsize,
