@@ -300,7 +300,7 @@ def test_encoders_and_pooling_are_refused_where_they_do_nothing(tmp_path: Path) 
     save_model(tmp_path, "bert")
     with pytest.raises(ModelError, match="BertModel generates no tokens; use --runner pooling"):
         make_runner(tmp_path, runner="generate")
-    with pytest.raises(ValueError, match="lets no token see those behind it.*use torch, triton"):
+    with pytest.raises(ValueError, match=r"lets no token see those behind it.*use torch, triton"):
         make_runner(tmp_path, attention_backend="flash_attn_2")
     with pytest.raises(ModelError, match="keeps no K and V"):
         make_runner(tmp_path, kv_cache_dtype="int8")

@@ -10,8 +10,9 @@ tile, and `spare` more for shares. No program gets more key tiles than
 and a sequence's tiles have ceil(work / limit) shares each, for the work of its last tile; or, with
 a window on both sides, for the most that a tile can have. Shares past the first are then at most
 sum / limit <= spare, so that they always fit, and the items of divided tiles are at most
-2 * spare. With as many spare programs as the device runs at once, the longest program takes the time that an
-even division would. Items of divided tiles come first: what starts last must not be long.
+2 * spare. With as many spare programs as the device runs at once, the longest program takes the
+time that an even division would. Items of divided tiles come first: what starts last must not be
+long.
 
 FlashInfer's plan (Ye et al., 2024) searches the smallest such limit on the host; flash-attn 3
 counts shares for each sequence in a kernel of its own. Here it is a formula that needs no search,
