@@ -193,16 +193,12 @@ def compile_heads(
             dependent=dependent,
         )
     rules: dict[str, Any] = {"sliding_window": 512, "soft_cap": 30.0}
-    cases: list[tuple[int, dict[str, Any], bool]] = [
+    for num_seqs, rule, joins_inside in (
         (1, {}, False),
         (1, rules, True),
         (64, {}, True),
         (64, rules, False),
-    ]
-    if kv_dtype is dtype and not dependent:  # whole sequences, whose tokens see both ways
-        both_ways = {"is_causal": False}
-        cases += [(1, both_ways, True), (1, both_ways | rules, False)]
-    for num_seqs, rule, joins_inside in cases:
+    ):
         paged_attention(
             query,
             cache,
@@ -215,6 +211,24 @@ def compile_heads(
             joins_inside=joins_inside,
             dependent=dependent,
             **rule,
+        )
+
+
+def compile_both_ways(dtype: torch.dtype, head_size: int) -> None:
+    """Attention of whole sequences, with both joins of shares."""
+    cache = _empty(9, 2, _KV_HEADS, _BLOCK_SIZE, head_size, dtype=dtype).transpose(2, 3)
+    for window, joins_inside in ((None, True), (512, False)):
+        paged_attention(
+            _empty(64, _HEADS, head_size, dtype=dtype),
+            cache,
+            query_start=_empty(2),
+            context_lens=_empty(1),
+            block_tables=_empty(1, 8, dtype=torch.int32),
+            scale=0.1,
+            is_causal=False,
+            sliding_window=window,
+            sharing=Sharing(spare=16),
+            joins_inside=joins_inside,
         )
 
 
@@ -301,6 +315,8 @@ def compile_all(printer: _Printer, capability: int) -> None:
             compile_heads(dtype, 128, dtype, dependent=True)
         if dtype is torch.bfloat16:
             for head_size in always:
+                printer.case = f"{name}, both ways, heads of {head_size}"
+                compile_both_ways(dtype, head_size)
                 printer.case = f"{name}, K and V in int8, heads of {head_size}"
                 compile_heads(dtype, head_size, torch.int8)
         if capability >= LEAST_FP8 and dtype is torch.bfloat16:
