@@ -155,10 +155,10 @@ def _paged_attention_kernel(
         visible = is_key[None, :]
         if IS_CAUSAL:
             visible &= key[None, :] <= position[:, None]
-        if HAS_WINDOW:
-            visible &= key[None, :] > position[:, None] - window
-            if not IS_CAUSAL:
-                visible &= key[None, :] < position[:, None] + window
+            if HAS_WINDOW:
+                visible &= key[None, :] > position[:, None] - window
+        elif HAS_WINDOW:
+            visible &= tl.abs(key[None, :] - position[:, None]) < window
         factors, v_scales = scale, v_scale
         if HAS_SCALES:
             scales = token_scales + kv_head * scale_head_stride
