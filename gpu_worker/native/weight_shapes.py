@@ -116,8 +116,8 @@ def _attention(config: DecoderConfig) -> dict[str, Shape]:
 
 def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
     hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    names = INNER_NORMS if config.has_inner_norms else ()
-    shapes: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in {*names, feed_norm(config)}}
+    norms = (feed_norm(config), *(INNER_NORMS if config.has_inner_norms else ()))
+    shapes: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in norms}
     for name in ("gate", "up"):
         shapes |= _linear(f"mlp.{name}_proj", (inner, hidden), has_bias=has_bias)
     return shapes | _linear("mlp.down_proj", (hidden, inner), has_bias=has_bias)
