@@ -6,13 +6,13 @@ Its residual, buffer `RESIDUAL`, ends as the encoder's last hidden states, all n
 import numpy as np
 
 from gpu_worker.models.encoder_config import BertConfig, EncoderConfig, ModernBertConfig
-from gpu_worker.native.compiler import ACTIVATIONS, RESIDUAL
 from gpu_worker.native.encoder_weights import EncoderWeights
+from gpu_worker.native.program_parts import ACTIVATIONS, RESIDUAL, program_shape, rotary_table
 from signalbox_kernels.arena import Arena
-from signalbox_kernels.floats import BFLOAT16, AnyArray
-from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
-from signalbox_kernels.program import PANEL, Program, ProgramBuilder, ProgramShape
-from signalbox_kernels.structs import Element, Epilogue, Index, Row
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.native import Isa, best_isa
+from signalbox_kernels.program import PANEL, Program, ProgramBuilder
+from signalbox_kernels.structs import Epilogue, Index, Row
 
 
 def compile_encoder(
@@ -29,19 +29,8 @@ def compile_encoder(
     K and V lie in blocks while a step runs.
     """
     isa = best_isa() if isa is None else isa
-    is_bfloat16 = weights.dtype == BFLOAT16 and multiplies_bfloat16(isa)
-    element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
-    shape = ProgramShape(
-        element=element,
-        kv_element=element,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
-        block_size=block_size,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        scale=config.scale,
+    shape = program_shape(
+        config, weights.dtype, isa=isa, block_size=block_size, num_layers=config.num_layers
     )
     builder = ProgramBuilder(shape, Arena())
     if isinstance(config, ModernBertConfig):
@@ -162,7 +151,7 @@ class _ModernBertCompiler(_EncoderCompiler):
     ) -> None:
         super().__init__(builder, config, weights)
         self._tables = [
-            np.stack(rope.cos_sin(config.head_size, max_model_len), axis=1)
+            rotary_table(rope, config.head_size, max_model_len)
             for rope in (config.rope, config.sliding_rope)
         ]
 

@@ -15,7 +15,7 @@ from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.device.spans import span
 from gpu_worker.executors.prompt_logprobs import parts_of, prompt_logprobs
-from gpu_worker.native.compiler import RESIDUAL
+from gpu_worker.native.program_parts import RESIDUAL
 from gpu_worker.sampling.sampler import NOT_FINITE, Sampler
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import AttentionArrays, StepArrays

@@ -11,7 +11,6 @@ from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, Model
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
 from gpu_worker.models.encoder_config import BertConfig, EncoderConfig
-from gpu_worker.native.compiler import ACTIVATIONS
 from gpu_worker.native.encoder_compiler import compile_encoder
 from gpu_worker.native.encoder_weights import EncoderWeights, encoder_shapes
 from gpu_worker.native.native_adapters import NativeAdapters
@@ -23,6 +22,7 @@ from gpu_worker.native.native_model import (
     dtype_name,
     report_taken,
 )
+from gpu_worker.native.program_parts import ACTIVATIONS
 from gpu_worker.native.random_weights import random_tensors
 from gpu_worker.native.threads import default_num_threads
 from gpu_worker.quantised.configuration import quantised_checkpoint

@@ -26,7 +26,7 @@ from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
 from gpu_worker.models.decoder_config import DecoderConfig
-from gpu_worker.native.compiler import compile_decoder
+from gpu_worker.native.decoder_compiler import compile_decoder
 from gpu_worker.native.fused_weights import without_fused
 from gpu_worker.native.native_adapters import NativeAdapters
 from gpu_worker.native.random_weights import random_tensors

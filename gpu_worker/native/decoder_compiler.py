@@ -8,12 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
-from gpu_worker.batch.arrays import FloatArray
 from gpu_worker.batch.stage_layers import StageLayers, all_layers
 from gpu_worker.checkpoints.kv_scales import KVScales
 from gpu_worker.models.decoder_config import DecoderConfig
-from gpu_worker.models.rope import RopeConfig
 from gpu_worker.native.matrices import joined
+from gpu_worker.native.product_rows import ProductRows
+from gpu_worker.native.program_parts import ACTIVATIONS, RESIDUAL, program_shape, rotary_table
 from gpu_worker.native.weight_shapes import (
     EMBEDDING,
     HEAD,
@@ -25,32 +25,12 @@ from gpu_worker.native.weight_shapes import (
 from gpu_worker.native.weights import Weights
 from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.arena import Arena, Packed
-from signalbox_kernels.floats import BFLOAT16, AnyArray, to_dtype, to_float32
+from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.group import Group
-from signalbox_kernels.native import Isa, best_isa, multiplies_bfloat16
-from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder, ProgramShape
-from signalbox_kernels.rounding import Rounding
-from signalbox_kernels.storage import Matrix, stored
-from signalbox_kernels.structs import Activation, Element, Epilogue, Row
-
-ACTIVATIONS = {
-    "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "relu": Activation.RELU,
-    "silu": Activation.SILU,
-}
-"""Functions that native programs have, by their names in config.json."""
-
-_KV_ELEMENTS = {
-    "float32": Element.FLOAT32,
-    "bfloat16": Element.BFLOAT16,
-    "int8": Element.INT8,
-    "fp8": Element.FP8_E4M3,
-}
-
-RESIDUAL = 0
-"""Buffer of floats that layers add to: the hidden states at both ends of a pipeline stage."""
+from signalbox_kernels.native import Isa, best_isa
+from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder
+from signalbox_kernels.storage import Matrix
+from signalbox_kernels.structs import Epilogue, Row
 
 
 def compile_decoder(
@@ -85,19 +65,13 @@ def compile_decoder(
     """
     isa = best_isa() if isa is None else isa
     stage = stage or all_layers(config.num_layers)
-    is_bfloat16 = weights.dtype == BFLOAT16 and multiplies_bfloat16(isa)
-    element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
-    shape = ProgramShape(
-        element=element,
-        kv_element=element if kv_dtype == "auto" else _KV_ELEMENTS[kv_dtype],
-        num_layers=len(stage),
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
+    shape = program_shape(
+        config,
+        weights.dtype,
+        isa=isa,
         block_size=block_size,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        scale=config.scale,
+        num_layers=len(stage),
+        kv_dtype=kv_dtype,
     )
     builder = ProgramBuilder(shape, Arena())
     compiler = _Compiler(
@@ -113,54 +87,8 @@ def compile_decoder(
         first_token=first_token,
     )
     compiler.add()
-    rotary = _rotary(config.rope, config.head_size, max_model_len)
+    rotary = rotary_table(config.rope, config.head_size, max_model_len)
     return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
-
-
-def _rotary(rope: RopeConfig, head_size: int, max_model_len: int) -> FloatArray:
-    """Returns [positions, 2, head_size / 2] float32, cosines and sines."""
-    return np.stack(rope.cos_sin(head_size, max_model_len), axis=1)
-
-
-class _Rows:
-    """Buffers of the rows that products read: as elements or codes of 8 bits, as they are or
-    rounded; and the same with the columns in another order."""
-
-    def __init__(self, builder: ProgramBuilder, width: int) -> None:
-        self._builder, self.width = builder, width
-        self._buffers: dict[Row, list[int]] = {Row.ELEMENTS: [], Row.CODES: []}
-        self._used: dict[tuple[Row, Rounding | None], int] = {}
-        self.elements = self._buffer(Row.ELEMENTS, 0)
-
-    def begin(self) -> None:
-        """Frees all buffers for new rows."""
-        self._used = {(Row.ELEMENTS, None): self.elements}
-
-    def buffer(self, row: Row, rounding: Rounding | None) -> int:
-        """Returns the buffer that has the present rows in one form."""
-        if (row, rounding) not in self._used:
-            number = sum(used is row for used, _ in self._used)
-            self._used[row, rounding] = self._buffer(row, number)
-        return self._used[row, rounding]
-
-    def _buffer(self, row: Row, number: int) -> int:
-        buffers = self._buffers[row]
-        if number == len(buffers):
-            buffers.append(self._builder.buffer(self.width, row=row))
-        return buffers[number]
-
-    @property
-    def used(self) -> list[tuple[int, Rounding | None]]:
-        """The buffers of the present rows, each with its rounding."""
-        return [(number, rounding) for (_, rounding), number in self._used.items()]
-
-    @cached_property
-    def ordered_elements(self) -> int:
-        return self._builder.buffer(self.width)
-
-    @cached_property
-    def ordered_codes(self) -> int:
-        return self._builder.buffer(self.width, row=Row.CODES)
 
 
 class _Compiler:
@@ -184,20 +112,21 @@ class _Compiler:
         keys = config.num_kv_heads * config.head_size
         self._builder, self._config, self._weights = builder, config, weights
         self._stage = stage
-        self._in_float32 = in_float32
         self._kv_scales = kv_scales
         self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
         assert self._residual == RESIDUAL
         self._first_token = first_token
         self._shared = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else None
-        self._normed = _Rows(builder, config.hidden_size)
+        self._normed = ProductRows(builder, config.hidden_size, in_float32=in_float32)
         whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own
         self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
         self._query = builder.buffer(heads)
-        self._attended = _Rows(builder, heads)
-        self._activated = _Rows(builder, config.intermediate_size)
+        self._attended = ProductRows(builder, heads, in_float32=in_float32)
+        self._activated = ProductRows(builder, config.intermediate_size, in_float32=in_float32)
         sliding, size = config.sliding_rope, config.head_size
-        self._sliding_rotary = None if sliding is None else _rotary(sliding, size, max_model_len)
+        self._sliding_rotary = (
+            None if sliding is None else rotary_table(sliding, size, max_model_len)
+        )
         # Of Q, K and V together, each padded to an even rank.
         self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
 
@@ -210,8 +139,7 @@ class _Compiler:
             packed, matrix = head
             eps = self._config.rms_norm_eps
             norm = self._weights.norm(NORM) / np.float32(self._config.logit_divisor)
-            self._normed.begin()
-            source, rounding = self._source(self._normed, matrix), stored(matrix).rounding
+            [(source, rounding)] = self._normed.begin([matrix])
             self._builder.norm(
                 self._residual, source, norm, eps=eps, of_rows=True, rounding=rounding
             )
@@ -258,7 +186,7 @@ class _Compiler:
         for matrix in matrices:
             end = column + matrix.shape[0]
             part_of_bias = None if bias is None else bias[column:end]
-            source = self._read(self._normed, matrix)
+            source = self._normed.read(matrix)
             adapted = self._adapted(self._normed, _taken(rows, matrix.shape[0]))
             build.linear(
                 source,
@@ -319,7 +247,7 @@ class _Compiler:
         """Adds two products for matrices that are stored apart."""
         num = gate.shape[0]
         of_gate, of_up = (None, None) if bias is None else (bias[:num], bias[num:])
-        source = self._read(self._normed, gate)
+        source = self._normed.read(gate)
         adapted = self._adapted(self._normed, _taken(rows, num))
         self._builder.linear(source, self._gate, gate, of_gate, Epilogue.STORE, adapted=adapted)
         adapted = self._adapted(self._normed, rows)
@@ -335,7 +263,7 @@ class _Compiler:
         gate: int = 0,
     ) -> None:
         self._builder.linear(
-            self._read(self._normed, matrix),
+            self._normed.read(matrix),
             self._activated.elements,
             matrix,
             bias,
@@ -354,28 +282,6 @@ class _Compiler:
         """Buffer of what attention or feed-forward adds to the residual, before its norm."""
         return self._builder.buffer(self._config.hidden_size, row=Row.FLOATS)
 
-    def _form(self, matrix: Matrix) -> tuple[Row, Rounding | None]:
-        """Returns the form in which a product with a matrix reads its rows."""
-        rounding, is_quantised = stored(matrix).rounding, stored(matrix).type.is_quantised
-        in_codes = not self._in_float32 if rounding is None else rounding.is_scaled_codes
-        return Row.CODES if is_quantised and in_codes else Row.ELEMENTS, rounding
-
-    def _source(self, rows: _Rows, matrix: Matrix) -> int:
-        """Returns the buffer that is written for a product with a matrix."""
-        if stored(matrix).order is not None:
-            return rows.elements
-        return rows.buffer(*self._form(matrix))
-
-    def _read(self, rows: _Rows, matrix: Matrix) -> int:
-        """Returns the buffer that a product with a matrix reads, in the order of its columns."""
-        order = stored(matrix).order
-        if order is None:
-            return self._source(rows, matrix)
-        row, rounding = self._form(matrix)
-        out = rows.ordered_codes if row is Row.CODES else rows.ordered_elements
-        self._builder.code(rows.elements, out, order, rounding)
-        return out
-
     def _bias(self, names: list[str]) -> AnyArray | None:
         """Returns the biases of several matrices as one, or None if they have none."""
         parts = [self._weights.vector_if_any(f"{name}.bias") for name in names]
@@ -384,23 +290,18 @@ class _Compiler:
 
     def _add_norm(self, name: str, readers: list[Matrix]) -> None:
         weight, eps = self._weights.norm(name), self._config.rms_norm_eps
-        self._normed.begin()
-        outs = {self._source(self._normed, reader) for reader in readers}
-        for out, rounding in self._normed.used:
-            if out in outs:
-                self._builder.norm(self._residual, out, weight, eps=eps, rounding=rounding)
-        if self._shrunk is not None and self._normed.elements not in outs:
-            elements = self._normed.elements
+        outs = self._normed.begin(readers)
+        for out, rounding in outs:
+            self._builder.norm(self._residual, out, weight, eps=eps, rounding=rounding)
+        elements = self._normed.elements
+        if self._shrunk is not None and all(out != elements for out, _ in outs):
             self._builder.norm(self._residual, elements, weight, eps=eps, for_adapters=True)
 
-    def _add_down(self, rows: _Rows, name: str, inner_norm: str, index: int) -> None:
+    def _add_down(self, rows: ProductRows, name: str, inner_norm: str, index: int) -> None:
         """Adds a product whose result, summed over the ranks and perhaps normed, is added to the
         residual."""
         matrix = self._weights.matrix(f"{name}.weight")
-        rows.begin()
-        source = self._read(rows, matrix)
-        if stored(matrix).order is None and source != rows.elements:
-            self._builder.code(rows.elements, source, rounding=stored(matrix).rounding)
+        source = rows.read_elements(matrix)
         bias = self._weights.vector_if_any(f"{name}.bias")
         adapted = self._adapted(rows, {name: matrix.shape[0]})
         is_normed = self._config.has_inner_norms
@@ -416,7 +317,7 @@ class _Compiler:
             self._builder.norm(out, self._residual, weight, eps=eps, to_sum=True)
 
     def _adapted(
-        self, rows: _Rows, num_rows: dict[str, int], *, is_interleaved: bool = False
+        self, rows: ProductRows, num_rows: dict[str, int], *, is_interleaved: bool = False
     ) -> Adapted | None:
         """Returns what adapters may add to a product; None if none will be set.
 
