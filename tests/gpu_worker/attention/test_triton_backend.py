@@ -93,6 +93,11 @@ def test_plain_triton_fuses_nothing(
     assert launched == {"join_shares" if name == "triton_plain" else "rotary_and_cache"}
 
 
+def test_triton_passes_the_trial_both_ways(triton_device: str) -> None:
+    shape = make_shape(device=triton_device, is_bidirectional=True, sliding_windows=(None, 20))
+    assert fault_of(lambda each: attention_backend("triton", each), shape) is None
+
+
 def test_dependent_launches_are_refused_where_a_gpu_has_none(
     triton_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
