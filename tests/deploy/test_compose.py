@@ -59,13 +59,15 @@ def test_prometheus_scrapes_each_of_our_services_where_it_answers() -> None:
     scraped = {}
     for job in config["scrape_configs"]:
         (where,) = job["dns_sd_configs"]
-        scraped[where["names"][0]] = where["port"]
+        scraped |= dict.fromkeys(where["names"], where["port"])
     ports = {
         name: int(service["environment"]["SIGNALBOX_METRICS_PORT"])
-        for name, service in services("compose.yaml").items()
+        for name, service in (
+            services("compose.embeddings.yaml") | services("compose.yaml")
+        ).items()
     }
     assert scraped == ports
-    assert ports.keys() == OURS
+    assert ports.keys() == OURS | {"embedding-scheduler", "embedding-worker"}
 
 
 def test_each_of_our_services_answers_for_its_own_name_and_not_for_any() -> None:
