@@ -83,20 +83,25 @@ class _Peer(EmbeddingServer):
 
 
 class SentenceTransformersServer(_Peer):
-    """sentence-transformers behind our smallest server; without a folder of peers, from our own
-    environment."""
+    """sentence-transformers behind our smallest server; from our own environment if the folder of
+    peers has none for it."""
 
     name = "sentence-transformers"
     environment_name = "st"
     health_path = "/v1/models"
 
+    @property
+    def _environment_folder(self) -> Path:
+        own = None if self._folder is None else self._folder / self.environment_name
+        return own if own is not None and own.is_dir() else Path(sys.prefix)
+
     def command(self) -> list[str]:
-        python = self._program("python") if self._folder else sys.executable
         given = ["--model", str(self._model), "--port", str(self.port)]
-        return [python, str(_SCRIPT), *given, "--num-threads", str(self._num_threads)]
+        threads = ["--num-threads", str(self._num_threads)]
+        return [self._program("python"), str(_SCRIPT), *given, *threads]
 
     def build(self) -> str:
-        folder = self._environment_folder if self._folder else Path(sys.prefix)
+        folder = self._environment_folder
         torch = version(folder, "torch")
         return f"sentence-transformers {version(folder, 'sentence_transformers')}, torch {torch}"
 

@@ -1,6 +1,7 @@
 """The benchmark of embeddings, against a router whose vectors say what it was asked."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.embeddings import Load, Turn, measure, report, vectors_of
-from benchmarks.peers.embedding_servers import InfinityServer, RunningServer
+from benchmarks.peers.embedding_servers import (
+    InfinityServer,
+    RunningServer,
+    SentenceTransformersServer,
+)
 from benchmarks.peers.process import PeerUnavailable
 from tests.router.openai.clients import Http, make_http
 from tests.router.pooling.pooling_stack import EMBEDS, counts, make_pooling_files, pooling
@@ -58,6 +63,13 @@ async def test_vectors_of_servers_are_compared(tmp_path: Path) -> None:
     assert len({*vectors[:, 0]}) > 1  # texts of mixed lengths
     turns = {"a": [Turn(vectors=vectors)], "b": [Turn(vectors=vectors + np.float32(0.5))]}
     assert "- b: elements differ by at most 5.0e-01" in report(turns, [])
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_sentence_transformers_may_run_in_our_environment(has_folder: bool, tmp_path: Path) -> None:
+    peers = tmp_path if has_folder else None
+    peer = SentenceTransformersServer(tmp_path, peers, num_threads=1, log_folder=tmp_path)
+    assert Path(peer.command()[0]) == Path(sys.prefix) / "bin" / "python"
 
 
 async def test_a_peer_without_a_folder_says_so(tmp_path: Path) -> None:
