@@ -3,6 +3,7 @@
 from contract.pooling import PoolingModel, Task
 from contract.sampling_defaults import SamplingDefaults
 from protos.inference.v1 import inference_pb2 as pb
+from router.keys.tenants import Caller
 from router.params.sampling_defaults import BUILT_IN
 from router.requests.live_requests import LiveRequests
 from router.schedulers.load_client import ClusterLoad
@@ -28,7 +29,8 @@ def load(cluster: ClusterLoad, live: LiveRequests) -> pb.GetLoadResponse:
     )
 
 
-def model(served: ServedModel) -> pb.GetModelResponse:
+def model(served: ServedModel, caller: Caller) -> pb.GetModelResponse:
+    """Describes a model, with the adapters that the caller may use."""
     return pb.GetModelResponse(
         name=served.name,
         architecture=served.architecture,
@@ -39,7 +41,7 @@ def model(served: ServedModel) -> pb.GetModelResponse:
         default_sampling_params=_defaults(served.sampling_defaults),
         effective_max_model_len=served.window,
         aliases=served.aliases,
-        adapters=[adapter.name for adapter in served.adapters],
+        adapters=[one.name for one in served.adapters if caller.may_use(one.name)],
         pooling=None if served.pooling is None else _pooling(served, served.pooling),
     )
 

@@ -128,12 +128,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        return info_codec.model(self._generator.models.of(request.model, GENERATING))
+        model, caller = self._generator.models.of(request.model, GENERATING), self._caller(context)
+        caller.check_model(*model.names_of(request.model))
+        return info_codec.model(model, caller)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=map(info_codec.model, self._generator.models.all()))
+        caller = self._caller(context)
+        models = [info_codec.model(one, caller) for one in self._generator.models.all()]
+        return pb.ListModelsResponse(
+            models=[one for one in models if one.adapters or caller.may_use(one.name, *one.aliases)]
+        )
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         self._generator.models.all()  # raises Unavailable while no model is served

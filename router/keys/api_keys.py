@@ -52,9 +52,13 @@ class ApiKey:
     max_concurrent_requests: int | None = None
     tokens_per_minute: int | None = None
 
+    def may_use(self, *names: str) -> bool:
+        """Says whether the key may use a model, under one of its names."""
+        return self.models is None or not self.models.isdisjoint(names)
+
     def check_model(self, *names: str) -> None:
-        """Raises PermissionDenied unless the key may use the model under one of its names."""
-        if self.models is not None and not self.models.intersection(names):
+        """Raises PermissionDenied unless the key may use the model, under one of its names."""
+        if not self.may_use(*names):
             raise PermissionDenied(f"the API key {self.name} may not use {names[0]}")
 
 

@@ -23,6 +23,15 @@ class Caller(NamedTuple):
     key: ApiKey | None
     payer: Payer
 
+    def may_use(self, *names: str) -> bool:
+        """Says whether the client may use a model, under one of its names."""
+        return self.key is None or self.key.may_use(*names)
+
+    def check_model(self, *names: str) -> None:
+        """Raises PermissionDenied unless the client may use the model."""
+        if self.key is not None:
+            self.key.check_model(*names)
+
 
 class Tenants:
     """Finds tenants from the metadata of calls."""

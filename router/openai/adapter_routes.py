@@ -47,8 +47,7 @@ class AdapterApi:
     def _check_key(self, request: Request, name: str) -> None:
         address = request.client.host if request.client else ""
         caller = self._tenants.identify(request.headers.items(), address=address)
-        if caller.key is not None:
-            caller.key.check_model(name)
+        caller.check_model(name)
 
 
 def _said(request: Request, text: str) -> Response:

@@ -29,7 +29,7 @@ from router.openai.streaming import (
 from router.openai.tokenize_response import conversation_of, detokenized, tokenized
 from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest
-from router.schedulers.served_models import GENERATING
+from router.schedulers.served_models import ANY, GENERATING
 from router.served_model import ServedModel
 
 OWNER = "signalbox"
@@ -54,7 +54,8 @@ class Api:
 
     async def about(self, request: Request) -> Response:
         """Says what this server is, and where the rest is."""
-        served = [model.name for model in self._generator.models.served]
+        caller, models = self._callers.identify(request), self._generator.models.served
+        served = [model.name for model in models if caller.may_use(*model.names)]
         return json_response(
             {
                 "name": "Signalbox",
@@ -72,7 +73,7 @@ class Api:
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Returns the configuration of a model's tokenizer and its chat template, as vLLM does."""
-        model = self._generator.models.of(request.query_params.get("model", ""), GENERATING)
+        model = self._usable(request, request.query_params.get("model", ""), GENERATING)
         return json_response(model.tokenizer.settings.info())
 
     async def version(self, request: Request) -> Response:
@@ -80,18 +81,26 @@ class Api:
         return json_response({"version": self._version})
 
     async def models(self, request: Request) -> Response:
-        """Lists the served models under each of their names, and their adapters."""
+        """Lists what the caller may use: models under each of their names, and adapters."""
+        caller = self._callers.identify(request)
         cards = [
             self._model_card(name, model)
             for model in self._generator.models.all()
             for name in (*model.names, *(adapter.name for adapter in model.adapters))
+            if caller.may_use(*model.names_of(name))
         ]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """Returns a served model by one of its names, or an adapter."""
         name = request.path_params["name"]
-        return json_response(self._model_card(name, self._generator.models.of(name)))
+        return json_response(self._model_card(name, self._usable(request, name)))
+
+    def _usable(self, request: Request, name: str, tasks: frozenset[str] = ANY) -> ServedModel:
+        """Returns the model of a name. Raises PermissionDenied if the caller may not use it."""
+        model = self._generator.models.of(name, tasks)
+        self._callers.identify(request).check_model(*model.names_of(name))
+        return model
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""

@@ -329,6 +329,25 @@ async def test_a_key_of_one_model_may_not_use_the_other(tmp_path: Path) -> None:
         assert not both.schedulers[0].added
 
 
+async def test_a_key_is_shown_the_models_that_it_may_use(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(models=["vectors"]))
+    async with serving(chat_scheduler(), pooling_scheduler(), api_keys=keys) as both:
+        client, headers = both.stack.client, dict([BEARER])
+        listed = await client.ListModels(pb.ListModelsRequest(), metadata=[BEARER])
+        assert [one.name for one in listed.models] == ["vectors"]
+        await client.GetModel(pb.GetModelRequest(model="vectors"), metadata=[BEARER])
+        for name in ("chat", ""):
+            call = client.GetModel(pb.GetModelRequest(model=name), metadata=[BEARER])
+            assert await code_of(call) is StatusCode.PERMISSION_DENIED
+        cards = (await both.raw.get("/v1/models", headers=headers)).json()["data"]
+        assert [one["id"] for one in cards] == ["vectors"]
+        assert (await both.raw.get("/", headers=headers)).json()["models"] == ["vectors"]
+        for path, status in (("vectors", 200), ("chat", 403)):
+            answer = await both.raw.get(f"/v1/models/{path}", headers=headers)
+            assert answer.status_code == status
+        assert (await both.raw.get("/tokenizer_info", headers=headers)).status_code == 403
+
+
 async def test_metrics_name_the_model_of_each_request() -> None:
     async with serving(chat_scheduler(), pooling_scheduler()) as both:
         await both.stack.generate()

@@ -155,14 +155,15 @@ class InferenceServiceServicer:
 
     def GetModel(self, request, context):
         """Describes a served model. NOT_FOUND for one that is not served, UNAVAILABLE while no worker serves
-        it.
+        it, PERMISSION_DENIED for one that the API key may not use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Describes all served models. UNAVAILABLE while no worker serves.
+        """Describes the served models that the API key may use; all without keys. UNAVAILABLE while no worker
+        serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
