@@ -130,7 +130,9 @@ def load_model(
         attention=attention.backend,
         block_size=attention.block_size,
         sampler=sampler,
-        pooler=None if opened.pooling is None else opened.pooling.make_pooler(opened.source),
+        pooler=None
+        if opened.pooling is None
+        else opened.pooling.outputs.make_pooler(opened.source),
         backends=(
             BackendInUse("attention", attention.name, attention.is_last_resort),
             describe_sampler(sampler, device_config, device),

@@ -104,7 +104,7 @@ def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> Mo
         max_model_len=length,
         eos_token_ids=within_vocabulary(generation.eos_token_ids, config.vocab_size),
         sampling_defaults=generation.defaults,
-        fingerprint=fingerprint([*source.files(), *(pooling.files if pooling else ())]),
+        fingerprint=fingerprint([*source.files(), *(pooling.outputs.files if pooling else ())]),
         pooling=pooling.model if pooling else None,
     )
 

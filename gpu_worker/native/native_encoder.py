@@ -87,7 +87,7 @@ def load_encoder_natively(
         adapters=NativeAdapters(opener, program, (), None),
         pooling=NativePooling(
             norm=None,
-            pooler=opened.pooling.make_pooler(source),
+            pooler=opened.pooling.outputs.make_pooler(source),
             num_token_types=config.num_token_types if isinstance(config, BertConfig) else 0,
         ),
     )

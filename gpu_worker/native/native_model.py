@@ -147,7 +147,7 @@ def load_natively(
     pooling = None
     if opened.pooling is not None:
         norm = FinalNorm(weights.norm(NORM), config.rms_norm_eps)
-        pooling = NativePooling(norm=norm, pooler=opened.pooling.make_pooler(opened.source))
+        pooling = NativePooling(norm=norm, pooler=opened.pooling.outputs.make_pooler(opened.source))
     return NativeModel(
         info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling
     )
