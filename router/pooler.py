@@ -15,18 +15,17 @@ from contract.pooling import PoolingModel, Vector
 from contract.updates import Usage
 from router.call_context import CallContext
 from router.generator import Generator
-from router.pooling.activations import activated
 from router.pooling.calls import (
     ClassifyCall,
     EmbedCall,
     PoolingCall,
     ScoreCall,
+    check_dimensions,
     check_num_bytes,
     check_num_inputs,
     pooling_of,
 )
 from router.pooling.prompt_encoder import check_one_output
-from router.pooling.similarity import similarity_of
 from router.requests.api_request import ApiRequest
 from router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
 from router.served_model import ServedModel
@@ -71,11 +70,12 @@ class Pooler:
         with self._generator.reading(call_context):
             call, model, pooling = self._routed(call, EMBEDDING)
             check_num_inputs(len(call.inputs))
-            call.check_dimensions(pooling)
+            check_dimensions(call.dimensions, pooling)
             requests = call.requests(call.inputs, task="embed", prefix=call.prefix(model))
             check_num_bytes(requests)
         vectors, usage = await self._run(requests, call_context)
-        return Vectors([_embedding(one, call, pooling) for one in vectors], usage)
+        found = [call.finished(one[: call.dimensions], pooling) for one in vectors]
+        return Vectors(found, usage)
 
     async def classify(self, call: ClassifyCall, call_context: CallContext) -> Vectors:
         """Returns the probabilities of each input's classes."""
@@ -84,25 +84,19 @@ class Pooler:
             check_num_inputs(len(call.inputs))
             requests = call.requests(call.inputs, task="classify")
         vectors, usage = await self._run(requests, call_context)
-        probs = [_activated(one, call, pooling) for one in vectors]
+        probs = [call.finished(one, pooling) for one in vectors]
         return Vectors(probs, usage, model.tokenizer.pooling_texts.labels)
 
     async def score(self, call: ScoreCall, call_context: CallContext) -> Scores:
         """Returns the score of each document for its query."""
         with self._generator.reading(call_context):
-            call, model, pooling = self._routed(call, POOLING)
+            call, model, _ = self._routed(call, POOLING)
             call.check()
             check_one_output(model)
             requests = call.prompts(model)
             check_num_bytes(requests, field=call.document_field)
         vectors, usage = await self._run(requests, call_context)
-        if pooling.task == "classify":
-            return Scores([float(_activated(one, call, pooling)[0]) for one in vectors], usage)
-        similarity = similarity_of(model)
-        vectors = [_activated(one, call, pooling) for one in vectors]
-        queries, documents = vectors[: len(call.queries)], vectors[len(call.queries) :]
-        queries = queries * len(documents) if len(queries) == 1 else queries
-        return Scores([similarity(*pair) for pair in zip(queries, documents, strict=True)], usage)
+        return Scores(call.scores(vectors, model), usage)
 
     def _routed(self, call: C, tasks: frozenset[str]) -> tuple[C, ServedModel, PoolingModel]:
         """Returns the call with its model's name, so that all its requests go to that model."""
@@ -186,13 +180,3 @@ class _Running:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _activated(vector: Vector, call: PoolingCall, pooling: PoolingModel) -> Vector:
-    return activated(vector, pooling.activation) if call.use_activation else vector
-
-
-def _embedding(vector: Vector, call: EmbedCall, pooling: PoolingModel) -> Vector:
-    if call.dimensions is not None:
-        vector = vector[: call.dimensions]
-    return _activated(vector, call, pooling)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from contract.errors import FailedPrecondition, InvalidArgument
-from contract.pooling import PoolingModel, Task
+from contract.pooling import PoolingModel, Task, Vector
 from router.params.params_validation import check_request_id
+from router.pooling.activations import activated
 from router.pooling.similarity import similarity_of
 from router.requests.api_request import ApiRequest, PairPrompt, Pooled, TextPrompt, TokensPrompt
 from router.served_model import ServedModel
@@ -58,6 +59,11 @@ class PoolingCall:
             for position, prompt in enumerate(prompts)
         ]
 
+    def finished(self, vector: Vector, pooling: PoolingModel) -> Vector:
+        """Returns a vector with the model's last function applied, unless the call leaves it
+        out."""
+        return activated(vector, pooling.activation) if self.use_activation else vector
+
     def _id_of(self, position: int, num_prompts: int) -> str:
         if not self.request_id or num_prompts == 1:
             return self.request_id
@@ -87,12 +93,6 @@ class EmbedCall(PoolingCall):
             known = ", ".join(sorted(texts.prompts)) or "none, as the model has no prompts"
             raise InvalidArgument("prompt_name", name, known)
         return texts.prompts[name]
-
-    def check_dimensions(self, pooling: PoolingModel) -> None:
-        """Raises InvalidArgument for a length that the model does not declare."""
-        allowed = sorted({*pooling.dimensions, pooling.num_outputs})
-        if self.dimensions is not None and self.dimensions not in allowed:
-            raise InvalidArgument("dimensions", self.dimensions, ", ".join(map(str, allowed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,16 @@ class ScoreCall(PoolingCall):
             for request, prefix in zip(requests, prefixes, strict=True)
         ]
 
+    def scores(self, vectors: Sequence[Vector], model: ServedModel) -> list[float]:
+        """Returns the score of each document, out of the vectors of `prompts`."""
+        pooling = pooling_of(model)
+        finished = [self.finished(one, pooling) for one in vectors]
+        if pooling.task == "classify":
+            return [float(one[0]) for one in finished]
+        queries, documents = finished[: len(self.queries)], finished[len(self.queries) :]
+        queries = queries * len(documents) if len(queries) == 1 else queries
+        return list(map(similarity_of(model), queries, documents))
+
     def _pairs(self) -> list[PairPrompt]:
         return [
             PairPrompt(
@@ -160,6 +170,13 @@ class ClassifyCall(PoolingCall):
     """Asks for the classes of each input."""
 
     inputs: Sequence[TextPrompt | TokensPrompt]
+
+
+def check_dimensions(asked: int | None, pooling: PoolingModel) -> None:
+    """Raises InvalidArgument for a length of vectors that the model does not declare."""
+    allowed = sorted({*pooling.dimensions, pooling.num_outputs})
+    if asked is not None and asked not in allowed:
+        raise InvalidArgument("dimensions", asked, ", ".join(map(str, allowed)))
 
 
 def check_num_inputs(number: int, *, field: str = "inputs") -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 from contract.pooling import Vector
 from router.pooling.calls import ScoreCall
 from router.pooling.prompt_encoder import check_one_output
-from router.pooling.similarity import similarity_of
 from router.requests.api_request import ApiRequest
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.pooled_call import PooledCall, pooled_fields
@@ -178,21 +177,19 @@ class _Run(PooledCall):
     def scores(self, call: ScoreCall) -> list[tuple[RequestOutput, float]]:
         """Returns the output and the score of each document."""
         with refusing():
-            call = replace(call, truncate_prompt_tokens=self.params.truncate_prompt_tokens)
+            call = replace(
+                call,
+                truncate_prompt_tokens=self.params.truncate_prompt_tokens,
+                use_activation=self.params.is_activated,
+            )
             call.check()
             check_one_output(self.model)
             requests = call.prompts(self.model)
         results = self._run(requests, [""] * len(requests))
-        if self.task == "classify":
-            return [(output, float(self.finished(vector)[0])) for output, vector in results]
-        similarity, num_queries = similarity_of(self.model), len(results) - len(call.documents)
-        vectors = [self.finished(vector) for _, vector in results]
-        queries = vectors[:num_queries] * (len(call.documents) if num_queries == 1 else 1)
-        scores = map(similarity, queries, vectors[num_queries:])
-        return [
-            (output, score)
-            for (output, _), score in zip(results[num_queries:], scores, strict=True)
-        ]
+        vectors = [vector[: self.params.dimensions] for _, vector in results]
+        scores = call.scores(vectors, self.model)
+        of_documents = results[-len(scores) :]
+        return [(output, score) for (output, _), score in zip(of_documents, scores, strict=True)]
 
     def _run(
         self, requests: Sequence[ApiRequest], salts: Sequence[str]

@@ -5,7 +5,7 @@ from typing import Any
 
 from contract.pooling import Vector
 from router.pooling.activations import activated
-from router.pooling.calls import EmbedCall
+from router.pooling.calls import EmbedCall, check_dimensions, pooling_of
 from router.pooling.prompt_encoder import check_truncation, encode_prompt, texts_of
 from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
 from router.work_limits.payers import ANYONE
@@ -34,17 +34,16 @@ class PooledCall:
         self.task = task_of(name, self.params.task or task, serves)
         if name in ("embed", "classify"):
             task_of(name, name, serves)
+        with refusing():
+            check_dimensions(self.params.dimensions, pooling_of(core.model))
 
     def requests(self, prompts: Sequence[GivenPrompt]) -> list[ApiRequest]:
         """Returns a request for each prompt. Raises ValueError."""
         asked = EmbedCall(
             inputs=[_prompt(one, f"prompts[{i}]") for i, one in enumerate(prompts)],
             truncate_prompt_tokens=self.params.truncate_prompt_tokens,
-            dimensions=self.params.dimensions,
         )
-        assert self.model.pooling is not None
         with refusing():
-            asked.check_dimensions(self.model.pooling)
             prefix = asked.prefix(self.model) if self.task == "embed" else ""
             return asked.requests(asked.inputs, task=self.task, prefix=prefix)
 
@@ -65,8 +64,7 @@ class PooledCall:
 
     def finished(self, vector: Vector) -> Vector:
         """Returns a vector of the asked dimensions, with the model's last function applied."""
-        assert self.model.pooling is not None
-        activation = self.model.pooling.activation if self.params.is_activated else "identity"
+        activation = pooling_of(self.model).activation if self.params.is_activated else "identity"
         return activated(vector[: self.params.dimensions], activation)
 
 

@@ -1,6 +1,7 @@
 """Embeddings, classes and scores of `LLM`, over the simulated model that pools."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,9 @@ def test_declared_dimensions_are_cut_before_the_last_function() -> None:
         np.testing.assert_array_equal(
             np.array(output.outputs.embedding, np.float32), normalized(whole[:8])
         )
-        with pytest.raises(ValueError, match="dimensions: 5 is not allowed; allowed: 8, 16, 32"):
-            llm.embed("hello", pooling_params=PoolingParams(dimensions=5))
+        for call in (llm.embed, partial(llm.score, "hi")):
+            with pytest.raises(ValueError, match="dimensions: 5 is not allowed; allowed: 8, 16"):
+                call("hello", pooling_params=PoolingParams(dimensions=5))
         assert_at_rest(llm.llm_engine)
 
 
