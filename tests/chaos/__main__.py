@@ -24,6 +24,7 @@ from tests.chaos.checks.leaks import MIN_SAMPLES, Sample, find_leaks
 from tests.chaos.load import Load
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.services import ChaosStack, chaos_stack
+from tests.chaos.token_load import TokenLoad
 
 SURVIVORS = ("router", "scheduler", "worker 0")
 SAMPLES = 6 * MIN_SAMPLES
@@ -61,7 +62,7 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
     minutes = options.soak or options.minutes
     samples = collections.defaultdict[str, list[Sample]](list)
     async with chaos_stack(folder, num_workers=NUM_WORKERS) as stack:
-        load = Load(stack.address)
+        load = TokenLoad(stack.address)
         await load.learn()
         nemesis = Nemesis(stack, load, seed=options.seed)
         names = nemesis.names_of(FaultKind.WORKER) if options.soak else nemesis.names

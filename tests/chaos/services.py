@@ -27,6 +27,15 @@ WORKER_FLAGS = (
     "--max-num-batched-tokens=256",
     "--max-num-seqs=64",
 )
+POOLING_FLAGS = (
+    "--simulate",
+    "--simulated-pooling=mean",
+    "--simulated-gpu-blocks=96",
+    "--simulated-step-ms=5",
+    "--max-num-batched-tokens=64",
+    "--max-num-seqs=64",
+)
+"""Most prompts of a load are divided into chunks, whose sums a worker keeps."""
 
 
 @dataclass(slots=True)
@@ -185,7 +194,9 @@ def _is_free(stats: stats_pb2.GetStatsResponse) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def chaos_stack(folder: Path, *, num_workers: int) -> AsyncIterator[ChaosStack]:
+async def chaos_stack(
+    folder: Path, *, num_workers: int, worker_flags: tuple[str, ...] = WORKER_FLAGS
+) -> AsyncIterator[ChaosStack]:
     """Starts everything; whatever is left of it afterwards is killed."""
     async with contextlib.AsyncExitStack() as stack:
         ports = [free_port() for _ in range(2 + num_workers)]
@@ -203,7 +214,7 @@ async def chaos_stack(folder: Path, *, num_workers: int) -> AsyncIterator[ChaosS
                     Service(
                         (
                             "worker",
-                            *WORKER_FLAGS,
+                            *worker_flags,
                             f"--scheduler={registrations.address}",
                             f"--advertise={proxy.address}",
                             "--drain-timeout=0.3",

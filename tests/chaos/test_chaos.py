@@ -1,6 +1,7 @@
 """The short form of the chaos run: one fault of each service, real processes, real signals."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,24 @@ import pytest
 from tests.chaos.checks.history import check
 from tests.chaos.load import Load
 from tests.chaos.nemesis import Nemesis
-from tests.chaos.services import chaos_stack
+from tests.chaos.services import POOLING_FLAGS, WORKER_FLAGS, chaos_stack
+from tests.chaos.token_load import TokenLoad
+from tests.chaos.vector_load import VectorLoad
 
 FAULTS = ("worker killed", "steps frozen", "requests reset", "scheduler killed", "router killed")
 
 
 @pytest.mark.timeout(600)
-async def test_nothing_is_lost_or_repeated_whoever_dies(tmp_path: Path) -> None:
-    async with chaos_stack(tmp_path, num_workers=2) as stack:
-        load = Load(stack.address)
+@pytest.mark.parametrize(
+    ("kind", "worker_flags"),
+    [(TokenLoad, WORKER_FLAGS), (VectorLoad, POOLING_FLAGS)],
+    ids=["tokens", "vectors"],
+)
+async def test_nothing_is_lost_or_repeated_whoever_dies(
+    kind: Callable[[str], Load], worker_flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    async with chaos_stack(tmp_path, num_workers=2, worker_flags=worker_flags) as stack:
+        load = kind(stack.address)
         await load.learn()
         nemesis = Nemesis(stack, load, seed=1)
         asking = asyncio.create_task(load.run(num_clients=12, seed=1))

@@ -1,35 +1,39 @@
-"""Models behind the scheduler: the vectors of whole prompts, in chunks and as a worker dies."""
+"""Models behind the scheduler: vectors of sentence-transformers, whatever happens to workers."""
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sentence_transformers import SentenceTransformer
 
 from contract.pooling import PoolingParams, encode
 from gpu_worker import runner_factory
+from gpu_worker.batch.arrays import FloatArray
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from scheduler_svc.config import SchedulerConfig
-from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.pooling.encoder_models import VOCAB, save_model
-from tests.gpu_worker.pooling.pooled_batches import pool
 from tests.integration.stack import Router, router, running_scheduler, running_worker
+from tests.integration.test_pooling import assert_idle
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
 LENGTHS = (3, 5, 11, 18, 19, 42, 43, 122, 202, 7, 35, 66)
 STEP_TOKENS = 32
+LEAVES = 5
+"""Of so many clients, one leaves."""
 
 
 def make_prompts() -> list[list[int]]:
-    """Each comes three times, so that it may find blocks."""
+    """Each comes six times, so that it may find blocks."""
     rng = np.random.default_rng(7)
-    return [rng.integers(5, VOCAB, length).tolist() for length in LENGTHS] * 3
+    return [rng.integers(5, VOCAB, length).tolist() for length in LENGTHS] * 6
 
 
 def save(path: Path, family: str, mode: str) -> None:
@@ -38,7 +42,12 @@ def save(path: Path, family: str, mode: str) -> None:
     (path / "modules.json").write_text(
         json.dumps(
             [
-                {"idx": i, "path": folder, "type": f"sentence_transformers.models.{name}"}
+                {
+                    "idx": i,
+                    "name": str(i),
+                    "path": folder,
+                    "type": f"sentence_transformers.models.{name}",
+                }
                 for i, (name, folder) in enumerate(modules)
             ]
         )
@@ -57,42 +66,67 @@ def runner_of(path: Path) -> Callable[[], Runner]:
     )
 
 
+def vectors_of_sentence_transformers(path: Path, prompts: Sequence[list[int]]) -> FloatArray:
+    """Returns what sentence-transformers makes of each prompt alone."""
+    model = SentenceTransformer(str(path), device="cpu")
+    vectors = []
+    with torch.no_grad():
+        for prompt in prompts:
+            token_ids = torch.tensor([prompt])
+            features = {"input_ids": token_ids, "attention_mask": torch.ones_like(token_ids)}
+            vectors.append(model(features)["sentence_embedding"][0].numpy())
+    return np.stack(vectors)
+
+
 async def run_load(client: Router, prompts: list[list[int]]) -> None:
+    """Adds all, and leaves some at once; returns when the others have ended."""
     for handle, prompt in enumerate(prompts):
         await client.add(handle, prompt, max_tokens=1, pooling=encode(PoolingParams()))
-    await client.ended(*range(len(prompts)))
+        if handle % LEAVES == 0:
+            await client.abort(handle)
+    await client.ended(*kept(prompts))
+
+
+def kept(prompts: list[list[int]]) -> list[int]:
+    return [handle for handle in range(len(prompts)) if handle % LEAVES]
 
 
 @pytest.mark.parametrize(
     ("family", "mode"),
-    [("bert", "mean_tokens"), ("qwen3", "mean_tokens"), ("qwen3", "lasttoken")],
+    [
+        ("bert", "mean_tokens"),
+        ("embedding-gemma", "mean_tokens"),
+        ("qwen3", "mean_tokens"),
+        ("qwen3", "lasttoken"),
+    ],
 )
-async def test_vectors_are_those_of_whole_prompts_though_a_worker_is_killed(
+async def test_vectors_are_sentence_transformers_though_workers_come_and_go(
     family: str, mode: str, tmp_path: Path
 ) -> None:
+    """Prompts of mixed lengths, in chunks if the model is causal, in which equal ones share blocks
+    if they may; clients leave; and of two workers one is killed and replaced."""
     save(tmp_path, family, mode)
     prompts = make_prompts()
-    expected = pool(make_runner(tmp_path, max_num_seqs=64), prompts)
+    expected = vectors_of_sentence_transformers(tmp_path, prompts)
     make = runner_of(tmp_path)
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         running_worker(scheduler.address, make) as first,
+        running_worker(scheduler.address, make),
+        router(scheduler.address) as client,
     ):
         step_loops = scheduler.cluster.step_loops
-        await eventually(lambda: len(step_loops) == 1)
-        async with running_worker(scheduler.address, make), router(scheduler.address) as client:
-            await eventually(lambda: len(step_loops) == 2)
-            load = asyncio.create_task(run_load(client, prompts))
-            await eventually(lambda: any(got.end is not None for got in client.got.values()))
-            await first.kill()
+        await eventually(lambda: len(step_loops) == 2)
+        load = asyncio.create_task(run_load(client, prompts))
+        await eventually(lambda: any(got.vector is not None for got in client.got.values()))
+        await first.kill()
+        async with running_worker(scheduler.address, make):
             await load
-            assert all(got.end and not got.end.code for got in client.got.values())
-            vectors = [client.got[handle].vector for handle in range(len(prompts))]
-            actual = np.stack([one for one in vectors if one is not None])
-            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
-            await eventually(lambda: len(step_loops) == 1)
-            (loop,) = step_loops
-            blocks = loop.scheduler.blocks.gpu
-            await eventually(lambda: blocks.num_free == blocks.num_blocks)
-            assert mode == "lasttoken" or not loop.scheduler.planner.num_prefix_hits
-            scheduler.cluster.check()
+            await eventually(lambda: len(step_loops) == 2)
+            for handle in kept(prompts):
+                got = client.got[handle]
+                assert got.end is not None and got.vector is not None and not got.end.code
+                np.testing.assert_allclose(got.vector, expected[handle], rtol=0, atol=1e-5)
+            await assert_idle(scheduler)
+            for loop in step_loops:
+                assert mode == "lasttoken" or not loop.scheduler.planner.num_prefix_hits

@@ -46,6 +46,7 @@ class Record:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)
+    vectors: list[list[float]] = field(default_factory=list)
     num_usages: int = 0
     num_messages: int = 0
     code: grpc.StatusCode | None = None
@@ -67,6 +68,12 @@ class Record:
             if delta.HasField("finish"):
                 self.finish[delta.index] = delta.finish.reason
         self.num_usages += response.HasField("usage")
+
+    def add_vectors(self, response: pb.EmbedResponse) -> None:
+        """Takes the one message of a request for vectors."""
+        self.num_messages += 1
+        self.num_usages += response.HasField("usage")
+        self.vectors = [list(embedding.values) for embedding in response.embeddings]
 
     def end(self, code: grpc.StatusCode, message: str, now: float) -> None:
         if self.ended is not None:
@@ -128,7 +135,7 @@ def _differences(record: Record, expected: Record) -> list[str]:
     if record.is_ok:
         found += [
             f"its {name} are not the undisturbed ones"
-            for name in ("token_ids", "text", "finish")
+            for name in ("token_ids", "text", "finish", "vectors")
             if getattr(record, name) != getattr(expected, name)
         ]
     return found
