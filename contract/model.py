@@ -136,6 +136,8 @@ class WorkerCapacity:
     """Ranks in their order; empty for a worker of one rank."""
     store: StoreCapacity | None = None
     """Store to which blocks go from the CPU pool, and from which they come there."""
+    block_format: str = ""
+    """What the bytes of a block are; workers with equal ones read each other's. Empty of others."""
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""
@@ -256,6 +258,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         max_steps_in_flight=capacity.max_steps_in_flight,
         ranks=map(encode_rank, capacity.ranks),
         store=None if capacity.store is None else _encode_store(capacity.store),
+        block_format=capacity.block_format,
     )
 
 
@@ -275,6 +278,7 @@ def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
         max_steps_in_flight=message.max_steps_in_flight or 1,
         ranks=tuple(map(_decode_rank, message.ranks)),
         store=_decode_store(message.store) if message.HasField("store") else None,
+        block_format=message.block_format,
     )
 
 

@@ -14,7 +14,7 @@ from gpu_worker.startup_client import Startup, reporting
 from gpu_worker.worker import Worker
 from gpu_worker.worker_settings import WorkerSettings
 from protos.worker.v1 import worker_pb2_grpc
-from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER
+from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER, WORKER
 from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.listening_ports import (
     METRICS_REMEDY,
@@ -31,6 +31,7 @@ CALLERS = {
     f"/{SERVICE_NAME}/": (SCHEDULER,),
     f"/{SERVICE_NAME}/GetWorkerInfo": (SCHEDULER, OPERATOR),
     f"/{SERVICE_NAME}/Profile": (OPERATOR,),
+    f"/{SERVICE_NAME}/ReadBlocks": (WORKER,),
 }
 
 
@@ -60,6 +61,7 @@ async def run(
             make_runner,
             grammar_bytes=settings.grammar_memory << 20,
             adapter_dir=settings.adapter_dir,
+            tls=tls,
         )
         server = Server(
             host=host,

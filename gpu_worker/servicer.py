@@ -5,6 +5,7 @@ A stream that breaks stops neither: the worker goes on, and its step log has the
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
@@ -25,6 +26,7 @@ from gpu_worker.lease.step_log import Answer
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
+from rpc.interceptors.peer_roles import names_of
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
@@ -126,6 +128,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         adapter = Adapter(name=request.name, sha256=request.sha256)
         await self._worker.adapters.unload(epoch=request.epoch, adapter=adapter)
         return pb.UnloadAdapterResponse()
+
+    async def ReadBlocks(
+        self, request: pb.ReadBlocksRequest, context: Context
+    ) -> AsyncIterator[pb.ReadBlocksResponse]:
+        reading = self._worker.read_blocks(request.ticket, names_of(context))
+        async with contextlib.aclosing(reading) as parts:
+            async for part in parts:
+                yield pb.ReadBlocksResponse(**part._asdict())
 
     async def Profile(
         self, request: pb.ProfileRequest, context: Context

@@ -7,18 +7,27 @@ the execution thread, in the order in which it was asked for; a broken stream do
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contract.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted
+from contract.errors import (
+    Aborted,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+)
 from contract.model import Adapter, WorkerCapacity
 from contract.step import Step
 from contract.tokenizer_files import hash_files
 from gpu_worker.batch.runner_protocol import (
     Described,
     Inspectable,
+    Lending,
     MemoryReport,
     ProfileOptions,
     Runner,
@@ -30,6 +39,8 @@ from gpu_worker.execution_thread import ExecutionThread
 from gpu_worker.insight.metrics import StepCounts
 from gpu_worker.insight.metrics import read as read_metrics
 from gpu_worker.insight.profiler import Profile, Profiler
+from gpu_worker.kv_peers.lent_parts import Part, lent_parts
+from gpu_worker.kv_peers.peer_client import BlockReader
 from gpu_worker.kv_store.block_store import StoreUsage
 from gpu_worker.lease.lease import Lease
 from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
@@ -37,10 +48,13 @@ from gpu_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.worker_adapters import WorkerAdapters
 from rpc.metrics.registry import Families
+from rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
 
 NO_EPOCH = 0
+MAX_READS = 16
+"""Calls of other workers that read lent blocks at once; each holds a block in memory."""
 
 
 class Worker:
@@ -55,8 +69,10 @@ class Worker:
         tokenizer_files: Mapping[str, bytes],
         grammar_bytes: int = GRAMMAR_BYTES,
         adapter_dir: Path | None = None,
+        block_reader: BlockReader | None = None,
     ) -> None:
-        """`adapter_dir` is the folder below which are the adapters that may be loaded."""
+        """`adapter_dir` is the folder below which are the adapters that may be loaded;
+        `block_reader` reads blocks that other workers lend."""
         self.capacity = replace(
             capacity,
             grammar_bytes=grammar_bytes,
@@ -74,6 +90,8 @@ class Worker:
         self._epoch = NO_EPOCH
         self._lease: Lease | None = None
         self._num_inits = 0
+        self._block_reader = block_reader
+        self._num_reads = 0
         self._device_lost = asyncio.Event()
         self.steps = StepCounts()
         self.adapters = WorkerAdapters(
@@ -92,8 +110,13 @@ class Worker:
         *,
         grammar_bytes: int = GRAMMAR_BYTES,
         adapter_dir: Path | None = None,
+        tls: TlsConfig = CLEAR,
     ) -> "Worker":
-        """Makes and profiles a runner on the execution thread. Raises their errors."""
+        """Makes and profiles a runner on the execution thread. Raises their errors.
+
+        Args:
+            tls: certificates for other workers, of which this one reads blocks.
+        """
         thread = ExecutionThread()
         runner: Runner | None = None
         try:
@@ -112,6 +135,7 @@ class Worker:
             tokenizer_files=files,
             grammar_bytes=grammar_bytes,
             adapter_dir=adapter_dir,
+            block_reader=BlockReader(tls),
         )
         await worker._grammars.load()
         return worker
@@ -164,6 +188,32 @@ class Worker:
             step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
         )
 
+    async def read_blocks(
+        self, ticket: bytes, names: Collection[str]
+    ) -> AsyncGenerator[Part, None]:
+        """Yields the blocks that a ticket is for; see ReadBlocks in worker.proto.
+
+        Args:
+            names: those in the caller's certificate.
+        """
+        lease, runner = self._lease, self._runner
+        moves = runner.peer_moves() if lease and isinstance(runner, Lending) else None
+        if self._num_reads >= MAX_READS:
+            raise ResourceExhausted(f"{MAX_READS} workers read blocks", 1.0)
+        lent = moves.take(ticket) if moves is not None else None
+        if lent is None:
+            raise NotFound("no blocks are lent for this ticket, or no more")
+        if lent.reader and lent.reader not in names:
+            lent.move.end("its ticket was shown by another worker")
+            raise PermissionDenied("these blocks are lent to another worker")
+        self._num_reads += 1
+        try:
+            async with aclosing(lent_parts(lent, is_valid=lambda: self._lease is lease)) as parts:
+                async for part in parts:
+                    yield part
+        finally:
+            self._num_reads -= 1
+
     def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
         self.model = replace(self.model, adapters=adapters)
 
@@ -191,6 +241,8 @@ class Worker:
         self._thread.close()
         self._grammars.close()
         self.adapters.close()
+        if self._block_reader is not None:
+            self._block_reader.close()
 
     def memory(self) -> MemoryReport | None:
         """Returns the use of memory; None if the runner does not report it."""
@@ -246,6 +298,7 @@ class Worker:
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
             grammars=self._grammars,
+            block_reader=self._block_reader,
         )
 
     def _end_lease(self) -> None:

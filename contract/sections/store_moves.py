@@ -1,6 +1,7 @@
-"""The section of a step that moves blocks between the CPU pool and a store, beside the steps.
+"""The section of a step that moves blocks between the CPU pool and a store or another worker.
 
-The blocks of a move are its own until the result of a later step says that it has ended.
+The moves go on beside the steps. The blocks of a move are its own until the result of a later step
+says that it has ended.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from protos.worker.v1 import worker_pb2 as pb
 
 HASH_BYTES = 16
 """Length of the hash that names what a block holds."""
+_TICKET_BYTES = 16
+"""Length of what a worker shows that reads the blocks of another."""
 
 MAX_FAULT_CHARS = 500
 """Longest reason for which a move failed; operators read it."""
@@ -25,12 +28,32 @@ class Find(NamedTuple):
     hashes: Sequence[bytes]
 
 
+class BlockSource(NamedTuple):
+    """Another worker, which has been told to lend blocks; see worker.proto."""
+
+    address: str
+    server_name: str
+    ticket: bytes
+
+
 class Fetch(NamedTuple):
-    """Copy the block of each hash from the store to a block of the CPU pool."""
+    """Copy the block of each hash from the store, or `source`, to a block of the CPU pool."""
 
     move_id: int
     hashes: Sequence[bytes]
     cpu_blocks: Sequence[int]
+    source: BlockSource | None = None
+
+
+class Lend(NamedTuple):
+    """Let another worker read blocks of the CPU pool once; see worker.proto."""
+
+    move_id: int
+    hashes: Sequence[bytes]
+    cpu_blocks: Sequence[int]
+    ticket: bytes
+    reader: str
+    lasts_ns: int
 
 
 class Store(NamedTuple):
@@ -60,13 +83,26 @@ class StoreMoves:
     finds: Sequence[Find] = ()
     fetches: Sequence[Fetch] = ()
     stores: Sequence[Store] = ()
+    lends: Sequence[Lend] = ()
 
     @property
     def move_ids(self) -> list[int]:
         """Numbers of the moves that begin."""
         ids = [one.move_id for one in self.clears] + [one.move_id for one in self.finds]
         ids += [one.move_id for one in self.fetches]
-        return ids + [one.move_id for one in self.stores]
+        ids += [one.move_id for one in self.stores]
+        return ids + [one.move_id for one in self.lends]
+
+    @property
+    def needs_store(self) -> bool:
+        """True if a move is to or from the worker's store."""
+        fetches = any(one.source is None for one in self.fetches)
+        return fetches or bool(self.clears or self.finds or self.stores)
+
+    @property
+    def needs_peers(self) -> bool:
+        """True if a move is to or from another worker."""
+        return bool(self.lends) or any(one.source is not None for one in self.fetches)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -74,6 +110,7 @@ class StoreMoves:
         return {
             "blocks_fetched": sum(len(fetch.hashes) for fetch in self.fetches),
             "blocks_stored": sum(len(store.hashes) for store in self.stores),
+            "blocks_lent": sum(len(lend.hashes) for lend in self.lends),
         }
 
 
@@ -82,7 +119,7 @@ class MoveResult(NamedTuple):
 
     move_id: int
     num_blocks: int
-    """Blocks, from the first one on, that a find found, a fetch brought or a store kept."""
+    """Blocks, from the first one on, that were found, fetched, stored, or read by a peer."""
     num_bytes: int = 0
     """Bytes of the blocks that were read or written."""
     duration_ns: int = 0
@@ -103,6 +140,7 @@ def encode_store_moves(moves: StoreMoves) -> pb.StoreMoves:
                 move_id=one.move_id,
                 hashes=b"".join(one.hashes),
                 cpu_blocks=pack_int32(one.cpu_blocks),
+                source=None if one.source is None else pb.BlockSource(**one.source._asdict()),
             )
             for one in moves.fetches
         ],
@@ -115,11 +153,23 @@ def encode_store_moves(moves: StoreMoves) -> pb.StoreMoves:
             )
             for one in moves.stores
         ],
+        lends=[_encode_lend(one) for one in moves.lends],
+    )
+
+
+def _encode_lend(lend: Lend) -> pb.LendBlocks:
+    return pb.LendBlocks(
+        move_id=lend.move_id,
+        hashes=b"".join(lend.hashes),
+        cpu_blocks=pack_int32(lend.cpu_blocks),
+        ticket=lend.ticket,
+        reader=lend.reader,
+        lasts_ns=lend.lasts_ns,
     )
 
 
 def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
-    """Raises InvalidArgument if a hash is cut off, or if blocks and hashes differ in number."""
+    """Raises InvalidArgument if a hash or ticket is cut off, or if there are not as many blocks."""
     return StoreMoves(
         cancels=int64_list(message.cancelled_move_ids, "store_moves.cancelled_move_ids"),
         clears=[
@@ -130,12 +180,40 @@ def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
             Find(one.move_id, _hashes(one.hashes, "store_moves.finds.hashes"))
             for one in message.finds
         ],
-        fetches=[Fetch(one.move_id, *_blocks(one, "fetches")) for one in message.fetches],
+        fetches=[
+            Fetch(one.move_id, *_blocks(one, "fetches"), _source(one)) for one in message.fetches
+        ],
         stores=[Store(one.move_id, *_blocks(one, "stores"), one.tenant) for one in message.stores],
+        lends=[_lend(one) for one in message.lends],
     )
 
 
-def _blocks(message: pb.FetchBlocks | pb.StoreBlocks, name: str) -> tuple[list[bytes], list[int]]:
+def _source(message: pb.FetchBlocks) -> BlockSource | None:
+    if not message.HasField("source"):
+        return None
+    source = message.source
+    ticket = _check_ticket(source.ticket, "store_moves.fetches.source.ticket")
+    return BlockSource(source.address, source.server_name, ticket)
+
+
+def _lend(message: pb.LendBlocks) -> Lend:
+    hashes, cpu_blocks = _blocks(message, "lends")
+    ticket = _check_ticket(message.ticket, "store_moves.lends.ticket")
+    if not message.lasts_ns:
+        raise InvalidArgument("store_moves.lends.lasts_ns", 0, "at least 1")
+    return Lend(message.move_id, hashes, cpu_blocks, ticket, message.reader, message.lasts_ns)
+
+
+def _check_ticket(ticket: bytes, field: str) -> bytes:
+    """Returns the ticket. Raises InvalidArgument if it has another length."""
+    if len(ticket) != _TICKET_BYTES:
+        raise InvalidArgument(field, f"{len(ticket)} bytes", f"{_TICKET_BYTES} bytes")
+    return ticket
+
+
+def _blocks(
+    message: pb.FetchBlocks | pb.StoreBlocks | pb.LendBlocks, name: str
+) -> tuple[list[bytes], list[int]]:
     hashes = _hashes(message.hashes, f"store_moves.{name}.hashes")
     cpu_blocks = int32_list(message.cpu_blocks, f"store_moves.{name}.cpu_blocks")
     check_length(f"store_moves.{name}.cpu_blocks", len(cpu_blocks), len(hashes))

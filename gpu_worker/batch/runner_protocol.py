@@ -13,6 +13,7 @@ from contract.model import Adapter, ModelInfo, WorkerCapacity
 from contract.step import Step
 from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.move_queue import MoveQueue
 
 
@@ -119,6 +120,18 @@ class Storing(Protocol):
         """Returns the queue of the pools that `init_cache_engine` made last; None without a store.
 
         The runner closes it before it drops those pools.
+        """
+        ...
+
+
+@runtime_checkable
+class Lending(Protocol):
+    """A runner whose blocks may move between its CPU pool and other workers."""
+
+    def peer_moves(self) -> PeerMoves | None:
+        """Returns those of the pools that `init_cache_engine` made last; None without a CPU pool.
+
+        The runner closes them before it drops those pools.
         """
         ...
 

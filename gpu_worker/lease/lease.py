@@ -19,6 +19,7 @@ from gpu_worker.batch.runner_protocol import AdapterLoading, Launching, Runner
 from gpu_worker.device.device_errors import is_device_lost
 from gpu_worker.execution_thread import Unfinished
 from gpu_worker.insight.step_spans import StepSpan
+from gpu_worker.kv_peers.peer_client import BlockReader
 from gpu_worker.lease.block_move_stage import BlockMoveStage
 from gpu_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from gpu_worker.lease.section_stage import SectionStage
@@ -44,6 +45,7 @@ class Lease:
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         grammars: Grammars,
+        block_reader: BlockReader | None = None,
     ) -> None:
         self.epoch = epoch
         self.log = StepLog(max(capacity.max_steps_in_flight, NUM_KEPT_ANSWERS))
@@ -55,7 +57,9 @@ class Lease:
             adapter_slots=runner.adapter_slots if isinstance(runner, AdapterLoading) else None,
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
-        self._store_moves = StoreMoveStage(runner, num_cpu_blocks=num_cpu_blocks)
+        self._store_moves = StoreMoveStage(
+            runner, num_cpu_blocks=num_cpu_blocks, block_reader=block_reader
+        )
         self._stages: tuple[SectionStage, ...] = (
             BlockMoveStage(runner, **pools),
             self._store_moves,

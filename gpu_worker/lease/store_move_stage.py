@@ -1,13 +1,15 @@
-"""The stage of a step that begins moves between the CPU pool and the runner's store."""
+"""The stage of a step that begins moves between the CPU pool and a store or other workers."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from contract.errors import FailedPrecondition, InvalidArgument
-from contract.sections.store_moves import Fetch, MoveResult, Store, StoreMoves
+from contract.sections.store_moves import Fetch, Lend, MoveResult, Store, StoreMoves
 from contract.step import Step
-from gpu_worker.batch.runner_protocol import Runner, Storing
+from gpu_worker.batch.runner_protocol import Lending, Runner, Storing
+from gpu_worker.kv_peers.peer_client import BlockReader
+from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.move_queue import MoveQueue
 from gpu_worker.sequences.step_validation import check_range
 
@@ -15,12 +17,22 @@ _WHERE = "store_moves"
 
 
 class StoreMoveStage:
-    """Implements `SectionStage`; comes after the stage whose block moves a store follows."""
+    """Implements `SectionStage`; comes after the stage whose block moves a store follows.
 
-    def __init__(self, runner: Runner, *, num_cpu_blocks: int) -> None:
+    Args:
+        block_reader: reads from other workers; None if none is reached.
+    """
+
+    def __init__(
+        self, runner: Runner, *, num_cpu_blocks: int, block_reader: BlockReader | None = None
+    ) -> None:
         self._queue: MoveQueue | None = None
+        self._peers: PeerMoves | None = None
         if isinstance(runner, Storing):
             self._queue = runner.move_queue()
+        if isinstance(runner, Lending) and block_reader is not None:
+            self._peers = runner.peer_moves()
+        self._block_reader = block_reader
         self._num_cpu_blocks = num_cpu_blocks
         self._last_move_id = 0
 
@@ -28,18 +40,21 @@ class StoreMoveStage:
         moves = step.store_moves
         if moves is None:
             return
-        if self._queue is None:
+        if self._queue is None and (moves.needs_store or self._peers is None):
             raise FailedPrecondition("this worker has no store for KV blocks, and the step uses it")
+        if self._peers is None and moves.needs_peers:
+            raise FailedPrecondition("this worker exchanges no KV blocks with others")
         self._check_ids(moves)
         fetched = _blocks(one.cpu_blocks for one in moves.fetches)
         stored = _blocks(one.cpu_blocks for one in moves.stores)
-        for name, blocks in (("fetches", fetched), ("stores", stored)):
+        lent = _blocks(one.cpu_blocks for one in moves.lends)
+        for name, blocks in (("fetches", fetched), ("stores", stored), ("lends", lent)):
             check_range(f"{_WHERE}.{name}.cpu_blocks", np.array(blocks), self._num_cpu_blocks)
-        used = [*stored, *step.block_moves.swap_in.src, *step.block_moves.swap_out.dst]
+        used = [*stored, *lent, *step.block_moves.swap_in.src, *step.block_moves.swap_out.dst]
         if len(set(fetched)) < len(fetched) or set(fetched).intersection(used):
             field, wanted = f"{_WHERE}.fetches.cpu_blocks", "blocks that nothing else uses"
             raise InvalidArgument(field, len(fetched), wanted)
-        copying: list[Fetch | Store] = [*moves.fetches, *moves.stores]
+        copying: list[Fetch | Store | Lend] = [*moves.fetches, *moves.stores, *moves.lends]
         for one in copying:
             if len(one.hashes) != len(one.cpu_blocks):
                 wanted = f"{len(one.hashes)} elements"
@@ -53,23 +68,43 @@ class StoreMoveStage:
 
     def apply(self, step: Step) -> int:
         """Takes no time of the step, whatever the moves take."""
-        if (moves := step.store_moves) is None or (queue := self._queue) is None:
+        if (moves := step.store_moves) is None:
             return 0
+        if self._queue is not None:
+            self._begin_in_store(moves, self._queue)
+        if self._peers is not None:
+            self._begin_with_peers(moves, self._peers)
+        self._last_move_id = max([self._last_move_id, *moves.move_ids])
+        return 0
+
+    def _begin_in_store(self, moves: StoreMoves, queue: MoveQueue) -> None:
         queue.cancel(moves.cancels)
         for clear in moves.clears:
             queue.clear(clear.move_id, None if clear.tenant is None else clear.tenant.encode())
         for find in moves.finds:
             queue.find(find.move_id, find.hashes)
         for fetch in moves.fetches:
-            queue.fetch(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
+            if fetch.source is None:
+                queue.fetch(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
         for store in moves.stores:
             queue.store(store.move_id, store.hashes, store.cpu_blocks, store.tenant.encode())
-        self._last_move_id = max([self._last_move_id, *moves.move_ids])
-        return 0
+
+    def _begin_with_peers(self, moves: StoreMoves, peers: PeerMoves) -> None:
+        assert self._block_reader is not None, "else nothing reads"
+        if moves.cancels:
+            peers.cancel(moves.cancels)
+            self._block_reader.stop_ended()
+        for lend in moves.lends:
+            peers.lend(lend)
+        for fetch in moves.fetches:
+            if fetch.source is not None:
+                move = peers.receive(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
+                self._block_reader.begin(move, fetch.source, block_bytes=peers.block_bytes)
 
     def pop_ended(self) -> Sequence[MoveResult]:
         """Returns the moves that have ended since the last call."""
-        return self._queue.pop_ended() if self._queue else ()
+        queues = (one for one in (self._queue, self._peers) if one is not None)
+        return [ended for queue in queues for ended in queue.pop_ended()] or ()
 
 
 def _blocks(lists: Iterable[Sequence[int]]) -> list[int]:

@@ -35,6 +35,7 @@ from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
+from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.block_store import BlockStore
 from gpu_worker.kv_store.memory_store import MemoryStore
 from gpu_worker.kv_store.move_queue import MoveQueue
@@ -128,6 +129,7 @@ class SimulatedRunner:
             )
         self._move_threads = MoveThreads(block_bytes=self._block_bytes)
         self._move_queue: MoveQueue | None = None
+        self._peer_moves: PeerMoves | None = None
 
     @property
     def _block_bytes(self) -> int:
@@ -193,19 +195,27 @@ class SimulatedRunner:
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else 1,
             ranks=_ranks(num_stages) if num_stages > 1 else (),
             store=None if self._store is None else StoreCapacity(kind="memory"),
+            block_format=f"simulated, {self.config.block_size}"
+            if self.config.num_cpu_blocks and num_stages == 1
+            else "",
         )
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._pooler = self._make_pooler()
-        if self._move_queue is not None:
-            self._move_queue.close()
+        for moves in (self._move_queue, self._peer_moves):
+            if moves is not None:
+                moves.close()
         self.gpu_kv = self._make_pool(num_gpu_blocks)
         self.cpu_kv = self._make_pool(num_cpu_blocks)
         if self._store is not None:
             self._move_queue = MoveQueue(self._store, self._move_threads, block=self._cpu_block)
+        self._peer_moves = PeerMoves(block_bytes=self._block_bytes, block=self._cpu_block)
 
     def move_queue(self) -> MoveQueue | None:
         return self._move_queue
+
+    def peer_moves(self) -> PeerMoves | None:
+        return self._peer_moves
 
     def _cpu_block(self, index: int) -> memoryview:
         return memoryview(self.cpu_kv[index]).cast("B")

@@ -57,6 +57,7 @@ CAPACITY = WorkerCapacity(
             num_layers=5,
         ),
     ),
+    block_format="simulated, 16",
     store=StoreCapacity(
         kind="disk",
         read_bytes_per_s=2e9,

@@ -43,6 +43,20 @@ class MemoryReport(_message.Message):
     adapters_bytes: int
     def __init__(self, weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., swap_bytes: _Optional[int] = ..., activations_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., unused_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., adapters_bytes: _Optional[int] = ...) -> None: ...
 
+class ReadBlocksRequest(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+
+class ReadBlocksResponse(_message.Message):
+    __slots__ = ("chunk", "digest")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    digest: bytes
+    def __init__(self, chunk: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
 class ProfileRequest(_message.Message):
     __slots__ = ("duration_ns", "record_shapes", "with_stack")
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
@@ -281,18 +295,20 @@ class ExecuteModelRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., store_moves: _Optional[_Union[StoreMoves, _Mapping]] = ...) -> None: ...
 
 class StoreMoves(_message.Message):
-    __slots__ = ("cancelled_move_ids", "clears", "finds", "fetches", "stores")
+    __slots__ = ("cancelled_move_ids", "clears", "finds", "fetches", "stores", "lends")
     CANCELLED_MOVE_IDS_FIELD_NUMBER: _ClassVar[int]
     CLEARS_FIELD_NUMBER: _ClassVar[int]
     FINDS_FIELD_NUMBER: _ClassVar[int]
     FETCHES_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
+    LENDS_FIELD_NUMBER: _ClassVar[int]
     cancelled_move_ids: bytes
     clears: _containers.RepeatedCompositeFieldContainer[ClearStore]
     finds: _containers.RepeatedCompositeFieldContainer[FindBlocks]
     fetches: _containers.RepeatedCompositeFieldContainer[FetchBlocks]
     stores: _containers.RepeatedCompositeFieldContainer[StoreBlocks]
-    def __init__(self, cancelled_move_ids: _Optional[bytes] = ..., clears: _Optional[_Iterable[_Union[ClearStore, _Mapping]]] = ..., finds: _Optional[_Iterable[_Union[FindBlocks, _Mapping]]] = ..., fetches: _Optional[_Iterable[_Union[FetchBlocks, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreBlocks, _Mapping]]] = ...) -> None: ...
+    lends: _containers.RepeatedCompositeFieldContainer[LendBlocks]
+    def __init__(self, cancelled_move_ids: _Optional[bytes] = ..., clears: _Optional[_Iterable[_Union[ClearStore, _Mapping]]] = ..., finds: _Optional[_Iterable[_Union[FindBlocks, _Mapping]]] = ..., fetches: _Optional[_Iterable[_Union[FetchBlocks, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreBlocks, _Mapping]]] = ..., lends: _Optional[_Iterable[_Union[LendBlocks, _Mapping]]] = ...) -> None: ...
 
 class ClearStore(_message.Message):
     __slots__ = ("move_id", "tenant")
@@ -311,14 +327,42 @@ class FindBlocks(_message.Message):
     def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
 class FetchBlocks(_message.Message):
-    __slots__ = ("move_id", "hashes", "cpu_blocks")
+    __slots__ = ("move_id", "hashes", "cpu_blocks", "source")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     move_id: int
     hashes: bytes
     cpu_blocks: bytes
-    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., cpu_blocks: _Optional[bytes] = ...) -> None: ...
+    source: BlockSource
+    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., cpu_blocks: _Optional[bytes] = ..., source: _Optional[_Union[BlockSource, _Mapping]] = ...) -> None: ...
+
+class BlockSource(_message.Message):
+    __slots__ = ("address", "server_name", "ticket")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_NAME_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    server_name: str
+    ticket: bytes
+    def __init__(self, address: _Optional[str] = ..., server_name: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class LendBlocks(_message.Message):
+    __slots__ = ("move_id", "hashes", "cpu_blocks", "ticket", "reader", "lasts_ns")
+    MOVE_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    LASTS_NS_FIELD_NUMBER: _ClassVar[int]
+    move_id: int
+    hashes: bytes
+    cpu_blocks: bytes
+    ticket: bytes
+    reader: str
+    lasts_ns: int
+    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., cpu_blocks: _Optional[bytes] = ..., ticket: _Optional[bytes] = ..., reader: _Optional[str] = ..., lasts_ns: _Optional[int] = ...) -> None: ...
 
 class StoreBlocks(_message.Message):
     __slots__ = ("move_id", "hashes", "cpu_blocks", "tenant")

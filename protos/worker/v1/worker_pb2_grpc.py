@@ -80,6 +80,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.ReadBlocks = channel.unary_stream(
+                '/signalbox.worker.v1.WorkerService/ReadBlocks',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
+                _registered_method=True)
         self.Profile = channel.unary_stream(
                 '/signalbox.worker.v1.WorkerService/Profile',
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ProfileRequest.SerializeToString,
@@ -127,8 +132,9 @@ class WorkerServiceServicer:
         step. A gap in step ids ends the stream with FAILED_PRECONDITION; an epoch that is not the
         lease's with ABORTED; a block number out of range, a duplicate destination, a block table that is
         too short, an unknown sequence, or more sequences or tokens than announced with
-        INVALID_ARGUMENT; swap maps without swap space, and StoreMoves without a store, with
-        FAILED_PRECONDITION. A refused step changes nothing.
+        INVALID_ARGUMENT; swap maps without swap space, and StoreMoves that the worker has nothing for (a
+        store, or a block_format if other workers are in them), with FAILED_PRECONDITION. A refused step
+        changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +186,19 @@ class WorkerServiceServicer:
     def UnloadAdapter(self, request, context):
         """Frees an adapter that no step in flight names, nor a later one. Idempotent. ABORTED if `epoch` is
         not the lease's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadBlocks(self, request, context):
+        """Streams blocks of the CPU pool that a step has lent (LendBlocks), to the worker that they are lent
+        to. A ticket is good for one call; when that ends, however it ends, so does the lend. The call may
+        come before the step: the caller repeats it for a while.
+
+        NOT_FOUND if the ticket is not known, was used, or has expired; PERMISSION_DENIED if the caller's
+        certificate is not that of the reader; RESOURCE_EXHAUSTED while too many calls read; ABORTED if the
+        lend ends meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,6 +263,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ReadBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadBlocks,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.SerializeToString,
             ),
             'Profile': grpc.unary_stream_rpc_method_handler(
                     servicer.Profile,
@@ -495,6 +519,33 @@ class WorkerService:
             '/signalbox.worker.v1.WorkerService/UnloadAdapter',
             protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
             protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/signalbox.worker.v1.WorkerService/ReadBlocks',
+            protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

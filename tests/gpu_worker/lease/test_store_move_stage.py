@@ -3,14 +3,17 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from contract.errors import FailedPrecondition, InvalidArgument
 from contract.sections.store_moves import (
+    BlockSource,
     Clear,
     Fetch,
     Find,
+    Lend,
     MoveResult,
     Store,
     StoreMoves,
@@ -29,8 +32,13 @@ MOVES = StoreMoves(
     cancels=[1, 2],
     clears=[Clear(3, None), Clear(4, ""), Clear(5, "a")],
     finds=[Find(6, HASHES)],
-    fetches=[Fetch(7, HASHES[:2], [3, 1]), Fetch(8, [], [])],
+    fetches=[
+        Fetch(7, HASHES[:2], [3, 1]),
+        Fetch(8, [], []),
+        Fetch(10, HASHES[:1], [4], BlockSource("host:1", "worker.one", b"t" * 16)),
+    ],
     stores=[Store(9, HASHES[2:], [0, 2], "tenant")],
+    lends=[Lend(11, HASHES[:1], [5], b"u" * 16, "worker.two", 1_000_000)],
 )
 
 
@@ -76,7 +84,8 @@ def moves() -> Iterator[Moves]:
 
 def test_a_section_is_what_its_message_decodes_to() -> None:
     assert decode_store_moves(encode_store_moves(MOVES)) == MOVES
-    assert MOVES.counts == {"blocks_fetched": 2, "blocks_stored": 2}
+    assert MOVES.counts == {"blocks_fetched": 3, "blocks_stored": 2, "blocks_lent": 1}
+    assert sorted(MOVES.move_ids) == list(range(3, 12))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +94,13 @@ def test_a_section_is_what_its_message_decodes_to() -> None:
         ("finds", {"hashes": b"a" * 15}, "store_moves.finds.hashes"),
         ("fetches", {"hashes": b"a" * 16}, "store_moves.fetches.cpu_blocks"),
         ("stores", {"cpu_blocks": b"\0" * 4}, "store_moves.stores.cpu_blocks"),
+        ("fetches", {"source": {"ticket": b"t" * 15}}, "store_moves.fetches.source.ticket"),
+        ("lends", {"ticket": b"t" * 17, "lasts_ns": 1}, "store_moves.lends.ticket"),
+        ("lends", {"ticket": b"t" * 16}, "store_moves.lends.lasts_ns"),
     ],
 )
 def test_columns_that_do_not_match_are_refused(
-    kind: str, fields: dict[str, bytes], field: str
+    kind: str, fields: dict[str, Any], field: str
 ) -> None:
     message = encode_store_moves(StoreMoves())
     getattr(message, kind).add(**fields)
@@ -158,6 +170,15 @@ def test_a_step_of_refused_moves_changes_nothing(moves: Moves, refused: StoreMov
     assert len(lease.table) == 0
     lease.execute(replace(step, store_moves=None), arrived_ns=0)
     assert len(lease.table) == 1
+
+
+@pytest.mark.parametrize(
+    "moves", [StoreMoves(lends=MOVES.lends), StoreMoves(fetches=MOVES.fetches[2:])]
+)
+def test_moves_from_and_to_others_are_refused_where_none_is_reached(moves: StoreMoves) -> None:
+    lease = make_lease(make_runner(num_store_blocks=4))
+    with pytest.raises(FailedPrecondition, match="with others"):
+        lease.execute(Step(epoch=7, step_id=1, store_moves=moves), arrived_ns=0)
 
 
 def test_moves_without_a_store_are_refused() -> None:

@@ -1,0 +1,154 @@
+"""Reads blocks that other workers lend into the CPU pool, beside the steps.
+
+A block is whole and has its digest before the pool sees it. What goes wrong ends the move: the
+blocks before it have arrived, and the tokens of the others are computed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import cast
+
+import grpc
+
+from contract.sections.store_moves import BlockSource
+from gpu_worker.kv_peers.lent_parts import digest_of
+from gpu_worker.kv_store.move import Move
+from gpu_worker.kv_store.move_queue import CANCELLED
+from protos.worker.v1 import worker_pb2 as pb
+from protos.worker.v1 import worker_pb2_grpc
+from rpc.transport.channel import open_channel
+from rpc.transport.tls import CLEAR, TlsConfig, TlsError
+
+logger = logging.getLogger(__name__)
+
+TOLD_S = 2.0
+"""Time for which a ticket is shown again that its owner has not been told of."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
+STALL_S = 5.0
+"""Longest wait for the next part of a block."""
+
+
+class BadBlock(Exception):
+    """What a worker has sent is not what was asked for."""
+
+
+class BlockReader:
+    """Tasks that read; made on the event loop that they run on.
+
+    Args:
+        tls: certificates that this worker shows and accepts.
+    """
+
+    def __init__(self, tls: TlsConfig = CLEAR) -> None:
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[Move, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        """Returns the number of moves that are read."""
+        return len(self._tasks)
+
+    def begin(self, move: Move, source: BlockSource, *, block_bytes: int) -> None:
+        """Reads a move's blocks from another worker; on any thread."""
+        self._loop.call_soon_threadsafe(self._start, move, source, block_bytes)
+
+    def stop_ended(self) -> None:
+        """Stops reading what moves are over, such as those that are called off; on any thread."""
+        self._loop.call_soon_threadsafe(self._stop, lambda move: move.is_ended)
+
+    def close(self) -> None:
+        """Stops all; on the event loop."""
+        self._stop(lambda move: True)
+
+    def _start(self, move: Move, source: BlockSource, block_bytes: int) -> None:
+        task = self._loop.create_task(self._read(move, source, block_bytes))
+        self._tasks[move] = task
+        task.add_done_callback(lambda _: self._tasks.pop(move, None))
+
+    def _stop(self, chosen: Callable[[Move], bool]) -> None:
+        for move, task in list(self._tasks.items()):
+            if chosen(move):
+                task.cancel()
+
+    async def _read(self, move: Move, source: BlockSource, block_bytes: int) -> None:
+        failed = CANCELLED
+        try:
+            name = source.server_name or None
+            async with open_channel(source.address, tls=self._tls, server_name=name) as channel:
+                stub = worker_pb2_grpc.WorkerServiceStub(channel)
+                await self._receive(move, stub, source.ticket, block_bytes)
+            failed = ""
+        except grpc.aio.AioRpcError as error:
+            failed = f"{error.code().name}: {error.details()}"
+        except (BadBlock, TlsError) as error:
+            failed = str(error)
+        except TimeoutError:
+            failed = f"no part of a block within {STALL_S:g} s"
+        finally:
+            if failed not in ("", CANCELLED):
+                failed = f"the worker at {source.address}: {failed}".partition("\n")[0]
+                logger.warning("KV blocks are computed that were to come from %s", failed)
+            move.end(failed)
+
+    async def _receive(
+        self,
+        move: Move,
+        stub: worker_pb2_grpc.WorkerServiceStub,
+        ticket: bytes,
+        block_bytes: int,
+    ) -> None:
+        """Shows the ticket until its owner knows it, and takes what comes."""
+        ends_at, pause_s = time.monotonic() + TOLD_S, MIN_PAUSE_S
+        while move.begin(0):
+            try:
+                await self._take(
+                    move, stub.ReadBlocks(pb.ReadBlocksRequest(ticket=ticket)), block_bytes
+                )
+                return
+            except grpc.aio.AioRpcError as error:
+                is_untold = error.code() is grpc.StatusCode.NOT_FOUND
+                if not is_untold or time.monotonic() >= ends_at:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _take(
+        self,
+        move: Move,
+        call: "grpc.aio.UnaryStreamCall[pb.ReadBlocksRequest, pb.ReadBlocksResponse]",
+        block_bytes: int,
+    ) -> None:
+        block, num_blocks = bytearray(), 0
+        try:
+            while part := await self._next(call):
+                block += part.chunk
+                if len(block) > block_bytes or num_blocks == len(move.keys):
+                    raise BadBlock("it sends more than was asked for")
+                if part.digest:
+                    await asyncio.to_thread(_accept, move, num_blocks, block, part.digest)
+                    block, num_blocks = bytearray(), num_blocks + 1
+            if block:
+                raise BadBlock("it ends within a block")
+            if num_blocks < len(move.keys):
+                move.miss(num_blocks)
+        finally:
+            call.cancel()
+
+    async def _next(
+        self, call: "grpc.aio.UnaryStreamCall[pb.ReadBlocksRequest, pb.ReadBlocksResponse]"
+    ) -> pb.ReadBlocksResponse | None:
+        async with asyncio.timeout(STALL_S):
+            part = await call.read()
+        return None if part is grpc.aio.EOF else cast(pb.ReadBlocksResponse, part)
+
+
+def _accept(move: Move, index: int, block: bytearray, digest: bytes) -> None:
+    """Puts a block into the pool if it is what its hash names. Raises BadBlock."""
+    if digest_of(move.keys[index], block) != digest:
+        raise BadBlock("a block does not have its digest")
+    try:
+        move.copy_in(index, memoryview(block))
+    except ValueError:
+        raise BadBlock(f"a block has {len(block)} bytes") from None

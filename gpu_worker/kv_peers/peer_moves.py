@@ -1,0 +1,130 @@
+"""Moves between a lease's CPU pool and other workers: blocks that are lent, and that arrive.
+
+A lend keeps its blocks until it has ended, and its end excludes the copying of a block, by the
+move's lock. So whatever is read holds what the scheduler said of it, also if the lend is called
+off, or its time is over, while a block is read.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from contract.sections.store_moves import Lend, MoveResult
+from gpu_worker.kv_store.move import Move
+from gpu_worker.kv_store.move_queue import CANCELLED
+
+EXPIRED = "the time of the lend is over"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LentBlocks:
+    """Blocks that a ticket is for."""
+
+    move: Move
+    block_bytes: int
+    reader: str
+    """Name in the certificate of the worker that may read them; empty if callers show none."""
+    expires_at: float
+    """Seconds on the monotonic clock."""
+
+    def copy_out(self, index: int) -> bytearray | None:
+        """Returns the bytes of a block; None if it is lent no more. May wait for copies."""
+        block = bytearray(self.block_bytes)
+        if not self.move.begin(index):
+            return None
+        return block if self.move.copy_out(index, memoryview(block)) else None
+
+
+class PeerMoves:
+    """The moves of one lease from and to other workers. No method waits.
+
+    All are called on the execution thread, but for `take`.
+
+    Args:
+        block: returns the bytes of a block of the CPU pool, `block_bytes` of them.
+        copies_begun: returns a function that waits until the copies to and from the CPU pool have
+            ended that were begun before; None if copies end within the step that names them.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_bytes: int,
+        block: Callable[[int], memoryview],
+        copies_begun: Callable[[], Callable[[], None]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.block_bytes = block_bytes
+        self._block = block
+        self._copies_begun = copies_begun
+        self._clock = clock
+        self._moves: dict[int, Move] = {}
+        self._lent: dict[int, LentBlocks] = {}
+        self._tickets: dict[bytes, LentBlocks] = {}
+        """Those that nothing has shown yet."""
+
+    def lend(self, lend: Lend) -> None:
+        """Lets the blocks be read, once, by what shows the ticket in time."""
+        lent = LentBlocks(
+            move=self._begin(lend.move_id, lend.hashes, lend.cpu_blocks),
+            block_bytes=self.block_bytes,
+            reader=lend.reader,
+            expires_at=self._clock() + lend.lasts_ns / 1e9,
+        )
+        self._lent[lend.move_id] = self._tickets[lend.ticket] = lent
+
+    def receive(self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]) -> Move:
+        """Returns a move for what comes from another worker."""
+        return self._begin(move_id, keys, cpu_blocks)
+
+    def take(self, ticket: bytes) -> LentBlocks | None:
+        """Returns what a ticket is for, once; None if that is over. Safe from any thread."""
+        lent = self._tickets.pop(ticket, None)
+        if lent is None or lent.move.is_ended:
+            return None
+        if self._clock() >= lent.expires_at:
+            lent.move.end(EXPIRED)
+            return None
+        return lent
+
+    def cancel(self, move_ids: Iterable[int]) -> None:
+        """Ends moves now; the next `pop_ended` returns them, with what they have done."""
+        for move_id in move_ids:
+            if (move := self._moves.get(move_id)) is not None:
+                move.end(CANCELLED)
+
+    def pop_ended(self) -> list[MoveResult]:
+        """Returns the moves that have ended since the last call, in the order of their begin."""
+        if self._lent:
+            self._end_expired()
+        ended = [move for move in self._moves.values() if move.is_ended]
+        for move in ended:
+            del self._moves[move.move_id]
+            self._lent.pop(move.move_id, None)
+        return [move.result() for move in ended]
+
+    def close(self) -> None:
+        """Ends all moves; the CPU pool is not touched afterwards."""
+        self.cancel(self._moves)
+        self._moves.clear()
+        self._lent.clear()
+        self._tickets.clear()
+
+    def _end_expired(self) -> None:
+        now = self._clock()
+        for lent in self._lent.values():
+            if now >= lent.expires_at:
+                lent.move.end(EXPIRED)
+        for ticket, lent in list(self._tickets.items()):
+            if lent.move.is_ended:
+                self._tickets.pop(ticket, None)
+
+    def _begin(self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]) -> Move:
+        if not keys:
+            raise ValueError("a move names at least one block")
+        if move_id in self._moves:
+            raise ValueError(f"move {move_id} is under way")
+        blocks = [self._block(index) for _, index in zip(keys, cpu_blocks, strict=True)]
+        copies = self._copies_begun() if self._copies_begun else None
+        move = self._moves[move_id] = Move(move_id, keys, blocks, copies)
+        return move
