@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from contract.model import Adapter, ModelInfo
 from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.planning.lending import Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.effective_window import WindowLog
 from scheduler_svc.queue.policies import SchedulingPolicy
@@ -38,6 +39,8 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = AdmissionQueue(policy)
+        self.peers = Peers()
+        """The workers that read blocks of each other."""
         self.step_loops = StepLoops()
         self.tokenizer_files: dict[str, bytes] = {}
         self.worker_records = worker_records or WorkerRecords()
@@ -108,6 +111,9 @@ class Cluster:
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)
+        if (lending := step_loop.scheduler.lending) is not None:
+            lending.wake = step_loop.wake
+            self.peers.join(lending)
         self.tell_watchers()
         self.requests.sort_out_waiting()
         step_loop.wake()
@@ -124,6 +130,8 @@ class Cluster:
         if step_loop not in self.step_loops:
             return
         self.step_loops.remove(step_loop)
+        if (lending := step_loop.scheduler.lending) is not None:
+            self.peers.leave(lending, self._clock())
         self.tell_watchers()
         is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes
         if is_lost:

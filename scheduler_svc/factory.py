@@ -7,6 +7,7 @@ from contract.model import ModelInfo, WorkerCapacity
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, SchedulerConfig, SchedulingSettings
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.lending import PeerIdentity, Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
 from scheduler_svc.scheduler import Scheduler
@@ -34,8 +35,16 @@ def make_scheduler(
     capacity: WorkerCapacity,
     admission: AdmissionQueue,
     worker_name: str = "",
+    peers: Peers | None = None,
+    epoch: int = 0,
+    certified_name: str = "",
 ) -> Scheduler:
     """Returns the scheduler of a worker that joins, within what it can hold.
+
+    Args:
+        peers: the workers with which it may exchange blocks; None if there are none.
+        epoch: of its lease.
+        certified_name: name in its certificate, if it has shown one.
 
     A vector that reads all tokens takes no prefix from the cache, so that there is none.
     """
@@ -69,4 +78,19 @@ def make_scheduler(
         grammar_bytes=capacity.grammar_bytes,
         ranks=capacity.ranks,
         store=capacity.store,
+        identity=PeerIdentity(
+            address=worker_name,
+            certified_name=certified_name,
+            epoch=epoch,
+            kv_format=_kv_format(model, capacity),
+        )
+        if peers is not None and capacity.block_format
+        else None,
+        peers=peers,
     )
+
+
+def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
+    """Returns what workers have in common that read each other's blocks."""
+    sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
+    return f"{capacity.block_format}, {sizes}, {model.arithmetic}"

@@ -24,7 +24,13 @@ class WorkerRecorder(Protocol):
     """Records one lease. Called before the scheduler is told; `sent` after it has planned."""
 
     def describe(
-        self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+        self,
+        *,
+        address: str,
+        epoch: int,
+        model: ModelInfo,
+        capacity: WorkerCapacity,
+        certified_name: str,
     ) -> None:
         """Says what `joined` will write."""
 
@@ -84,7 +90,13 @@ class Unrecorded:
     def said(self, message: Any, now: float) -> None: ...
 
     def describe(
-        self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+        self,
+        *,
+        address: str,
+        epoch: int,
+        model: ModelInfo,
+        capacity: WorkerCapacity,
+        certified_name: str,
     ) -> None: ...
 
     def joined(self, now: float) -> None: ...

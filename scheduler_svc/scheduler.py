@@ -19,6 +19,7 @@ from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.lending import Lending, PeerIdentity, Peers
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
@@ -53,6 +54,8 @@ class Scheduler:
         grammar_bytes: int,
         ranks: tuple[WorkerRank, ...] = (),
         store: StoreCapacity | None = None,
+        identity: PeerIdentity | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.worker_name = worker_name
         self.limits = limits
@@ -73,10 +76,16 @@ class Scheduler:
             books, limits=limits, grammars=self.grammars, trials=self._trials
         )
         self.store: StorePlanning | None = None
-        """None if the worker has no store, or if nothing is cached in its CPU pool."""
-        if store is not None and cache.num_cpu_blocks and self.blocks.cpu_tier.is_cache:
+        """None if the worker has neither store nor peers, or if its CPU pool caches nothing."""
+        moves_blocks = store is not None or identity is not None
+        if moves_blocks and cache.num_cpu_blocks and self.blocks.cpu_tier.is_cache:
             self.store = StorePlanning(
-                store, books, group_selection=self._group_selection, cost=self.cost
+                store,
+                books,
+                group_selection=self._group_selection,
+                cost=self.cost,
+                identity=identity,
+                peers=peers,
             )
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
@@ -243,6 +252,11 @@ class Scheduler:
         return groups
 
     # Looking inside
+
+    @property
+    def lending(self) -> Lending | None:
+        """What the worker lends to others, and reads of them; None if it has no part in that."""
+        return self.store.lending if self.store is not None else None
 
     @property
     def admission(self) -> AdmissionQueue:

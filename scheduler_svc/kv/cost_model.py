@@ -31,6 +31,8 @@ class CostModel:
     prefill_tokens_per_s: float = 0.0
     load_bytes_per_s: float = 0.0
     """Rate at which blocks come from the worker's store to the CPU pool."""
+    peer_bytes_per_s: float = 0.0
+    """Rate at which they come from other workers."""
     has_seen_swaps: bool = field(default=False, init=False)
     """True if the rate of copies may differ from the announced one."""
     _announced_copy_bytes_per_s: float = field(init=False)
@@ -51,14 +53,16 @@ class CostModel:
         saved_s = self.recompute_s(block_size) - self.copy_s(1)
         return self.copy_s(1) <= HIT_SHARE * saved_s and self.copy_s(num_kept + 1) <= MAX_KEEP_S
 
-    def loads(self, *, num_blocks: int, block_size: int) -> bool:
-        """Says whether to bring blocks from the store takes less than to compute their tokens."""
+    def loads(self, *, num_blocks: int, block_size: int, from_peer: bool = False) -> bool:
+        """Says whether to bring blocks from the store, or another worker, takes less than to
+        compute their tokens."""
         saved_s = self.recompute_s(num_blocks * block_size)
-        return not self.prefill_tokens_per_s or self.load_s(num_blocks) <= saved_s
+        load_s = self.load_s(num_blocks, from_peer=from_peer)
+        return not self.prefill_tokens_per_s or load_s <= saved_s
 
-    def load_s(self, num_blocks: int) -> float:
-        """Seconds until blocks of the store are on the GPU."""
-        rate = self.load_bytes_per_s
+    def load_s(self, num_blocks: int, *, from_peer: bool = False) -> float:
+        """Seconds until blocks of the store, or another worker, are on the GPU."""
+        rate = self.peer_bytes_per_s if from_peer else self.load_bytes_per_s
         read_s = num_blocks * self.block_bytes / rate if rate else 0.0
         return LOAD_LATENCY_S + read_s + self.copy_s(num_blocks)
 
@@ -98,15 +102,16 @@ class CostModel:
                 weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
             )
 
-    def observe_load(self, *, num_bytes: int, duration_ns: int) -> None:
-        """Follows the rate of a fetch from the store."""
-        if num_bytes and duration_ns and self.block_bytes:
-            num_blocks = num_bytes / self.block_bytes
-            self.load_bytes_per_s = _follow(
-                self.load_bytes_per_s,
-                num_bytes / duration_ns * 1e9,
-                weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
-            )
+    def observe_load(self, *, num_bytes: int, duration_ns: int, from_peer: bool = False) -> None:
+        """Follows the rate of a fetch from the store, or another worker."""
+        if not (num_bytes and duration_ns and self.block_bytes):
+            return
+        num_blocks, seen = num_bytes / self.block_bytes, num_bytes / duration_ns * 1e9
+        weight = num_blocks / (num_blocks + COPY_WINDOW_BLOCKS)
+        if from_peer:
+            self.peer_bytes_per_s = _follow(self.peer_bytes_per_s, seen, weight=weight)
+        else:
+            self.load_bytes_per_s = _follow(self.load_bytes_per_s, seen, weight=weight)
 
     def forget_swaps(self) -> None:
         """Lets the announced rate of copies hold again."""

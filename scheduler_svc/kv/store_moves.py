@@ -1,4 +1,4 @@
-"""Moves between a worker's CPU pool and its store: those to be sent, and those under way.
+"""Moves between a worker's CPU pool and a store or a peer: those to be sent, and those under way.
 
 A move owns its blocks of the CPU pool from its beginning until the worker has said that it has
 ended, whatever happens meanwhile to the requests that it is for: a move that is called off ends,
@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from contract.sections.store_moves import (
+    BlockSource,
     Clear,
     Fetch,
     Find,
+    Lend,
     MoveResult,
     Store,
     StoreMoves,
@@ -25,12 +27,13 @@ MAX_CANCEL_S = 10.0
 
 
 class MoveKind(Enum):
-    """What a move does; only the last two own blocks."""
+    """What a move does; the first two own no blocks."""
 
     FIND = auto()
     CLEAR = auto()
     FETCH = auto()
     STORE = auto()
+    LEND = auto()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -58,6 +61,7 @@ class _Outbox:
     finds: list[Find] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
+    lends: list[Lend] = field(default_factory=list)
 
 
 class MovesUnderWay:
@@ -82,11 +86,17 @@ class MovesUnderWay:
         self._to_send.finds.append(Find(move.move_id, hashes))
         return move
 
-    def fetch(self, hashes: Sequence[BlockHash], now: float) -> Move:
-        """Brings blocks into the CPU pool; ask its `num_free` first."""
+    def fetch(
+        self, hashes: Sequence[BlockHash], now: float, *, source: BlockSource | None = None
+    ) -> Move:
+        """Brings blocks into the CPU pool; ask its `num_free` first.
+
+        Args:
+            source: where they come from instead of the store.
+        """
         blocks = [self._pool.allocate() for _ in hashes]
         move = self._begin(MoveKind.FETCH, now, hashes, blocks)
-        self._to_send.fetches.append(Fetch(move.move_id, hashes, blocks))
+        self._to_send.fetches.append(Fetch(move.move_id, hashes, blocks, source))
         return move
 
     def store(
@@ -97,15 +107,35 @@ class MovesUnderWay:
         self._to_send.stores.append(Store(move.move_id, hashes, blocks, tenant))
         return move
 
+    def lend(
+        self,
+        hashes: Sequence[BlockHash],
+        blocks: Sequence[int],
+        *,
+        ticket: bytes,
+        reader: str,
+        lasts_s: float,
+        now: float,
+    ) -> Move:
+        """Lets another worker read blocks that the caller has taken; the move owns them now."""
+        move = self._begin(MoveKind.LEND, now, hashes, blocks)
+        lasts_ns = int(lasts_s * 1e9)
+        self._to_send.lends.append(Lend(move.move_id, hashes, blocks, ticket, reader, lasts_ns))
+        return move
+
     def clear(self, now: float) -> None:
-        """Empties the store; what is under way comes to nothing, its blocks free when it ends."""
+        """Empties the store, and voids what is under way."""
+        self.void(now)
+        self._to_send.clears.append(Clear(self._begin(MoveKind.CLEAR, now).move_id, None))
+
+    def void(self, now: float) -> None:
+        """Lets what is under way come to nothing; its blocks are free when it has ended."""
         for move in self._moves.values():
             move.is_void = True
             for block in move.blocks:
                 self._pool.retract(block)
             if move.kind is not MoveKind.CLEAR:
                 self.cancel(move, now)
-        self._to_send.clears.append(Clear(self._begin(MoveKind.CLEAR, now).move_id, None))
 
     def cancel(self, move: Move, now: float) -> None:
         """Calls a move off; a no-op if that was done, or if it has ended."""
@@ -137,6 +167,7 @@ class MovesUnderWay:
             finds=outbox.finds,
             fetches=outbox.fetches,
             stores=outbox.stores,
+            lends=outbox.lends,
         )
 
     @property

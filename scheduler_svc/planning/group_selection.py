@@ -124,6 +124,10 @@ class GroupSelection:
                 break
         return rivals
 
+    def has_room(self, group: SequenceGroup) -> bool:
+        """Says whether a group could come in now, were it first in line."""
+        return self.has_slots(group) and self._blocks.can_allocate(group) is AllocStatus.OK
+
     def _fits(self, group: SequenceGroup) -> bool:
         if not self.has_slots(group):
             self.obstacle = WaitReason.SEQUENCES

@@ -1,7 +1,7 @@
-"""Brings prefixes of waiting requests from a worker's store into its CPU pool, while they wait.
+"""Brings prefixes of waiting requests from a worker's store, or a peer, into its CPU pool.
 
-A request whose prefix may go on in the store leaves the admission queue for the time of a lookup
-and, if that finds enough, a fetch. What has arrived is a prefix of the CPU pool's cache like any
+A request whose prefix may go on in the store, or on another worker, leaves the admission queue for
+the time of a lookup and a fetch. What has arrived is a prefix of the CPU pool's cache like any
 other, pinned for the request until a worker takes it; the request is back in the queue, at its
 rank. So a lookup or fetch that fails, comes late or is called off is a miss: tokens are computed.
 """
@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.prefix_cache import FoundBlock
 from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.lending import Lending
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 
@@ -47,7 +49,12 @@ class _Load:
 
 
 class Loading:
-    """The loading requests of one worker, and the blocks that have arrived for waiting ones."""
+    """The loading requests of one worker, and the blocks that have arrived for waiting ones.
+
+    Args:
+        has_store: whether the worker has a store.
+        lending: what it reads of other workers; None if it reads nothing.
+    """
 
     def __init__(
         self,
@@ -56,6 +63,8 @@ class Loading:
         *,
         group_selection: GroupSelection,
         cost: CostModel,
+        has_store: bool,
+        lending: Lending | None,
     ) -> None:
         self.num_queries = 0  # tokens asked for, and fetched
         self.num_hits = 0
@@ -70,6 +79,8 @@ class Loading:
         self._moves = moves
         self._group_selection = group_selection
         self._cost = cost
+        self._has_store = has_store
+        self._lending = lending
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
         self._arrived: dict[SequenceGroup, list[int]] = {}
@@ -81,29 +92,41 @@ class Loading:
         """Gives up what has left or is late, and lets requests of the queue begin to load."""
         for group, load in list(self._loads.items()):
             if now >= load.until or group not in self._queues.loading:
-                self.num_late += group in self._queues.loading
+                if group in self._queues.loading:
+                    self._count_late(load.move, now)
                 self._return(group, now)
         if may_begin and self._queues.is_accepting and self._queues.admission.groups:
             self._begin_loads(now)
 
+    def _count_late(self, move: Move, now: float) -> None:
+        if not (self._lending is not None and self._lending.is_late(move, now)):
+            self.num_late += 1
+
     def _begin_loads(self, now: float) -> None:
         free = MAX_LOADING - len(self._loads)
-        if free <= 0:
+        if free <= 0 or not (self._has_store or self._has_peers):
             return
         waiting = itertools.islice(self._queues.admission.candidates, LOOK_AHEAD)
         chosen = [group for group in waiting if self._may_load(group)]
         for group in chosen[:free]:
             self._begin(group, now)
 
+    @property
+    def _has_peers(self) -> bool:
+        return self._lending is not None and self._lending.has_peers
+
     def _may_load(self, group: SequenceGroup) -> bool:
         if self._number in group.asked_stores or group.suspicion is not None:
             return False
         if group.wants_prompt_logprobs or group in self._queues.admission.pins:
             return False
-        return self._group_selection.can_ever_run(group)
+        if not self._group_selection.can_ever_run(group):
+            return False
+        return self._has_store or self._group_selection.has_room(group)
 
     def _begin(self, group: SequenceGroup, now: float) -> None:
-        """Looks a request's prefix up, once, unless what is missing of it costs little."""
+        """Fetches what is missing of a request's prefix from another worker, if one has it; else
+        looks it up in the store, once, unless it costs little."""
         seq, blocks = group.unfinished[0], self._blocks
         prefix = blocks.find_prefix(seq)
         num_missing = (seq.num_tokens - 1) // blocks.block_size - len(prefix)
@@ -113,18 +136,46 @@ class Loading:
         if hashes and (other := self._load_of(hashes[0])):
             self._wait_for(group, other.move, until=other.until)
             return
+        if self._begin_from_peer(group, hashes, now):
+            self._hold(group, prefix)
+        elif self._has_store:
+            group.asked_stores = (*group.asked_stores, self._number)
+            if hashes and self._pays(len(hashes)):
+                self.num_queries += len(hashes) * blocks.block_size
+                self._wait_for(group, self._moves.find(hashes, now), until=now + GRACE_S)
+                self._hold(group, prefix)
+
+    def _begin_from_peer(self, group: SequenceGroup, hashes: list[BlockHash], now: float) -> bool:
+        """Fetches blocks that another worker has, if that pays; returns whether it does.
+
+        A request that has no room here yet stays where that worker may take it.
+        """
+        lending, size = self._lending, self._blocks.block_size
+        if lending is None or not hashes or not self._group_selection.has_room(group):
+            return False
+        if (found := lending.find(hashes, now)) is None:
+            return False
+        num_blocks = min(found[1], self._num_fetchable)
+        if num_blocks < 1 or not self._pays(num_blocks, from_peer=True):
+            return False
         group.asked_stores = (*group.asked_stores, self._number)
-        if not hashes or not self._pays(len(hashes)):
-            return
-        self.num_queries += len(hashes) * blocks.block_size
-        self._wait_for(group, self._moves.find(hashes, now), until=now + GRACE_S)
+        lending.num_queries += num_blocks * size
+        move = lending.fetch(found[0], hashes[:num_blocks], now)
+        load_s = self._cost.load_s(num_blocks, from_peer=True)
+        self._wait_for(group, move, until=now + 2 * load_s + GRACE_S)
+        return True
+
+    def _hold(self, group: SequenceGroup, prefix: list[FoundBlock]) -> None:
+        """Keeps the part of a loading request's prefix that the CPU pool has."""
         for found in prefix:
             if not found.is_on_gpu:
                 self._pool.share(found.block)
                 self._loads[group].held.append(found.block)
 
-    def _pays(self, num_blocks: int) -> bool:
-        return self._cost.loads(num_blocks=num_blocks, block_size=self._blocks.block_size)
+    def _pays(self, num_blocks: int, *, from_peer: bool = False) -> bool:
+        return self._cost.loads(
+            num_blocks=num_blocks, block_size=self._blocks.block_size, from_peer=from_peer
+        )
 
     def _load_of(self, block_hash: BlockHash) -> _Load | None:
         """Returns a request's wait for a block that is looked up or on its way."""
@@ -168,12 +219,19 @@ class Loading:
     def _most_fetched(self) -> int:
         return int(MAX_FETCHED_SHARE * self._pool.num_blocks)
 
-    def fetched(self, move: Move, result: MoveResult, now: float) -> None:
-        """Takes the end of a fetch, and of its ownership of the blocks."""
+    def fetched(
+        self, move: Move, result: MoveResult, now: float, *, lending: Lending | None = None
+    ) -> None:
+        """Takes the end of a fetch, and of its ownership of the blocks.
+
+        Args:
+            lending: counts it if it was from another worker.
+        """
         num_blocks = 0 if move.is_void else result.num_blocks
-        self.num_hits += num_blocks * self._blocks.block_size
-        self.num_bytes += result.num_bytes
-        self.num_failures += bool(result.failed) and move.cancelled_at is None
+        counts = self if lending is None else lending
+        counts.num_hits += num_blocks * self._blocks.block_size
+        counts.num_bytes += result.num_bytes
+        counts.num_failures += bool(result.failed) and move.cancelled_at is None
         for block, block_hash in zip(move.blocks[:num_blocks], move.hashes, strict=False):
             self._pool.cache_block(block, block_hash)
         waiting = self._waiting_for(move)

@@ -1,7 +1,7 @@
-"""The part of a worker's planning for its store: what each plan begins, and what results bring.
+"""The part of a worker's planning for moves: what each plan begins, and what results bring.
 
-A worker without a store has none of it. Results of moves come with results of steps, so that an
-empty step is planned now and then while nothing else is and moves are under way.
+A worker without a store, and without peers, has none of it. Results of moves come with results of
+steps, so that an empty step is planned now and then while nothing else is and moves are under way.
 """
 
 import logging
@@ -16,6 +16,7 @@ from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.lending import Lending, PeerIdentity, Peers
 from scheduler_svc.planning.loading import Loading
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.write_behind import WriteBehind
@@ -29,20 +30,40 @@ POLL_S = 0.05
 
 
 class StorePlanning:
-    """Loads prefixes from one worker's store, and writes blocks there."""
+    """Loads prefixes from one worker's store and its peers, and writes blocks there.
+
+    Args:
+        identity: what its peers have to know of it; None if it has none.
+    """
 
     def __init__(
         self,
-        store: StoreCapacity,
+        store: StoreCapacity | None,
         books: Bookkeeping,
         *,
         group_selection: GroupSelection,
         cost: CostModel,
+        identity: PeerIdentity | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        self.kind = store.kind
+        self.kind = store.kind if store is not None else "peer"
         self.moves = MovesUnderWay(books.blocks.cpu)
-        self.loading = Loading(books, self.moves, group_selection=group_selection, cost=cost)
-        self.write_behind = WriteBehind(store, self.moves, blocks=books.blocks, cost=cost)
+        self.lending: Lending | None = None
+        if identity is not None and peers is not None:
+            self.lending = Lending(
+                identity, peers, blocks=books.blocks, moves=self.moves, cost=cost
+            )
+        self.loading = Loading(
+            books,
+            self.moves,
+            group_selection=group_selection,
+            cost=cost,
+            has_store=store is not None,
+            lending=self.lending,
+        )
+        self.write_behind: WriteBehind | None = None
+        if store is not None:
+            self.write_behind = WriteBehind(store, self.moves, blocks=books.blocks, cost=cost)
         self._cost = cost
         self._queues = books.queues
         self._blocks = books.blocks
@@ -57,7 +78,10 @@ class StorePlanning:
 
     def finish_plan(self, plan: StepPlan, now: float) -> None:
         """Gives a filled plan its moves."""
-        self.write_behind.plan(now)
+        if self.write_behind is not None:
+            self.write_behind.plan(now)
+        if self.lending is not None:
+            self.lending.plan(now)
         plan.store_moves = self.moves.pop_section()
 
     def polls(self, now: float) -> bool:
@@ -88,42 +112,63 @@ class StorePlanning:
                 self._found(move, result, now)
             elif move.kind is MoveKind.FETCH:
                 self._fetched(move, result, now)
-            elif move.kind is MoveKind.STORE:
+            elif self.write_behind is not None and move.kind is MoveKind.STORE:
                 self.write_behind.stored(move, result, now)
+            elif self.lending is not None and move.kind is MoveKind.LEND:
+                self.lending.lent(move, result)
 
     def _found(self, move: Move, result: MoveResult, now: float) -> None:
-        if not (result.failed or move.is_void):
+        if self.write_behind is not None and not (result.failed or move.is_void):
             self.write_behind.know(move.hashes[: result.num_blocks])
             self.write_behind.miss(move.hashes[result.num_blocks :])
         self.loading.found(move, result, now)
 
     def _fetched(self, move: Move, result: MoveResult, now: float) -> None:
+        lending = self.lending
+        if lending is not None and not lending.fetched(move, result, now):
+            lending = None
         if not result.failed:
-            self._cost.observe_load(num_bytes=result.num_bytes, duration_ns=result.duration_ns)
-            self.write_behind.miss(move.hashes[result.num_blocks :])
-        self.loading.fetched(move, result, now)
+            self._cost.observe_load(
+                num_bytes=result.num_bytes,
+                duration_ns=result.duration_ns,
+                from_peer=lending is not None,
+            )
+            if self.write_behind is not None and lending is None:
+                self.write_behind.miss(move.hashes[result.num_blocks :])
+        self.loading.fetched(move, result, now, lending=lending)
 
     def drain(self) -> None:
         """Lets no request load any more."""
         self.loading.return_all(self._now)
 
     def reset(self) -> bool:
-        """Forgets what is cached in both pools and the store; False if a request has blocks."""
+        """Forgets what is cached in both pools and the store; False if a request has blocks.
+
+        What is under way comes to nothing.
+        """
         self.loading.forget_pins()
         if not self._blocks.reset_prefix_cache(self.moves.owned):
             return False
-        self.write_behind.forget()
-        self.moves.clear(self._now)
+        if self.write_behind is None:
+            self.moves.void(self._now)
+        else:
+            self.write_behind.forget()
+            self.moves.clear(self._now)
         return True
 
     def _distrust(self, block_hash: BlockHash) -> None:
-        """Keeps a block that may be wrong from being written, and from being fetched."""
-        self.write_behind.know([block_hash])
+        """Keeps a block that may be wrong from being written, fetched and lent."""
+        if self.write_behind is not None:
+            self.write_behind.know([block_hash])
+        if self.lending is not None:
+            self.lending.retract(block_hash, self._now)
         self.loading.distrust(block_hash)
 
     def check(self) -> None:
         """Asserts what its parts do."""
         self.moves.check()
+        if self.lending is not None:
+            self.lending.check()
         self.loading.check()
 
     @property

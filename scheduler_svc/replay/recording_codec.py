@@ -84,7 +84,13 @@ class _FileWorkerRecorder:
         self._response = worker_pb2.ExecuteModelResponse()
 
     def describe(
-        self, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+        self,
+        *,
+        address: str,
+        epoch: int,
+        model: ModelInfo,
+        capacity: WorkerCapacity,
+        certified_name: str,
     ) -> None:
         self._description = pb.WorkerJoined(
             worker=self._number,
@@ -92,6 +98,7 @@ class _FileWorkerRecorder:
             epoch=epoch,
             model=encode_model(model),
             capacity=encode_capacity(capacity),
+            certified_name=certified_name,
         )
 
     def joined(self, now: float) -> None:

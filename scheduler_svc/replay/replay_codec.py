@@ -200,6 +200,7 @@ def _join(replayed: ReplayedCluster, joined: pb.WorkerJoined) -> None:
         epoch=joined.epoch,
         model=decode_model(joined.model),
         capacity=decode_capacity(joined.capacity),
+        certified_name=joined.certified_name,
     )
 
 

@@ -63,7 +63,14 @@ class ReplayedCluster:
         self.router(number).abort_all()
 
     def join(
-        self, number: int, *, address: str, epoch: int, model: ModelInfo, capacity: WorkerCapacity
+        self,
+        number: int,
+        *,
+        address: str,
+        epoch: int,
+        model: ModelInfo,
+        capacity: WorkerCapacity,
+        certified_name: str,
     ) -> None:
         scheduler = make_scheduler(
             self.config,
@@ -71,6 +78,9 @@ class ReplayedCluster:
             capacity=capacity,
             admission=self.cluster.admission,
             worker_name=address,
+            peers=self.cluster.peers,
+            epoch=epoch,
+            certified_name=certified_name,
         )
         loop = StepLoop(
             scheduler,

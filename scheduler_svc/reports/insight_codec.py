@@ -156,12 +156,15 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         num_failures=cluster.worker_records.num_failures_of(step_loop.worker_name),
         stages=_stage_use(scheduler.steps.stages.use()) if scheduler.steps.stages.ranks else None,
         launched_as=step_loop.launched_as,
-        store=None if scheduler.store is None else _store_stats(scheduler.store, scheduler),
+        store=_store_stats(scheduler.store, scheduler),
     )
 
 
-def _store_stats(store: StorePlanning, scheduler: Scheduler) -> stats_pb2.StoreStats:
-    loading, write_behind = store.loading, store.write_behind
+def _store_stats(store: StorePlanning | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
+    """Returns None of a worker without a store."""
+    if store is None or (write_behind := store.write_behind) is None:
+        return None
+    loading = store.loading
     return stats_pb2.StoreStats(
         kind=store.kind,
         num_requests_loading=len(scheduler.loading),

@@ -11,6 +11,8 @@ from rpc.metrics.histogram import Histogram
 from rpc.metrics.registry import PER_NS, Families
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.stats import RequestStats
+from scheduler_svc.planning.lending import Lending
+from scheduler_svc.planning.loading import Loading
 from scheduler_svc.planning.store_planning import StorePlanning
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.scheduler import Scheduler
@@ -185,35 +187,47 @@ def _add_counters(step_loop: StepLoop, families: Families, of_worker: dict[str, 
 def _add_store(
     store: StorePlanning, scheduler: Scheduler, families: Families, of_worker: dict[str, str]
 ) -> None:
-    loading, write_behind = store.loading, store.write_behind
-    of_store = {**of_worker, "tier": store.kind}
+    loading, write_behind, lending = store.loading, store.write_behind, store.lending
     families.gauge(
         "num_requests_loading",
-        "Requests whose prefix comes from a worker's store of KV blocks, or is looked for there.",
+        "Requests whose prefix comes from a worker's store of KV blocks, or from another worker, or"
+        " is looked for.",
         len(scheduler.loading),
-        **of_store,
+        **of_worker,
+        tier=store.kind,
     )
+    if write_behind is not None:
+        _add_tier(
+            loading,
+            (write_behind.num_bytes, write_behind.num_failures),
+            families,
+            {**of_worker, "tier": store.kind},
+        )
+    if lending is not None:
+        _add_tier(lending, (lending.num_lent_bytes, 0), families, {**of_worker, "tier": "peer"})
+
+
+def _add_tier(
+    loads: Loading | Lending, out: tuple[int, int], families: Families, of_tier: dict[str, str]
+) -> None:
+    """`out` is the number of bytes that went there, and of failures."""
     for name, meaning, number in (
-        (
-            "kv_store_queries",
-            "Prompt tokens that were looked up there.",
-            loading.num_queries,
-        ),
-        ("kv_store_hits", "Of those, fetched from the store.", loading.num_hits),
-        ("kv_store_late_loads", "Lookups and fetches that took too long.", loading.num_late),
+        ("kv_store_queries", "Prompt tokens that were looked up there.", loads.num_queries),
+        ("kv_store_hits", "Of those, fetched from the store.", loads.num_hits),
+        ("kv_store_late_loads", "Lookups and fetches that took too long.", loads.num_late),
     ):
-        families.counter(name, meaning, number, **of_store)
+        families.counter(name, meaning, number, **of_tier)
     for direction, num_bytes, num_failures in (
-        ("in", loading.num_bytes, loading.num_failures),
-        ("out", write_behind.num_bytes, write_behind.num_failures),
+        ("in", loads.num_bytes, loads.num_failures),
+        ("out", *out),
     ):
         families.counter(
             "kv_store_bytes", "Bytes that came from the store, and went there.", num_bytes,
-            **of_store, direction=direction,
+            **of_tier, direction=direction,
         )  # fmt: skip
         families.counter(
             "kv_store_failures", "Moves from the store, and to it, that failed.", num_failures,
-            **of_store, direction=direction,
+            **of_tier, direction=direction,
         )  # fmt: skip
 
 

@@ -83,7 +83,11 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                 async with self._adapters.joining(worker.adapters, engine.loop, model) as served:
                     self._serve(served, files)
                     worker.recorder.describe(
-                        address=worker.address, epoch=worker.epoch, model=served, capacity=capacity
+                        address=worker.address,
+                        epoch=worker.epoch,
+                        model=served,
+                        capacity=capacity,
+                        certified_name=worker.certified_name,
                     )
                     accepted = await anext(answers)
                 yield accepted
@@ -129,6 +133,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             capacity=capacity,
             admission=self._cluster.admission,
             worker_name=worker.address,
+            peers=self._cluster.peers,
+            epoch=worker.epoch,
+            certified_name=worker.certified_name,
         )
 
     def _make_engine(self, worker: WorkerClient, scheduler: Scheduler) -> Engine:

@@ -77,6 +77,7 @@ class WorkerClient:
         """`certified_name` is what its certificate must be for, if not the address's host."""
         self.address = address
         self.epoch = epoch
+        self.certified_name = certified_name or ""
         self.recorder = recorder
         self._channel = open_channel(address, tls=tls, server_name=certified_name)
         self._stub = pb_grpc.WorkerServiceStub(self._channel)

@@ -1,11 +1,11 @@
-"""A store of the fake worker: moves end when a test lets them, in any order, whole or in part."""
+"""Moves of the fake worker: they end when a test lets them, in any order, whole or in part."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from contract.sections.block_moves import BlockMoves
-from contract.sections.store_moves import Fetch, Find, MoveResult, Store, StoreMoves
+from contract.sections.store_moves import Fetch, Find, Lend, MoveResult, Store, StoreMoves
 
 Block = dict[int, tuple[int, int]]
 """By offset: a token, and a hash of all tokens up to it."""
@@ -23,19 +23,22 @@ class Ending(NamedTuple):
 
 @dataclass(slots=True)
 class FakeStore:
-    """What one lease moves to and from `kept`, which outlives it."""
+    """What one lease moves to and from `kept`, which outlives it, and other workers."""
 
     kept: dict[bytes, Block]
     cpu: dict[int, Block]
+    tickets: "dict[bytes, tuple[FakeStore, int]]" = field(default_factory=dict)
+    """Workers that have been told of tickets, and the number of each lend; all workers share it."""
     ends_at_once: bool = True
     heeds_cancels: bool = True
     endings: Iterator[Ending] | None = None
     """How moves end that begin from now on, instead of at once or when a test says so."""
     due: dict[int, Ending] = field(default_factory=dict)
-    pending: dict[int, Find | Fetch | Store] = field(default_factory=dict)
+    pending: dict[int, Find | Fetch | Store | Lend] = field(default_factory=dict)
     ended: list[MoveResult] = field(default_factory=list)
     num_fetched: int = 0
     num_stored: int = 0
+    num_borrowed: int = 0
 
     def begin(self, moves: StoreMoves | None) -> None:
         if moves is None:
@@ -46,17 +49,26 @@ class FakeStore:
         for clear in moves.clears:
             self.kept.clear()
             self.ended.append(MoveResult(clear.move_id, 0))
-        for move in (*moves.finds, *moves.fetches, *moves.stores):
+        begun: list[Find | Fetch | Store | Lend] = [*moves.finds, *moves.fetches]
+        for move in [*begun, *moves.stores, *moves.lends]:
             assert move.move_id not in self.pending
             if isinstance(move, Fetch):
                 assert not self.blocks & set(move.cpu_blocks), "a move's block is written"
-            if isinstance(move, Store):
-                assert not self.written & set(move.cpu_blocks), "what is stored is written"
+            if isinstance(move, Store | Lend):
+                assert not self.written & set(move.cpu_blocks), "what is read is written"
             self.pending[move.move_id] = move
+            if isinstance(move, Lend):
+                self.tickets[move.ticket] = self, move.move_id
             if self.endings is not None:
                 self.due[move.move_id] = next(self.endings)
-            elif self.ends_at_once:
+            elif self.ends_at_once and self._may_end(move):
                 self.end(move.move_id)
+
+    def _may_end(self, move: Find | Fetch | Store | Lend) -> bool:
+        """Returns whether what a move waits for has happened."""
+        if isinstance(move, Fetch) and move.source is not None:
+            return move.source.ticket in self.tickets
+        return not isinstance(move, Lend)
 
     @property
     def blocks(self) -> set[int]:
@@ -78,8 +90,13 @@ class FakeStore:
         """Lets a move end, having done `most` blocks."""
         move = self.pending.pop(move_id)
         self.due.pop(move_id, None)
+        if isinstance(move, Fetch) and move.source is not None:
+            self._borrow(move, move.source.ticket, most, failed)
+            return
         done = 0
         for index, block_hash in enumerate(move.hashes[:most]):
+            if isinstance(move, Lend):
+                break
             if isinstance(move, Store):
                 self.kept[block_hash] = dict(self.cpu[move.cpu_blocks[index]])
                 self.num_stored += 1
@@ -92,12 +109,32 @@ class FakeStore:
         num_bytes = 0 if isinstance(move, Find) else done * BLOCK_BYTES
         self.ended.append(MoveResult(move_id, done, num_bytes, 1000, failed))
 
+    def _borrow(self, move: Fetch, ticket: bytes, most: int, failed: str) -> None:
+        """Ends a fetch from another worker, and with it the lend."""
+        owner, lend_id = self.tickets.pop(ticket, (self, -1))
+        lend = owner.pending.get(lend_id)
+        done = 0
+        if isinstance(lend, Lend):
+            for block_hash, lent, src, dst in zip(
+                move.hashes[:most], lend.hashes, lend.cpu_blocks, move.cpu_blocks, strict=False
+            ):
+                assert lent == block_hash, "another block is lent"
+                self.cpu[dst] = dict(owner.cpu[src])
+                done += 1
+            del owner.pending[lend_id]
+            owner.due.pop(lend_id, None)
+            owner.ended.append(MoveResult(lend_id, done, done * BLOCK_BYTES, 1000))
+        self.num_borrowed += done
+        self.ended.append(MoveResult(move.move_id, done, done * BLOCK_BYTES, 1000, failed))
+
     def pop_ended(self) -> list[MoveResult]:
         for move_id in list(self.pending):
             ending = self.due.get(move_id, Ending())
             if ending.num_steps > 0:
                 self.due[move_id] = ending._replace(num_steps=ending.num_steps - 1)
-            elif self.ends_at_once or move_id in self.due:
+            elif move_id in self.due or (
+                self.ends_at_once and self._may_end(self.pending[move_id])
+            ):
                 self.end(move_id, most=ending.most, failed=ending.failed)
         ended, self.ended = self.ended, []
         return ended

@@ -1,0 +1,256 @@
+"""Blocks that a worker of the cluster lends to another, which fetches them instead of computing.
+
+Who has which block is known here, so that no worker is asked. A lend is a move of its owner's pool,
+a fetch one of its reader's; each has bounds of its own and waits for nothing, and the end of either
+ends the other. What does not arrive is computed.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from contract.sections.store_moves import BlockSource, MoveResult
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+
+LEND_S = 10.0
+"""Time for which blocks are lent at most, on the clock of the worker that has them."""
+MAX_LENT_SHARE = 0.25
+"""Most of a CPU pool that may be lent at a time."""
+PAUSE_S = 10.0
+"""Time for which a worker reads nothing of one from which a fetch has failed or come late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIdentity:
+    """What other workers have to know of one."""
+
+    address: str
+    certified_name: str = ""
+    """Name in its certificate; empty if the scheduler is shown none."""
+    epoch: int
+    kv_format: str
+    """Equal of workers that can read each other's blocks."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PeerFetch:
+    """Blocks on their way from one worker to another."""
+
+    owner: "Lending"
+    reader: "Lending"
+    source: BlockSource
+    fetch: Move
+    lend: Move | None = None
+    """None until the owner's next plan."""
+
+
+class Lending:
+    """What one worker lends and borrows.
+
+    Args:
+        peers: all workers of the cluster that lend.
+    """
+
+    def __init__(
+        self,
+        identity: PeerIdentity,
+        peers: "Peers",
+        *,
+        blocks: BlockSpaceManager,
+        moves: MovesUnderWay,
+        cost: CostModel,
+    ) -> None:
+        self.identity = identity
+        self.wake: Callable[[], None] = lambda: None
+        """Makes the worker's driver plan."""
+        self.num_queries = 0  # tokens asked for, and fetched
+        self.num_hits = 0
+        self.num_bytes = 0
+        self.num_failures = 0
+        self.num_late = 0
+        self.num_lent_bytes = 0
+        self._peers = peers
+        self._blocks = blocks
+        self._moves = moves
+        self._cost = cost
+        self._num_tickets = 0
+        self._wanted: dict[PeerFetch, None] = {}
+        """Those that the next plan lends for."""
+        self._lends: dict[Move, PeerFetch] = {}
+        self._fetches: dict[Move, PeerFetch] = {}
+        self._paused: dict[Lending, float] = {}
+
+    # Reading
+
+    @property
+    def has_peers(self) -> bool:
+        """True if there is another worker whose blocks this one can read."""
+        return any(self._can_read(other) for other in self._peers.members)
+
+    def find(self, hashes: Sequence[BlockHash], now: float) -> "tuple[Lending, int] | None":
+        """Returns the worker that has most of the first of these blocks, and how many."""
+        best: tuple[Lending, int] | None = None
+        for other in self._peers.members:
+            if self._can_read(other) and now >= self._paused.get(other, now):
+                num_blocks = other.num_found(hashes)
+                if num_blocks > (best[1] if best else 0):
+                    best = other, num_blocks
+        return best
+
+    def fetch(self, owner: "Lending", hashes: Sequence[BlockHash], now: float) -> Move:
+        """Begins to read blocks of another worker; ask the CPU pool's `num_free` first."""
+        source = owner.make_source(self.identity)
+        move = self._moves.fetch(hashes, now, source=source)
+        pair = PeerFetch(owner=owner, reader=self, source=source, fetch=move)
+        self._fetches[move] = pair
+        owner.want(pair)
+        return move
+
+    def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
+        """Takes the end of a fetch; False if it was not from another worker."""
+        pair = self._fetches.pop(move, None)
+        if pair is None:
+            return False
+        if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
+            pair.owner.give_up(pair, now)
+        if result.failed and move.cancelled_at is None:
+            self._paused[pair.owner] = now + PAUSE_S
+        return True
+
+    def is_late(self, move: Move, now: float) -> bool:
+        """Leaves the owner of a fetch alone for a while; False if it is from no other worker."""
+        pair = self._fetches.get(move)
+        if pair is not None:
+            self.num_late += 1
+            self._paused[pair.owner] = now + PAUSE_S
+        return pair is not None
+
+    def _can_read(self, other: "Lending") -> bool:
+        return other is not self and other.identity.kv_format == self.identity.kv_format
+
+    # Lending
+
+    def num_found(self, hashes: Sequence[BlockHash]) -> int:
+        """Returns how many of the first of these blocks either pool has."""
+        for index, block_hash in enumerate(hashes):
+            if self._blocks.cpu.find(block_hash) is None and (
+                self._blocks.gpu.find(block_hash) is None
+            ):
+                return index
+        return len(hashes)
+
+    def make_source(self, reader: PeerIdentity) -> BlockSource:
+        """Returns what a reader shows. It takes both epochs, which only the scheduler has."""
+        self._num_tickets += 1
+        parts = self.identity.epoch, reader.epoch, self._num_tickets
+        told = b"".join(part.to_bytes(8, "little") for part in parts)
+        ticket = hashlib.blake2b(told, digest_size=16, person=b"ticket").digest()
+        return BlockSource(self.identity.address, self.identity.certified_name, ticket)
+
+    def want(self, pair: PeerFetch) -> None:
+        """Has the next plan lend what a fetch asks for."""
+        self._wanted[pair] = None
+        self.wake()
+
+    def plan(self, now: float) -> None:
+        """Lends what is wanted, as far as it is still here."""
+        self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
+        wanted, self._wanted = self._wanted, {}
+        for pair in wanted:
+            hashes, blocks = self._choose(pair.fetch.hashes)
+            if not hashes:
+                pair.reader.call_off(pair, now)
+                continue
+            pair.lend = self._moves.lend(
+                hashes,
+                blocks,
+                ticket=pair.source.ticket,
+                reader=pair.reader.identity.certified_name,
+                lasts_s=LEND_S,
+                now=now,
+            )
+            self._lends[pair.lend] = pair
+
+    def _choose(self, wanted: Sequence[BlockHash]) -> tuple[list[BlockHash], list[int]]:
+        """Returns the first of these blocks that are here, copied to the CPU pool if need be."""
+        hashes: list[BlockHash] = []
+        blocks: list[int] = []
+        num_before = self._blocks.num_copies_out
+        num_lent = self._moves.num_blocks(MoveKind.LEND)
+        for block_hash in wanted[: int(MAX_LENT_SHARE * self._blocks.cpu.num_blocks) - num_lent]:
+            num_copies = self._blocks.num_copies_out - num_before
+            if not self._cost.keeps_more_copies(num_copies=num_copies):
+                break
+            if (block := self._blocks.store_copy(block_hash)) is None:
+                break
+            hashes.append(block_hash)
+            blocks.append(block)
+        return hashes, blocks
+
+    def lent(self, move: Move, result: MoveResult) -> None:
+        """Takes the end of a lend, and of its ownership of the blocks."""
+        self.num_lent_bytes += result.num_bytes
+        del self._lends[move]
+        for block in reversed(move.blocks):
+            self._blocks.cpu.free(block)
+
+    def give_up(self, pair: PeerFetch, now: float) -> None:
+        """Ends a lend that is read no more; a no-op if it has ended."""
+        self._wanted.pop(pair, None)
+        if pair.lend in self._lends:
+            self._moves.cancel(pair.lend, now)
+            self.wake()
+
+    def call_off(self, pair: PeerFetch, now: float) -> None:
+        """Ends a fetch that nothing is lent for; a no-op if it has ended."""
+        if pair.fetch in self._fetches:
+            self._moves.cancel(pair.fetch, now)
+            self.wake()
+
+    def retract(self, block_hash: BlockHash, now: float) -> None:
+        """Keeps a block from arriving elsewhere that went wrong here."""
+        for pair in [*self._wanted, *self._lends.values()]:
+            if block_hash in pair.fetch.hashes:
+                pair.fetch.is_void = True
+                pair.reader.call_off(pair, now)
+                self.give_up(pair, now)
+
+    def leave(self, now: float) -> None:
+        """Ends what others wait for: the worker is gone."""
+        for pair in [*self._wanted, *self._lends.values()]:
+            pair.reader.call_off(pair, now)
+        for pair in self._fetches.values():
+            pair.owner.give_up(pair, now)
+        for pairs in (self._wanted, self._lends, self._fetches):
+            pairs.clear()
+
+    def forget(self, other: "Lending") -> None:
+        """Forgets a worker that is gone."""
+        self._paused.pop(other, None)
+
+    def check(self) -> None:
+        """Asserts that what is lent holds what is said of it, unless it was voided meanwhile."""
+        for move in self._lends:
+            for block, block_hash in zip(move.blocks, move.hashes, strict=True):
+                known = self._blocks.cpu.hashes.get(block)
+                assert known == block_hash or move.cancelled_at is not None, f"{block} is not lent"
+
+
+@dataclass(slots=True)
+class Peers:
+    """The workers of the cluster that may lend to each other, in the order in which they joined."""
+
+    members: list[Lending] = field(default_factory=list)
+
+    def join(self, lending: Lending) -> None:
+        self.members.append(lending)
+
+    def leave(self, lending: Lending, now: float) -> None:
+        """Takes a worker out, whose moves end with it."""
+        self.members.remove(lending)
+        lending.leave(now)
+        for other in self.members:
+            other.forget(lending)

@@ -1,0 +1,246 @@
+"""Prefixes that another worker has, over real gRPC: right tokens whatever happens to workers."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from contract.errors import Aborted
+from gpu_worker.kv_peers import peer_client
+from gpu_worker.kv_peers.peer_moves import LentBlocks
+from protos.scheduler.v1 import explain_pb2
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.planning import loading
+from scheduler_svc.planning.lending import Lending
+from scheduler_svc.replay.replay_codec import Replay
+from tests.integration.stack import (
+    Router,
+    RunningScheduler,
+    RunningWorker,
+    router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
+from tests.integration.test_kv_store import PROMPT, ask, assert_idle, conversations
+from tests.waiting import eventually
+
+CONFIG = {
+    "block_size": 8,
+    "num_gpu_blocks": 80,
+    "num_cpu_blocks": 64,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 64,
+    "step_ns": 1_000_000,
+    "token_ns": 200_000,  # else to compute a prompt is as fast as to fetch it
+}
+BLOCK_BYTES = 8 * 8
+LONG = 99
+"""Handle of a request that keeps the first worker busy."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no fetch be late because the machine is busy."""
+    monkeypatch.setattr(loading, "GRACE_S", 60.0)
+    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+
+
+class Pair:
+    """A worker that has PROMPT and is busy, and one that has nothing."""
+
+    def __init__(
+        self,
+        scheduler: RunningScheduler,
+        client: Router,
+        first: RunningWorker,
+        second: RunningWorker,
+    ) -> None:
+        self.scheduler, self.client = scheduler, client
+        self.first, self.second = first, second
+
+    @property
+    def lending(self) -> list[Lending]:
+        """What the workers lend and read, in the order in which they joined."""
+        loops = self.scheduler.cluster.step_loops
+        return [one for loop in loops if (one := loop.scheduler.lending) is not None]
+
+
+@contextlib.asynccontextmanager
+async def pair(recording: str = "", *, other: dict[str, int] | None = None) -> AsyncIterator[Pair]:
+    async with (
+        running_scheduler(SchedulerConfig(port=0, record=recording)) as scheduler,
+        router(scheduler.address) as client,
+        running_worker(scheduler.address, simulated(**CONFIG)) as first,
+    ):
+        loops = scheduler.cluster.step_loops
+        await eventually(lambda: len(loops) == 1)
+        assert await ask(client, 1, PROMPT) == 0
+        await client.add(LONG, [7] * 20, max_tokens=500)
+        await eventually(lambda: bool(loops[0].scheduler.running))
+        second = simulated(**CONFIG | (other or {}))
+        async with running_worker(scheduler.address, second) as running:
+            await eventually(lambda: len(loops) == 2)
+            yield Pair(scheduler, client, first, running)
+            if not client.got[LONG].end:
+                await client.abort(LONG)
+            await assert_idle(scheduler)
+
+
+async def test_a_prefix_comes_from_the_worker_that_has_it(tmp_path: Path) -> None:
+    recording = tmp_path / "decisions"
+    async with pair(str(recording)) as two:
+        assert await ask(two.client, 2, PROMPT) == 64
+        owner, reader = two.lending
+        await eventually(lambda: owner.num_lent_bytes > 0)
+        stub = two.client.stub
+        explanation = await stub.Explain(explain_pb2.ExplainRequest(request_id="r2"))
+    assert owner.num_lent_bytes == reader.num_bytes == 8 * BLOCK_BYTES
+    assert (reader.num_queries, reader.num_hits, reader.num_failures) == (64, 64, 0)
+    (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
+    assert (event.num_blocks, event.num_bytes) == (8, 8 * BLOCK_BYTES)
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0
+
+
+async def test_what_a_worker_has_is_not_fetched() -> None:
+    async with pair() as two:
+        assert await ask(two.client, 2, PROMPT) == 64
+        assert await ask(two.client, 3, PROMPT) == 64
+        assert two.lending[1].num_bytes == 8 * BLOCK_BYTES
+
+
+async def test_tenants_fetch_nothing_of_each_other() -> None:
+    async with pair() as two:
+        await two.client.add(2, PROMPT, tenant="other")
+        (got,) = await two.client.ended(2)
+        assert got.end is not None
+        assert got.end.usage.cached_tokens == 0
+        assert two.lending[1].num_queries == 0
+
+
+@pytest.mark.parametrize("other", [{"block_size": 16}, {"num_cpu_blocks": 0}])
+async def test_workers_whose_blocks_differ_compute(other: dict[str, int]) -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        router(scheduler.address) as client,
+        running_worker(scheduler.address, simulated(**CONFIG)),
+    ):
+        loops = scheduler.cluster.step_loops
+        await eventually(lambda: len(loops) == 1)
+        assert await ask(client, 1, PROMPT) == 0
+        await client.add(LONG, [7] * 20, max_tokens=500)
+        await eventually(lambda: bool(loops[0].scheduler.running))
+        async with running_worker(scheduler.address, simulated(**CONFIG | other)):
+            await eventually(lambda: len(loops) == 2)
+            assert await ask(client, 2, PROMPT) == 0
+            await client.abort(LONG)
+
+
+def cut_off(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_out = LentBlocks.copy_out
+
+    def shorter(lent: LentBlocks, index: int) -> bytearray | None:
+        block = copy_out(lent, index)
+        return block and block[:-1]
+
+    monkeypatch.setattr(LentBlocks, "copy_out", shorter)
+
+
+def forget_lends(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner is not told of the ticket."""
+    monkeypatch.setattr(peer_client, "TOLD_S", 0.05)
+    monkeypatch.setattr(Lending, "plan", lambda lending, now: None)
+
+
+def lose_blocks(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner has evicted them when it is to lend them."""
+    monkeypatch.setattr(Lending, "_choose", lambda lending, wanted: ([], []))
+
+
+def refuse(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def aborted(lent: LentBlocks, index: int) -> bytearray:
+        raise Aborted("no")
+
+    monkeypatch.setattr(LentBlocks, "copy_out", aborted)
+
+
+@pytest.mark.parametrize("harm", [cut_off, forget_lends, lose_blocks, refuse])
+async def test_a_prefix_that_does_not_arrive_is_computed(
+    harm: Callable[[Pair, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair() as two:
+        harm(two, monkeypatch)
+        assert await ask(two.client, 2, PROMPT) == 0
+        reader = two.lending[1]
+        assert reader.num_queries == 64
+        assert reader.num_hits == 0
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+async def test_a_worker_that_is_lost_while_blocks_move_costs_a_recompute(
+    is_owner: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other worker, or the one that is left, computes the prompt."""
+    async with pair() as two:
+        entered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        copy_out = LentBlocks.copy_out
+
+        def entering(lent: LentBlocks, index: int) -> bytearray | None:
+            loop.call_soon_threadsafe(entered.set)
+            return copy_out(lent, index) if index < 2 else None
+
+        monkeypatch.setattr(LentBlocks, "copy_out", entering)
+        await two.client.add(2, PROMPT)
+        await entered.wait()
+        lost = two.first if is_owner else two.second
+        await lost.kill()
+        await eventually(lambda: len(two.scheduler.cluster.step_loops) == 1)
+        await two.client.abort(LONG)
+        (got,) = await two.client.ended(2)
+        assert got.end is not None
+        assert got.end.code == 0, got.end.message
+
+
+async def test_a_request_that_is_aborted_while_it_loads_leaves_no_pin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair() as two:
+        monkeypatch.setattr(Lending, "plan", lambda lending, now: None)
+        await two.client.add(2, PROMPT)
+        second = two.scheduler.cluster.step_loops[1].scheduler
+        await eventually(lambda: bool(second.loading))
+        await two.client.abort(2)
+        await eventually(lambda: not second.loading)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_tokens_are_right_while_workers_come_and_go(seed: int, tmp_path: Path) -> None:
+    recording = tmp_path / "decisions"
+    config = SchedulerConfig(port=0, record=str(recording))
+
+    make_runner = simulated(**CONFIG | {"num_gpu_blocks": 40, "max_num_seqs": 3})
+    async with (
+        running_scheduler(config) as scheduler,
+        running_worker(scheduler.address, make_runner),
+        running_worker(scheduler.address, make_runner),
+        running_worker(scheduler.address, make_runner) as third,
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 3)
+        lending = [loop.scheduler.lending for loop in scheduler.cluster.step_loops]
+        killing: list[asyncio.Task[None]] = []
+        await conversations(
+            client, random.Random(seed), lambda: killing.append(asyncio.create_task(third.kill()))
+        )
+        await asyncio.gather(*killing)
+        await assert_idle(scheduler)
+    assert sum(one.num_hits for one in lending if one is not None) > 0, "else this proves little"
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0

@@ -1,0 +1,349 @@
+"""A prefix comes from the worker that has most of it, where that pays; else it is computed."""
+
+from typing import Any
+
+import pytest
+
+from contract.sections.store_moves import Fetch, Lend
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.lending import LEND_S, PAUSE_S, Lending, PeerIdentity, Peers
+from scheduler_svc.planning.loading import GRACE_S
+from scheduler_svc.queue.admission_queue import AdmissionQueue
+from scheduler_svc.requests.sequence import SequenceStatus
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+from tests.scheduler_svc.fake_store import BLOCK_BYTES, Block, FakeStore
+from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.make import (
+    Loop,
+    assert_all_free,
+    content_of,
+    make_loop,
+    make_request,
+    make_scheduler,
+    outputs,
+)
+
+PROMPT = list(range(11, 32))  # five blocks and a token
+SLOW = CostModel(block_bytes=BLOCK_BYTES, prefill_tokens_per_s=1e9)
+"""Of a worker that computes faster than anything comes to it."""
+
+
+class Workers:
+    """Workers with pools of their own, which share a queue; each runs only when a test says so."""
+
+    def __init__(self, num: int = 2, **fields: Any) -> None:
+        self.admission, self.peers = AdmissionQueue(), Peers()
+        self.tickets: dict[bytes, tuple[FakeStore, int]] = {}
+        self.content: dict[bytes, Block] = {}
+        self.now = 0.0
+        self.num_requests = 0
+        self.loops = [self.join(number, **fields) for number in range(num)]
+
+    def join(self, number: int, *, kv_format: str = "one", **fields: Any) -> Loop:
+        identity = PeerIdentity(
+            address=f"w{number}:1",
+            certified_name=f"w{number}",
+            epoch=7 + number,
+            kv_format=kv_format,
+        )
+        fields = {"num_cpu_blocks": 20, **fields}
+        scheduler = make_scheduler(
+            admission=self.admission,
+            identity=identity,
+            peers=self.peers,
+            **fields,
+        )
+        loop = make_loop(scheduler, kept={}, step_s=0.001)
+        assert loop.worker.store is not None
+        loop.worker.store.tickets = self.tickets
+        assert scheduler.lending is not None
+        self.peers.join(scheduler.lending)
+        return loop
+
+    def lending(self, number: int) -> Lending:
+        lending = self.loops[number].scheduler.lending
+        assert lending is not None
+        return lending
+
+    def store(self, number: int) -> FakeStore:
+        store = self.loops[number].worker.store
+        assert store is not None
+        return store
+
+    def add(self, prompt: list[int] = PROMPT, *, tenant: str = "") -> SequenceGroup:
+        self.num_requests += 1
+        group = make_request(prompt, max_tokens=2, arrival=float(self.num_requests), tenant=tenant)
+        self.content |= content_of(group, block_size=4)
+        self.admission.add(group)
+        return group
+
+    def step(self, number: int) -> None:
+        loop = self.loops[number]
+        loop.now = max(loop.now, self.now)
+        loop.send()
+        loop.scheduler.check()
+        loop.answer()
+        self.now = loop.now
+        self.check()
+
+    def run_on(self, number: int, prompt: list[int] = PROMPT) -> SequenceGroup:
+        """Has one worker alone compute a request."""
+        group = self.add(prompt)
+        self.loops[number].now = self.now
+        self.loops[number].run()
+        self.now = self.loops[number].now
+        assert outputs(group) == [expected(prompt, num_tokens=2)]
+        return group
+
+    def finish(self, *order: int) -> None:
+        """Runs workers in turns until nothing is left to do."""
+        for _ in range(200):
+            for number in order:
+                self.step(number)
+        for loop in self.loops:
+            assert_all_free(loop)
+            assert loop.scheduler.store is not None
+            assert not loop.scheduler.store.moves
+
+    def check(self) -> None:
+        for loop in self.loops:
+            loop.scheduler.check()
+            loop.check_content(self.content)
+
+
+def made(**fields: Any) -> Workers:
+    """Returns workers the first of which has computed PROMPT."""
+    workers = Workers(**fields)
+    workers.run_on(0)
+    return workers
+
+
+def assert_computed(
+    workers: Workers, group: SequenceGroup, *order: int, most_cached: int = 0
+) -> None:
+    """The request is computed, right, and leaves nothing behind."""
+    workers.finish(*order)
+    assert group.num_cached_tokens <= most_cached
+    assert outputs(group) == [expected(PROMPT, num_tokens=2)]
+
+
+def test_a_prefix_comes_from_another_worker() -> None:
+    workers = made()
+    group = workers.add()
+    workers.finish(1, 0, 1)
+    assert group.num_cached_tokens == 20
+    assert outputs(group) == [expected(PROMPT, num_tokens=2)]
+    assert workers.store(1).num_borrowed == 5
+    owner, reader = workers.lending(0), workers.lending(1)
+    assert owner.num_lent_bytes == reader.num_bytes == 5 * BLOCK_BYTES
+    assert (reader.num_queries, reader.num_hits, reader.num_failures) == (20, 20, 0)
+    (event,) = (one for one in group.timeline.events if one.kind is EventKind.FETCHED)
+    assert event.num_blocks == 5
+
+
+def test_both_workers_are_told_of_one_ticket() -> None:
+    workers = made()
+    group = workers.add()
+    reading = workers.loops[1].scheduler.schedule(workers.now)
+    lending = workers.loops[0].scheduler.schedule(workers.now)
+    assert reading is not None
+    assert lending is not None
+    assert reading.store_moves is not None
+    assert lending.store_moves is not None
+    (fetch,), (lend,) = reading.store_moves.fetches, lending.store_moves.lends
+    assert isinstance(fetch, Fetch)
+    assert isinstance(lend, Lend)
+    assert fetch.source is not None
+    assert (fetch.source.address, fetch.source.server_name) == ("w0:1", "w0")
+    assert fetch.source.ticket == lend.ticket
+    assert (lend.reader, lend.lasts_ns) == ("w1", LEND_S * 1e9)
+    assert list(fetch.hashes) == list(lend.hashes)
+    assert lending.block_moves.swap_out.dst.tolist() == list(lend.cpu_blocks)
+    assert group.sequences[0].status is SequenceStatus.LOADING
+
+
+def test_tickets_differ_by_owner_reader_and_time() -> None:
+    workers = Workers(3)
+    lending = [workers.lending(number) for number in range(3)]
+    pairs = [(0, 1), (1, 0), (0, 2), (0, 1)]
+    tickets = {lending[a].make_source(lending[b].identity).ticket for a, b in pairs}
+    assert len(tickets) == len(pairs)
+
+
+def test_the_worker_that_has_most_lends() -> None:
+    workers = Workers(3)
+    workers.run_on(0, PROMPT[:13])
+    workers.run_on(1)  # reads what the first has, and computes the rest
+    group = workers.add()
+    workers.finish(2, 1, 2)
+    assert group.num_cached_tokens == 20
+    assert workers.lending(1).num_lent_bytes == 5 * BLOCK_BYTES
+
+
+def test_a_worker_without_room_leaves_a_request_to_the_one_that_has_its_prefix() -> None:
+    workers = made(max_num_seqs=1)
+    workers.run_on(1, [1, 2, 3])
+    running = workers.add([4, 5, 6])
+    workers.step(1)
+    group = workers.add()
+    workers.step(1)
+    assert group.sequences[0].status is SequenceStatus.WAITING
+    workers.step(0)
+    assert group.num_cached_tokens == 20
+    workers.finish(0, 1, 1)
+    assert running.is_finished
+    assert workers.lending(1).num_queries == 0
+
+
+@pytest.mark.parametrize("tenant", ["other"])
+def test_tenants_read_nothing_of_each_other(tenant: str) -> None:
+    workers = made()
+    group = workers.add(tenant=tenant)
+    assert_computed(workers, group, 1, 0, 1)
+    assert workers.lending(1).num_queries == 0
+
+
+def test_workers_with_other_blocks_read_nothing() -> None:
+    workers = made(num=1)
+    workers.loops.append(workers.join(1, kv_format="other"))
+    group = workers.add()
+    assert_computed(workers, group, 1, 0, 1)
+    assert not workers.lending(1).has_peers
+
+
+def test_a_prefix_that_is_computed_faster_is_not_fetched() -> None:
+    workers = made(cost=SLOW)
+    group = workers.add()
+    assert_computed(workers, group, 1, 0, 1)
+    assert workers.lending(1).num_queries == 0
+
+
+def test_blocks_that_the_owner_has_evicted_meanwhile_are_computed() -> None:
+    workers = made()
+    group = workers.add()
+    workers.step(1)
+    assert group.sequences[0].status is SequenceStatus.LOADING
+    assert workers.loops[0].scheduler.reset_prefix_cache()
+    assert_computed(workers, group, 0, 1, 1)
+
+
+def test_the_leading_blocks_that_are_left_arrive() -> None:
+    workers = made()
+    group = workers.add()
+    workers.step(1)
+    blocks = workers.loops[0].scheduler.blocks
+    gone = blocks.gpu.find(blocks.prefix_hashes(group.sequences[0], 2, 3)[0])
+    assert gone is not None
+    blocks.gpu.retract(gone)
+    workers.finish(0, 1, 1)
+    assert group.num_cached_tokens == 8
+
+
+def test_an_owner_that_does_not_answer_is_left_alone_for_a_while() -> None:
+    workers = made()
+    group = workers.add()
+    workers.step(1)
+    workers.now += 2 * GRACE_S
+    assert_computed(workers, group, 1, 0, 1)
+    assert workers.lending(1).num_late == 1
+    workers.loops[1].scheduler.reset_prefix_cache()
+    assert_computed(workers, workers.add(), 1, 0, 1)
+    workers.loops[1].scheduler.reset_prefix_cache()
+    workers.now += PAUSE_S
+    again = workers.add()
+    workers.finish(1, 0, 1)
+    assert again.num_cached_tokens == 20
+
+
+def test_a_fetch_that_fails_is_computed_and_its_lend_ends() -> None:
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    workers.step(0)
+    (move_id,) = workers.store(1).pending
+    workers.store(1).end(move_id, most=0, failed="UNAVAILABLE")
+    assert_computed(workers, group, 1, 1, 0)
+    assert workers.lending(1).num_failures == 1
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_abort_while_blocks_move_frees_them_on_both_workers(is_told: bool) -> None:
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    if is_told:
+        workers.step(0)
+    workers.loops[1].scheduler.abort(group)
+    workers.finish(1, 0, 1)
+    assert workers.store(1).num_borrowed <= 1, "what it had done when it was called off"
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_owner_that_is_lost_costs_a_recompute(is_told: bool) -> None:
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    if is_told:
+        workers.step(0)
+    owner = workers.loops.pop(0)
+    assert owner.scheduler.lending is not None
+    workers.peers.leave(owner.scheduler.lending, workers.now)
+    owner.scheduler.evacuate()
+    assert_computed(workers, group, 0, most_cached=4)  # a block had arrived
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_reader_that_is_lost_leaves_no_pin(is_told: bool) -> None:
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    if is_told:
+        workers.step(0)
+    reader = workers.loops.pop(1)
+    assert reader.scheduler.lending is not None
+    workers.peers.leave(reader.scheduler.lending, workers.now)
+    (left,) = reader.scheduler.evacuate()
+    assert left is group
+    workers.admission.add(group)
+    workers.finish(0)
+    assert group.num_cached_tokens == 20
+
+
+def test_what_goes_wrong_on_its_owner_does_not_arrive() -> None:
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    workers.step(0)
+    owner = workers.loops[0].scheduler
+    other = make_request(PROMPT, max_tokens=2, arrival=50.0)
+    workers.content |= content_of(other, block_size=4)
+    workers.admission.add(other)
+    workers.step(0)
+    owner.blocks.retract(other.sequences[0])
+    owner.abort(other)
+    assert_computed(workers, group, 1, 0, 1)
+
+
+def test_a_reset_voids_what_is_lent_and_what_arrives() -> None:
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    workers.step(0)
+    assert workers.loops[0].scheduler.reset_prefix_cache()
+    workers.store(1).ends_at_once = True
+    assert_computed(workers, group, 0, 1, 1)
+
+
+def test_what_is_lent_is_bounded() -> None:
+    workers = made(num_cpu_blocks=12)  # of which a quarter may be lent
+    group = workers.add()
+    workers.finish(1, 0, 1)
+    assert group.num_cached_tokens == 12
+    assert workers.lending(0).num_lent_bytes == 3 * BLOCK_BYTES
