@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import signalbox_kernels
-from contract.model import ModelInfo
+from contract.model import ModelInfo, WorkerCapacity
 from gpu_worker.config import ModelConfig
 from gpu_worker.loading.content_files import (
     ContentFile,
@@ -40,6 +40,17 @@ class BlockContent:
     """Weights, configuration and foreign code, as they were before the model was loaded."""
     block_bytes: int
     description: str
+    fingerprint: str
+    """Of the model, as `ModelInfo` has it."""
+
+    def format_of(self, capacity: WorkerCapacity) -> str:
+        """Returns `WorkerCapacity.block_format`: without a full reading of the weights, as workers
+        of one cluster have one model already; empty of a worker that exchanges no blocks."""
+        num_ranks = capacity.tensor_parallel_size * capacity.pipeline_parallel_size
+        if not capacity.num_cpu_blocks or num_ranks > 1:
+            return ""
+        told = _own_sources() + json.dumps([self.fingerprint, self.description]).encode()
+        return hashlib.sha256(told).hexdigest()[:32]
 
     def identity(self, digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
         """Returns a digest of all of it; raises FilesChanged. For a thread of its own."""
@@ -77,7 +88,7 @@ def describe(
         "plugins": model_config.plugins,
         "rank": (0, 1),
     }
-    return BlockContent(files, block_bytes, json.dumps(about, sort_keys=True))
+    return BlockContent(files, block_bytes, json.dumps(about, sort_keys=True), info.fingerprint)
 
 
 def foreign_code(model_config: ModelConfig, root: Path | None) -> list[Path]:

@@ -19,7 +19,8 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelCo
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
-from gpu_worker.kv_store.runner_store import HasStore
+from gpu_worker.kv_peers.peer_moves import PeerMoves
+from gpu_worker.kv_store.runner_store import HasMoves
 from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
@@ -38,7 +39,7 @@ _STEP_DIVISOR = 8
 with tokens and rows."""
 
 
-class NativeRunner(HasStore):
+class NativeRunner(HasMoves):
     """A loaded model with its pools of KV blocks. Call from one thread."""
 
     def __init__(
@@ -142,7 +143,7 @@ class NativeRunner(HasStore):
     def profile(self) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))
         shape = self._program.shape
-        return measure_capacity(
+        capacity = measure_capacity(
             cache_config=self._cache_config,
             block_size=shape.block_size,
             max_model_len=self._info.max_model_len,
@@ -154,6 +155,7 @@ class NativeRunner(HasStore):
             step_divisor=_STEP_DIVISOR,
             store=self._store.capacity if self._store is not None else None,
         )
+        return replace(capacity, block_format=self.block_content().format_of(capacity))
 
     def block_content(self) -> BlockContent:
         shape = self._program.shape
@@ -187,13 +189,21 @@ class NativeRunner(HasStore):
                 f"kv_cache_memory or swap_space ({error})"
             ) from None
         self._program.bind(self._cache.gpu_pool)
+        pool = self._cache.cpu_pool
+
+        def cpu_block(index: int) -> memoryview:
+            return memoryview(pool[index])
+
         if self._store is not None:
-            pool = self._cache.cpu_pool
-            self._store.bind(lambda index: memoryview(pool[index]))
+            self._store.bind(cpu_block)
+        self._peer_moves = PeerMoves(block_bytes=self._program.shape.block_bytes, block=cpu_block)
 
     def _drop_cache(self) -> None:
         if self._store is not None:
             self._store.release()
+        if self._peer_moves is not None:
+            self._peer_moves.close()
+            self._peer_moves = None
         if self._cache is not None:
             self._cache = None
             # The program holds the pool, which would stay in memory.

@@ -32,7 +32,8 @@ from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.cuda_device import measured
-from gpu_worker.kv_store.runner_store import HasStore
+from gpu_worker.kv_peers.peer_moves import PeerMoves
+from gpu_worker.kv_store.runner_store import HasMoves
 from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
@@ -42,7 +43,7 @@ from gpu_worker.runner.warm_up import warm_up_batches
 from signalbox_kernels import triton
 
 
-class ModelRunner(HasStore):
+class ModelRunner(HasMoves):
     """A loaded model with its caches. Call from one thread."""
 
     def __init__(
@@ -157,7 +158,7 @@ class ModelRunner(HasStore):
     def profile(self) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))
         pooling = self.model.pooling
-        return measure_capacity(
+        capacity = measure_capacity(
             cache_config=self._cache_config,
             block_size=self._loaded.block_size,
             max_model_len=self.model.max_model_len,
@@ -171,6 +172,7 @@ class ModelRunner(HasStore):
             computes_whole=pooling is not None and pooling.is_bidirectional,
             store=self._store.capacity if self._store is not None else None,
         )
+        return replace(capacity, block_format=self.block_content().format_of(capacity))
 
     def block_content(self) -> BlockContent:
         opened = self._loaded.opened
@@ -252,10 +254,18 @@ class ModelRunner(HasStore):
         self._executor.bind(self._cache.gpu_pool)
         if self._store is not None:
             self._store.bind(self._cache.cpu_block, self._cache.copies_begun)
+        self._peer_moves = PeerMoves(
+            block_bytes=self._executor.block_bytes,
+            block=self._cache.cpu_block,
+            copies_begun=self._cache.copies_begun,
+        )
 
     def _drop_cache(self) -> None:
         if self._store is not None:
             self._store.release()
+        if self._peer_moves is not None:
+            self._peer_moves.close()
+            self._peer_moves = None
         if self._cache is not None:
             self._cache.close()
             self._cache = None

@@ -114,3 +114,13 @@ def test_copies_that_seemed_too_dear_are_tried_again() -> None:
         loop.send()
         loop.answer()
     assert cost.copy_bytes_per_s == 1e6
+
+
+def test_fetches_from_a_store_and_from_workers_have_rates_of_their_own() -> None:
+    cost = CostModel(block_bytes=1000, prefill_tokens_per_s=1000.0, load_bytes_per_s=1e9)
+    cost.observe_load(num_bytes=100_000, duration_ns=10**10, from_peer=True)
+    assert cost.load_bytes_per_s == 1e9
+    assert cost.peer_bytes_per_s == pytest.approx(1e4)
+    assert cost.loads(num_blocks=10, block_size=16)
+    assert not cost.loads(num_blocks=10, block_size=16, from_peer=True)
+    assert cost.load_s(10, from_peer=True) > 1.0 > cost.load_s(10)

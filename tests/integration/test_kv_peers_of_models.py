@@ -1,0 +1,70 @@
+"""A worker of a model reads a prefix of another's CPU pool, with the same tokens after it."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.kv_peers import peer_client
+from gpu_worker.runner_factory import make_runner
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning import loading
+from tests.gpu_worker.tiny_models import make_llama
+from tests.integration.stack import Router, router, running_scheduler, running_worker
+from tests.integration.test_kv_store import assert_idle
+from tests.waiting import eventually
+
+PROMPT = list(range(3, 64)) * 3
+NUM_BLOCKS = (len(PROMPT) - 1) // 16
+
+
+@pytest.fixture(autouse=True)
+def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model as tiny as this one computes a block as fast as it arrives."""
+    monkeypatch.setattr(CostModel, "loads", lambda *_, **__: True)
+    monkeypatch.setattr(loading, "GRACE_S", 60.0)
+    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+
+
+async def ask(client: Router, handle: int) -> tuple[list[int], int]:
+    """Returns the tokens of an answer, and how many of the prompt were cached."""
+    await client.add(handle, PROMPT, max_tokens=8)
+    (got,) = await client.ended(handle)
+    assert got.end is not None
+    assert got.end.code == 0, got.end.message
+    return got.tokens[0], got.end.usage.cached_tokens
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+async def test_a_model_goes_on_with_the_blocks_of_another_worker(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_llama(tmp_path)
+
+    def load() -> Runner:
+        return make_runner(
+            ModelConfig(model=str(tmp_path), max_model_len=250),
+            CacheConfig(kv_cache_memory=0.05, swap_space=0.05),
+            device_config=DeviceConfig(cpu_backend=backend, num_threads=1),
+        )
+
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        router(scheduler.address) as client,
+        running_worker(scheduler.address, load),
+    ):
+        loops = scheduler.cluster.step_loops
+        await eventually(lambda: len(loops) == 1)
+        expected, _ = await ask(client, 1)
+        # It takes nothing new, so that the other worker gets the request.
+        monkeypatch.setattr(loops[0].scheduler._group_selection, "next_group", lambda: None)
+        monkeypatch.setattr(loops[0].scheduler.lending, "find", lambda *_: None)
+        async with running_worker(scheduler.address, load):
+            await eventually(lambda: len(loops) == 2)
+            assert await ask(client, 2) == (expected, NUM_BLOCKS * 16)
+            reader = loops[1].scheduler.lending
+            assert reader is not None
+            assert reader.num_hits == NUM_BLOCKS * 16
+            await assert_idle(scheduler)
