@@ -87,6 +87,8 @@ class Scheduler:
                 identity=identity,
                 peers=peers,
             )
+        if self.lending is not None:
+            self.lending.num_tokens_ahead = self._num_tokens_in_flight
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
@@ -252,6 +254,9 @@ class Scheduler:
         return groups
 
     # Looking inside
+
+    def _num_tokens_in_flight(self) -> int:
+        return sum(plan.total_tokens for plan in self.inflight)
 
     @property
     def lending(self) -> Lending | None:

@@ -23,8 +23,9 @@ from rpc.transport.tls import CLEAR, TlsConfig, TlsError
 
 logger = logging.getLogger(__name__)
 
-TOLD_S = 2.0
-"""Time for which a ticket is shown again that its owner has not been told of."""
+TOLD_S = 10.0
+"""Longest that a ticket is shown again of which its owner has not been told; the scheduler, which
+knows for how long the owner is busy, calls the move off before."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 STALL_S = 5.0
 """Longest wait for the next part of a block."""

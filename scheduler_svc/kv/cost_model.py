@@ -53,12 +53,13 @@ class CostModel:
         saved_s = self.recompute_s(block_size) - self.copy_s(1)
         return self.copy_s(1) <= HIT_SHARE * saved_s and self.copy_s(num_kept + 1) <= MAX_KEEP_S
 
-    def loads(self, *, num_blocks: int, block_size: int, from_peer: bool = False) -> bool:
-        """Says whether to bring blocks from the store, or another worker, takes less than to
-        compute their tokens."""
-        saved_s = self.recompute_s(num_blocks * block_size)
-        load_s = self.load_s(num_blocks, from_peer=from_peer)
-        return not self.prefill_tokens_per_s or load_s <= saved_s
+    def loads(self, *, num_blocks: int, block_size: int) -> bool:
+        """Says whether to bring blocks from the store takes less than to compute their tokens."""
+        return self.is_less(self.load_s(num_blocks), num_tokens=num_blocks * block_size)
+
+    def is_less(self, seconds: float, *, num_tokens: int) -> bool:
+        """Says whether a time is less than tokens take to compute."""
+        return not self.prefill_tokens_per_s or seconds <= self.recompute_s(num_tokens)
 
     def load_s(self, num_blocks: int, *, from_peer: bool = False) -> float:
         """Seconds until blocks of the store, or another worker, are on the GPU."""

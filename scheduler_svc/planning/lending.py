@@ -66,6 +66,8 @@ class Lending:
         self.identity = identity
         self.wake: Callable[[], None] = lambda: None
         """Makes the worker's driver plan."""
+        self.num_tokens_ahead: Callable[[], int] = lambda: 0
+        """Returns how many tokens the worker computes before the step that is planned next."""
         self.num_queries = 0  # tokens asked for, and fetched
         self.num_hits = 0
         self.num_bytes = 0
@@ -132,6 +134,11 @@ class Lending:
         return other is not self and other.identity.kv_format == self.identity.kv_format
 
     # Lending
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the step begins that lends what is wanted now."""
+        return self._cost.recompute_s(self.num_tokens_ahead())
 
     def num_found(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks either pool has."""

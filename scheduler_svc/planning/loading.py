@@ -155,13 +155,14 @@ class Loading:
             return False
         if (found := lending.find(hashes, now)) is None:
             return False
-        num_blocks = min(found[1], self._num_fetchable)
-        if num_blocks < 1 or not self._pays(num_blocks, from_peer=True):
+        owner, num_found = found
+        num_blocks = min(num_found, self._num_fetchable)
+        load_s = owner.wait_s + self._cost.load_s(num_blocks, from_peer=True)
+        if num_blocks < 1 or not self._cost.is_less(load_s, num_tokens=num_blocks * size):
             return False
         group.asked_stores = (*group.asked_stores, self._number)
         lending.num_queries += num_blocks * size
-        move = lending.fetch(found[0], hashes[:num_blocks], now)
-        load_s = self._cost.load_s(num_blocks, from_peer=True)
+        move = lending.fetch(owner, hashes[:num_blocks], now)
         self._wait_for(group, move, until=now + 2 * load_s + GRACE_S)
         return True
 
@@ -172,10 +173,8 @@ class Loading:
                 self._pool.share(found.block)
                 self._loads[group].held.append(found.block)
 
-    def _pays(self, num_blocks: int, *, from_peer: bool = False) -> bool:
-        return self._cost.loads(
-            num_blocks=num_blocks, block_size=self._blocks.block_size, from_peer=from_peer
-        )
+    def _pays(self, num_blocks: int) -> bool:
+        return self._cost.loads(num_blocks=num_blocks, block_size=self._blocks.block_size)
 
     def _load_of(self, block_hash: BlockHash) -> _Load | None:
         """Returns a request's wait for a block that is looked up or on its way."""
