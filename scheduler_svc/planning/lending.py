@@ -88,6 +88,11 @@ class Lending:
     # Reading
 
     @property
+    def num_fetches(self) -> int:
+        """Fetches from other workers that have not ended."""
+        return len(self._fetches)
+
+    @property
     def has_peers(self) -> bool:
         """True if there is another worker whose blocks this one can read."""
         return any(self._can_read(other) for other in self._peers.members)

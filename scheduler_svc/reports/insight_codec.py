@@ -9,6 +9,7 @@ from rpc.metrics.histogram import Histogram
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.explain import Explanation
 from scheduler_svc.insight.stats import RequestStats, StepStats
+from scheduler_svc.planning.lending import Lending
 from scheduler_svc.planning.store_planning import StorePlanning
 from scheduler_svc.requests.stage_use import StageUse
 from scheduler_svc.requests.timeline import Event
@@ -157,6 +158,7 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         stages=_stage_use(scheduler.steps.stages.use()) if scheduler.steps.stages.ranks else None,
         launched_as=step_loop.launched_as,
         store=_store_stats(scheduler.store, scheduler),
+        peers=_peer_stats(scheduler.lending, scheduler),
     )
 
 
@@ -177,6 +179,23 @@ def _store_stats(store: StorePlanning | None, scheduler: Scheduler) -> stats_pb2
         num_late_loads=loading.num_late,
         num_failed_stores=write_behind.num_failures,
         load_bytes_per_second=scheduler.cost.load_bytes_per_s,
+    )
+
+
+def _peer_stats(lending: Lending | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
+    """Returns None of a worker that has nothing to do with others."""
+    if lending is None or not (lending.has_peers or lending.num_queries or lending.num_lent_bytes):
+        return None
+    return stats_pb2.StoreStats(
+        kind="peer",
+        num_requests_loading=lending.num_fetches,
+        num_queries=lending.num_queries,
+        num_hits=lending.num_hits,
+        num_fetched_bytes=lending.num_bytes,
+        num_stored_bytes=lending.num_lent_bytes,
+        num_failed_loads=lending.num_failures,
+        num_late_loads=lending.num_late,
+        load_bytes_per_second=scheduler.cost.peer_bytes_per_s,
     )
 
 

@@ -70,6 +70,8 @@ class WorkerLoad:
     """Pipeline stages, the first first; none of a worker of one rank."""
     store: StoreLoad | None
     """None of a worker without one."""
+    peers: StoreLoad | None
+    """Blocks read of other workers, and by them; None of a worker that has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +228,7 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
         step_shares=_shares(before.steps, after.steps),
         stages=stage_loads(before.stages, after.stages),
         store=_store(before.store, after.store, seconds) if after.HasField("store") else None,
+        peers=_store(before.peers, after.peers, seconds) if after.HasField("peers") else None,
     )
 
 

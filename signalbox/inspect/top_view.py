@@ -86,6 +86,7 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
         f"{worker.steps_per_s:,.1f} steps/s of {_quantiles(worker.step)}",
         *_shares(worker),
         *_store(worker.store),
+        *_store(worker.peers),
         f"first token {_quantiles(worker.time_to_first_token)}"
         f"  each token {_quantiles(worker.time_per_output_token)}",
         f"preempted {worker.preemptions_per_s:,.1f}/s"

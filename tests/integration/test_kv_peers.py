@@ -11,7 +11,7 @@ import pytest
 from contract.errors import Aborted
 from gpu_worker.kv_peers import peer_client
 from gpu_worker.kv_peers.peer_moves import LentBlocks
-from protos.scheduler.v1 import explain_pb2
+from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.planning import loading
 from scheduler_svc.planning.lending import Lending
@@ -97,7 +97,10 @@ async def test_a_prefix_comes_from_the_worker_that_has_it(tmp_path: Path) -> Non
         owner, reader = two.lending
         await eventually(lambda: owner.num_lent_bytes > 0)
         stub = two.client.stub
+        first, second = (await stub.GetStats(stats_pb2.GetStatsRequest())).workers
         explanation = await stub.Explain(explain_pb2.ExplainRequest(request_id="r2"))
+    assert first.peers.num_stored_bytes == second.peers.num_fetched_bytes == 8 * BLOCK_BYTES
+    assert not second.HasField("store")
     assert owner.num_lent_bytes == reader.num_bytes == 8 * BLOCK_BYTES
     assert (reader.num_queries, reader.num_hits, reader.num_failures) == (64, 64, 0)
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
