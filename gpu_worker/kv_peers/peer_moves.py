@@ -21,6 +21,7 @@ class LentBlocks:
     """Blocks that a ticket is for."""
 
     move: Move
+    ticket: bytes
     block_bytes: int
     reader: str
     """Name in the certificate of the worker that may read them; empty if callers show none."""
@@ -67,6 +68,7 @@ class PeerMoves:
         """Lets the blocks be read, once, by what shows the ticket in time."""
         lent = LentBlocks(
             move=self._begin(lend.move_id, lend.hashes, lend.cpu_blocks),
+            ticket=lend.ticket,
             block_bytes=self.block_bytes,
             reader=lend.reader,
             expires_at=self._clock() + lend.lasts_ns / 1e9,
@@ -100,7 +102,8 @@ class PeerMoves:
         ended = [move for move in self._moves.values() if move.is_ended]
         for move in ended:
             del self._moves[move.move_id]
-            self._lent.pop(move.move_id, None)
+            if (lent := self._lent.pop(move.move_id, None)) is not None:
+                self._tickets.pop(lent.ticket, None)
         return [move.result() for move in ended]
 
     def close(self) -> None:
@@ -115,9 +118,6 @@ class PeerMoves:
         for lent in self._lent.values():
             if now >= lent.expires_at:
                 lent.move.end(EXPIRED)
-        for ticket, lent in list(self._tickets.items()):
-            if lent.move.is_ended:
-                self._tickets.pop(ticket, None)
 
     def _begin(self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]) -> Move:
         if not keys:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from contract.model import StoreCapacity
-from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.block_store import BlockStore
 from gpu_worker.kv_store.move_queue import MoveQueue
 from gpu_worker.kv_store.move_threads import MoveThreads
@@ -48,26 +47,6 @@ class RunnerStore:
 
     def _begun_copies(self) -> Callable[[], None]:
         return self._copies_begun() if self._copies_begun is not None else _nothing
-
-
-class HasMoves:
-    """The part of a runner that moves blocks, whether it computes natively or in PyTorch."""
-
-    _store: RunnerStore | None = None
-    _peer_moves: PeerMoves | None = None
-
-    def use_store(self, store: RunnerStore) -> None:
-        self._store = store
-
-    def move_queue(self) -> MoveQueue | None:
-        return self._store.queue if self._store is not None else None
-
-    def peer_moves(self) -> PeerMoves | None:
-        return self._peer_moves
-
-    def close(self, failure: str | None = None) -> None:
-        if self._store is not None:
-            self._store.close()
 
 
 def _nothing() -> None:

@@ -19,8 +19,7 @@ from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelCo
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
-from gpu_worker.kv_peers.peer_moves import PeerMoves
-from gpu_worker.kv_store.runner_store import HasMoves
+from gpu_worker.kv_peers.runner_moves import HasMoves
 from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
@@ -190,20 +189,12 @@ class NativeRunner(HasMoves):
             ) from None
         self._program.bind(self._cache.gpu_pool)
         pool = self._cache.cpu_pool
-
-        def cpu_block(index: int) -> memoryview:
-            return memoryview(pool[index])
-
-        if self._store is not None:
-            self._store.bind(cpu_block)
-        self._peer_moves = PeerMoves(block_bytes=self._program.shape.block_bytes, block=cpu_block)
+        self._bind_moves(
+            lambda index: memoryview(pool[index]), block_bytes=self._program.shape.block_bytes
+        )
 
     def _drop_cache(self) -> None:
-        if self._store is not None:
-            self._store.release()
-        if self._peer_moves is not None:
-            self._peer_moves.close()
-            self._peer_moves = None
+        self._release_moves()
         if self._cache is not None:
             self._cache = None
             # The program holds the pool, which would stay in memory.

@@ -32,8 +32,7 @@ from gpu_worker.kv_cache.block_dependencies import blocks_of
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.cuda_device import measured
-from gpu_worker.kv_peers.peer_moves import PeerMoves
-from gpu_worker.kv_store.runner_store import HasMoves
+from gpu_worker.kv_peers.runner_moves import HasMoves
 from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
@@ -252,20 +251,14 @@ class ModelRunner(HasMoves):
                 f"gpu_memory_utilization, kv_cache_memory or swap_space ({reason})"
             ) from None
         self._executor.bind(self._cache.gpu_pool)
-        if self._store is not None:
-            self._store.bind(self._cache.cpu_block, self._cache.copies_begun)
-        self._peer_moves = PeerMoves(
+        self._bind_moves(
+            self._cache.cpu_block,
             block_bytes=self._executor.block_bytes,
-            block=self._cache.cpu_block,
             copies_begun=self._cache.copies_begun,
         )
 
     def _drop_cache(self) -> None:
-        if self._store is not None:
-            self._store.release()
-        if self._peer_moves is not None:
-            self._peer_moves.close()
-            self._peer_moves = None
+        self._release_moves()
         if self._cache is not None:
             self._cache.close()
             self._cache = None
