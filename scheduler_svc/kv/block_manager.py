@@ -139,6 +139,14 @@ class BlockSpaceManager:
         for block_hash in self._prefix_cache.retract(seq):
             self.on_retract(block_hash)
 
+    def forget(self, block_hash: BlockHash) -> None:
+        """Keeps what a hash stands for from being found: it went wrong where it was computed."""
+        block = self.gpu.find(block_hash)
+        if block is not None:
+            self.gpu.retract(block)
+        self.cpu_tier.forget(block_hash)
+        self.on_retract(block_hash)
+
     def _num_taken(
         self, seq: Sequence, prefix: list[FoundBlock], num_lookahead_slots: int = 0
     ) -> int:

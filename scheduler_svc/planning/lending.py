@@ -6,6 +6,7 @@ ends the other. What does not arrive is computed.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ LEND_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""
 MAX_LENT_SHARE = 0.25
 """Most of a CPU pool that may be lent at a time."""
+MAX_ORIGINS = 1 << 16
+"""Blocks of which it is remembered from which worker they came."""
 PAUSE_S = 10.0
 """Time for which a worker reads nothing of one from which a fetch has failed or come late."""
 
@@ -84,6 +87,8 @@ class Lending:
         self._lends: dict[Move, PeerFetch] = {}
         self._fetches: dict[Move, PeerFetch] = {}
         self._paused: dict[Lending, float] = {}
+        self._origins: OrderedDict[BlockHash, PeerIdentity] = OrderedDict()
+        """Workers of which blocks were read, the last last."""
 
     # Reading
 
@@ -124,16 +129,26 @@ class Lending:
         if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
             pair.owner.give_up(pair, now)
         if result.failed and move.cancelled_at is None:
-            self._paused[pair.owner] = now + PAUSE_S
+            self._pause(pair.owner, now)
+        for block_hash in () if move.is_void else move.hashes[: result.num_blocks]:
+            self._origins[block_hash] = pair.owner.identity
+            self._origins.move_to_end(block_hash)
+        while len(self._origins) > MAX_ORIGINS:
+            self._origins.popitem(last=False)
         return True
 
-    def is_late(self, move: Move, now: float) -> bool:
-        """Leaves the owner of a fetch alone for a while; False if it is from no other worker."""
+    def came_late(self, move: Move, now: float) -> bool:
+        """Counts a fetch that took too long; False if it is from no other worker."""
         pair = self._fetches.get(move)
         if pair is not None:
             self.num_late += 1
-            self._paused[pair.owner] = now + PAUSE_S
+            self._pause(pair.owner, now)
         return pair is not None
+
+    def _pause(self, owner: "Lending", now: float) -> None:
+        """Leaves a worker alone for a while."""
+        if owner in self._peers.members:
+            self._paused[owner] = now + PAUSE_S
 
     def _can_read(self, other: "Lending") -> bool:
         return other is not self and other.identity.kv_format == self.identity.kv_format
@@ -223,12 +238,22 @@ class Lending:
             self.wake()
 
     def retract(self, block_hash: BlockHash, now: float) -> None:
-        """Keeps a block from arriving elsewhere that went wrong here."""
+        """Takes a block back that went wrong here, wherever it is on its way or has arrived."""
         for pair in [*self._wanted, *self._lends.values()]:
             if block_hash in pair.fetch.hashes:
-                pair.fetch.is_void = True
-                pair.reader.call_off(pair, now)
                 self.give_up(pair, now)
+        for reader in self._peers.members:
+            reader._lose(block_hash, self, now)
+
+    def _lose(self, block_hash: BlockHash, owner: "Lending", now: float) -> None:
+        """Forgets a block that came, or comes, from a worker where it went wrong."""
+        for move, pair in self._fetches.items():
+            if pair.owner is owner and block_hash in move.hashes:
+                move.is_void = True
+                self.call_off(pair, now)
+        if self._origins.get(block_hash) is owner.identity:
+            del self._origins[block_hash]
+            self._blocks.forget(block_hash)
 
     def leave(self, now: float) -> None:
         """Ends what others wait for: the worker is gone."""

@@ -99,7 +99,7 @@ class Loading:
             self._begin_loads(now)
 
     def _count_late(self, move: Move, now: float) -> None:
-        if not (self._lending is not None and self._lending.is_late(move, now)):
+        if not (self._lending is not None and self._lending.came_late(move, now)):
             self.num_late += 1
 
     def _begin_loads(self, now: float) -> None:
@@ -136,42 +136,53 @@ class Loading:
         if hashes and (other := self._load_of(hashes[0])):
             self._wait_for(group, other.move, until=other.until)
             return
-        if self._begin_from_peer(group, hashes, now):
-            self._hold(group, prefix)
-        elif self._has_store:
-            group.asked_stores = (*group.asked_stores, self._number)
-            if hashes and self._pays(len(hashes)):
-                self.num_queries += len(hashes) * blocks.block_size
-                self._wait_for(group, self._moves.find(hashes, now), until=now + GRACE_S)
-                self._hold(group, prefix)
+        if self._begin_from_peer(group, prefix, hashes, now) or not self._has_store:
+            return
+        group.asked_stores = (*group.asked_stores, self._number)
+        if hashes and self._pays(len(hashes)):
+            self.num_queries += len(hashes) * blocks.block_size
+            move = self._moves.find(hashes, now)
+            self._wait_for(group, move, until=now + GRACE_S, held=self._hold(prefix))
 
-    def _begin_from_peer(self, group: SequenceGroup, hashes: list[BlockHash], now: float) -> bool:
+    def _begin_from_peer(
+        self,
+        group: SequenceGroup,
+        prefix: list[FoundBlock],
+        hashes: list[BlockHash],
+        now: float,
+    ) -> bool:
         """Fetches blocks that another worker has, if that pays; returns whether it does.
 
         A request that has no room here yet stays where that worker may take it.
+
+        Args:
+            prefix: what is here of the request's prefix.
+            hashes: what comes after it.
         """
         lending, size = self._lending, self._blocks.block_size
         if lending is None or not hashes or not self._group_selection.has_room(group):
             return False
         if (found := lending.find(hashes, now)) is None:
             return False
+        held = self._hold(prefix)  # before the fetch takes blocks, which might be these
         owner, num_found = found
         num_blocks = min(num_found, self._num_fetchable)
         load_s = owner.wait_s + self._cost.load_s(num_blocks, from_peer=True)
         if num_blocks < 1 or not self._cost.is_less(load_s, num_tokens=num_blocks * size):
+            self._free(held)
             return False
         group.asked_stores = (*group.asked_stores, self._number)
         lending.num_queries += num_blocks * size
         move = lending.fetch(owner, hashes[:num_blocks], now)
-        self._wait_for(group, move, until=now + 2 * load_s + GRACE_S)
+        self._wait_for(group, move, until=now + 2 * load_s + GRACE_S, held=held)
         return True
 
-    def _hold(self, group: SequenceGroup, prefix: list[FoundBlock]) -> None:
-        """Keeps the part of a loading request's prefix that the CPU pool has."""
-        for found in prefix:
-            if not found.is_on_gpu:
-                self._pool.share(found.block)
-                self._loads[group].held.append(found.block)
+    def _hold(self, prefix: list[FoundBlock]) -> list[int]:
+        """Takes, and returns, the blocks of a prefix that the CPU pool has."""
+        held = [found.block for found in prefix if not found.is_on_gpu]
+        for block in held:
+            self._pool.share(block)
+        return held
 
     def _pays(self, num_blocks: int) -> bool:
         return self._cost.loads(num_blocks=num_blocks, block_size=self._blocks.block_size)
@@ -181,9 +192,11 @@ class Loading:
         loads = self._loads.values()
         return next((load for load in loads if block_hash in load.move.hashes), None)
 
-    def _wait_for(self, group: SequenceGroup, move: Move, *, until: float) -> None:
+    def _wait_for(
+        self, group: SequenceGroup, move: Move, *, until: float, held: Iterable[int] = ()
+    ) -> None:
         self._queues.load(group)
-        self._loads[group] = _Load(move=move, until=until)
+        self._loads[group] = _Load(move=move, until=until, held=list(held))
 
     def distrust(self, block_hash: BlockHash) -> None:
         """Keeps a block from being fetched that went wrong here, and may be stored."""

@@ -8,6 +8,7 @@ from contract.sections.store_moves import Fetch, Lend
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.planning.lending import LEND_S, PAUSE_S, Lending, PeerIdentity, Peers
 from scheduler_svc.planning.loading import GRACE_S
+from scheduler_svc.planning.store_planning import POLL_S
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -324,20 +325,53 @@ def test_a_reader_that_is_lost_leaves_no_pin(is_told: bool) -> None:
     assert group.num_cached_tokens == 20
 
 
+def compute_wrongly(workers: Workers, number: int) -> None:
+    """Has a worker run a request with PROMPT, which goes wrong after its blocks could be found."""
+    scheduler = workers.loops[number].scheduler
+    group = workers.add()
+    workers.step(number)
+    scheduler.blocks.retract(group.sequences[0])
+    scheduler.abort(group)
+
+
 def test_what_goes_wrong_on_its_owner_does_not_arrive() -> None:
     workers = made()
     workers.store(1).ends_at_once = False
     group = workers.add()
     workers.step(1)
     workers.step(0)
-    owner = workers.loops[0].scheduler
-    other = make_request(PROMPT, max_tokens=2, arrival=50.0)
-    workers.content |= content_of(other, block_size=4)
-    workers.admission.add(other)
+    compute_wrongly(workers, 0)
+    assert_computed(workers, group, 1, 1, 0)
+    assert workers.lending(1).num_hits == 0
+
+
+def test_what_goes_wrong_once_it_has_been_read_does_not_arrive() -> None:
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
     workers.step(0)
-    owner.blocks.retract(other.sequences[0])
-    owner.abort(other)
-    assert_computed(workers, group, 1, 0, 1)
+    (move_id,) = workers.store(1).pending
+    workers.store(1).end(move_id)  # which the reader's scheduler is not told yet
+    workers.now += POLL_S
+    workers.step(0)
+    assert workers.lending(0).num_lent_bytes == 5 * BLOCK_BYTES
+    compute_wrongly(workers, 0)
+    assert_computed(workers, group, 1, 1, 0)
+    assert workers.lending(1).num_hits == 0
+
+
+def test_what_goes_wrong_after_it_has_arrived_is_found_nowhere() -> None:
+    workers = made(num=3)
+    for reader in (1, 2):
+        workers.add()
+        workers.finish(reader, reader - 1, reader)
+        if reader == 1:  # so that the third worker reads of the second
+            workers.peers.leave(workers.lending(0), workers.now)
+    workers.peers.join(workers.lending(0))
+    assert workers.lending(2).num_hits == 20
+    compute_wrongly(workers, 1)
+    assert_computed(workers, workers.add(), 2, 1, 2)
 
 
 def test_a_reset_voids_what_is_lent_and_what_arrives() -> None:
@@ -357,3 +391,20 @@ def test_what_is_lent_is_bounded() -> None:
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 12
     assert workers.lending(0).num_lent_bytes == 3 * BLOCK_BYTES
+
+
+def test_a_fetch_evicts_nothing_of_the_prefix_that_it_goes_on_with() -> None:
+    workers = made(num=1)
+    workers.loops.append(workers.join(1, num_cpu_blocks=6))
+    reader, group = workers.loops[1].scheduler.blocks, workers.add()
+    other = make_request(PROMPT[::-1], max_tokens=2)
+    workers.content |= content_of(other, block_size=4)
+    begins = reader.prefix_hashes(group.sequences[0], 0, 2)
+    for block_hash in begins + reader.prefix_hashes(other.sequences[0], 0, 4):
+        block = reader.cpu.allocate()
+        workers.store(1).cpu[block] = dict(workers.content[block_hash])
+        reader.cpu.cache_block(block, block_hash)
+        reader.cpu.free(block)
+    workers.finish(1, 0, 1)
+    assert group.num_cached_tokens == 20
+    assert workers.lending(1).num_hits == 12
