@@ -1,18 +1,19 @@
-"""Protocols of recorders, which keep the inputs of a scheduler so that decisions can be repeated.
+"""Recorders, which keep the inputs of a scheduler so that decisions can be repeated.
 
 The scheduler is a pure function of these records and their times. While it is recorded, its
-clock stands still between them (`clock`), so that a replay reads the same times.
+clock stands still between them (`clock`), so that a replay reads the same times. These classes
+record nothing; `replay/recording_codec.py` has those that write a file.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from contract.model import Adapter, ModelInfo, WorkerCapacity
 from scheduler_svc.queue.grammar_queue import Constraint
 
 
-class RouterRecorder(Protocol):
+class RouterRecorder:
     """Records what one router says. Called before the cluster is told."""
 
     def said(self, message: Any, now: float) -> None: ...
@@ -20,7 +21,7 @@ class RouterRecorder(Protocol):
     def left(self, now: float) -> None: ...
 
 
-class WorkerRecorder(Protocol):
+class WorkerRecorder:
     """Records one lease. Called before the scheduler is told; `sent` after it has planned."""
 
     def describe(
@@ -52,34 +53,19 @@ class WorkerRecorder(Protocol):
     def prepared(self, constraint: Constraint, fault: str, now: float) -> None: ...
 
 
-class Recorder(Protocol):
+class Recorder:
     """Records everything, in order."""
 
     @property
     def clock(self) -> Callable[[], float]:
         """The scheduler's clock."""
-
-    def router(self) -> RouterRecorder: ...
-
-    def worker(self) -> WorkerRecorder: ...
-
-    def tick(self, now: float) -> None: ...
-
-    def adapters_changed(self, adapters: Iterable[Adapter], now: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Unrecorded:
-    """Records nothing, whatever it is the recorder of."""
-
-    clock = staticmethod(time.monotonic)
+        return time.monotonic
 
     def router(self) -> RouterRecorder:
-        return self
+        return RouterRecorder()
 
     def worker(self) -> WorkerRecorder:
-        return self
+        return WorkerRecorder()
 
     def tick(self, now: float) -> None: ...
 
@@ -87,33 +73,9 @@ class Unrecorded:
 
     def close(self) -> None: ...
 
-    def said(self, message: Any, now: float) -> None: ...
 
-    def describe(
-        self,
-        *,
-        address: str,
-        epoch: int,
-        model: ModelInfo,
-        capacity: WorkerCapacity,
-        certified_name: str,
-    ) -> None: ...
-
-    def joined(self, now: float) -> None: ...
-
-    def drains(self, now: float) -> None: ...
-
-    def left(self, now: float) -> None: ...
-
-    def planned(self, now: float) -> None: ...
-
-    def sent(self, message: Any) -> None: ...
-
-    def received(self, message: Any) -> None: ...
-
-    def answered(self, now: float) -> None: ...
-
-    def prepared(self, constraint: Constraint, fault: str, now: float) -> None: ...
+class _Unrecorded(Recorder, RouterRecorder, WorkerRecorder):
+    """Records nothing, whatever it is the recorder of."""
 
 
-UNRECORDED = Unrecorded()
+UNRECORDED = _Unrecorded()

@@ -18,6 +18,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.queue.grammar_queue import Constraint
+from scheduler_svc.recorder import Recorder, RouterRecorder, WorkerRecorder
 from scheduler_svc.replay.recording_file import RecordWriter
 from scheduler_svc.requests.sequence_ids import sequence_ids
 
@@ -25,7 +26,7 @@ VERSION = 2
 """Raised when a recorded contract changes so that older recordings mean something else."""
 
 
-class FileRecorder:
+class FileRecorder(Recorder):
     """Records everything in a file; see recorder.py."""
 
     def __init__(self, config: SchedulerConfig, path: str) -> None:
@@ -65,7 +66,7 @@ class FileRecorder:
         self._writer.close()
 
 
-class _FileRouterRecorder:
+class _FileRouterRecorder(RouterRecorder):
     def __init__(self, recorder: FileRecorder, number: int) -> None:
         self._write, self._number = recorder.write, number
 
@@ -77,7 +78,7 @@ class _FileRouterRecorder:
         self._write(pb.Record(now=now, router_left=pb.RouterLeft(router=self._number)))
 
 
-class _FileWorkerRecorder:
+class _FileWorkerRecorder(WorkerRecorder):
     def __init__(self, recorder: FileRecorder, number: int) -> None:
         self._write, self._number = recorder.write, number
         self._description = pb.WorkerJoined()
