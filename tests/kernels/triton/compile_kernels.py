@@ -1,10 +1,11 @@
 """Compiles every Triton kernel for a GPU that need not be there; a program of its own.
 
-    python compile_kernels.py CAPABILITY    such as 90
+    python compile_kernels.py CAPABILITY [--all]    such as 90
 
-Prints a line of JSON for each kernel (`Compiled`). Launchers are called with tensors without data,
-and a kernel's launch stops at the binary, so that what is compiled is what the launchers ask for. A
-process of its own, because Triton decides when it is imported whether it interprets.
+Without --all kernels are compiled for bfloat16 and heads of 128 alone. Prints a line of JSON for
+each (`Compiled`). Launchers are called with tensors without data, and a kernel's launch stops at
+the binary, so that what is compiled is what the launchers ask for. A process of its own, because
+Triton decides when it is imported whether it interprets.
 """
 
 import json
@@ -287,15 +288,16 @@ def compile_fp8() -> None:
     fp8.quantize_fp8(x, scale=0.5)
 
 
-def compile_all(printer: _Printer, capability: int) -> None:
-    """Compiles all kernels, for each type of element and some sizes of heads."""
+def compile_kernels(printer: _Printer, capability: int, *, is_all: bool) -> None:
+    """Compiles each kernel for bfloat16 and heads of 128, or for each type and some sizes."""
     pool, runs = _empty(9, 1 << 17), _empty(3, 3)
     blocks._copy_runs_kernel[(3, 1)](pool, pool, runs, pool.shape[1], WORDS=2048)
     compile_sampling(torch.bfloat16)
     if capability >= LEAST_FP8:
         printer.case = "E4M3"
         compile_fp8()
-    for dtype, (always, in_turns) in HEAD_SIZES.items():
+    sizes = HEAD_SIZES if is_all else {torch.bfloat16: ((128,), ())}
+    for dtype, (always, in_turns) in sizes.items():
         name = str(dtype).removeprefix("torch.")
         printer.case = name
         compile_layers(dtype)
@@ -306,8 +308,8 @@ def compile_all(printer: _Printer, capability: int) -> None:
         if capability >= 89 and dtype is torch.bfloat16:
             rows_per_scale = (1, 128)[CAPABILITIES.index(capability) % 2]
             compile_experts(dtype, rows_per_scale)
-        turn = CAPABILITIES.index(capability) % len(in_turns)
-        for head_size in (*always, in_turns[turn]):
+        turn = in_turns and (in_turns[CAPABILITIES.index(capability) % len(in_turns)],)
+        for head_size in always + turn:
             printer.case = f"{name}, heads of {head_size}"
             compile_heads(dtype, head_size, dtype)
         if capability >= LEAST_DEPENDENT and dtype is torch.bfloat16:
@@ -332,4 +334,4 @@ if __name__ == "__main__":
     shown = _Printer()
     JITFunction.run = lambda kernel, *args, **kwargs: shown.run(kernel, *args, **kwargs)
     with FakeTensorMode():
-        compile_all(shown, capability)
+        compile_kernels(shown, capability, is_all="--all" in sys.argv)
