@@ -1,19 +1,32 @@
 """A worker that answers what no step can mean loses its lease, and no other worker its own."""
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
-from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from contract.columns import pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
+from contract.pooling import PoolingParams, encode
 from gpu_worker.servicer import WorkerServicer
+from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.worker.v1 import worker_pb2 as pb
 from scheduler_svc.config import SchedulerConfig
 from tests.integration import stack
-from tests.integration.stack import router, running_scheduler, running_worker, simulated
+from tests.integration.stack import (
+    Router,
+    RunningScheduler,
+    router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
 from tests.waiting import eventually
 
 PROMPT = list(range(20))
+POOLING = SIMULATED_POOLING["mean"]
 
 Spoil = Callable[[pb.ExecuteModelResponse], None]
 
@@ -90,6 +103,64 @@ def report_beyond_prompt(answer: pb.ExecuteModelResponse) -> None:
         run.logprobs.add()
 
 
+def leave_out_vector(answer: pb.ExecuteModelResponse) -> None:
+    answer.ClearField("pooled")
+
+
+def halve_vector(answer: pb.ExecuteModelResponse) -> None:
+    answer.pooled.values = answer.pooled.values[: 2 * POOLING.num_outputs]
+
+
+def tear_vector(answer: pb.ExecuteModelResponse) -> None:
+    answer.pooled.values += b"\0"
+
+
+def put_no_number(answer: pb.ExecuteModelResponse) -> None:
+    answer.pooled.values = pack_float32([float("nan")] * POOLING.num_outputs)
+
+
+def put_vector_of_another(answer: pb.ExecuteModelResponse) -> None:
+    answer.pooled.seq_ids = pack_int64([1 << 40])
+
+
+def draw_instead(answer: pb.ExecuteModelResponse) -> None:
+    answer.seq_ids, answer.token_ids = answer.pooled.seq_ids, pack_int32([5])
+    answer.ClearField("pooled")
+
+
+def draw_besides(answer: pb.ExecuteModelResponse) -> None:
+    answer.seq_ids, answer.token_ids = answer.pooled.seq_ids, pack_int32([5])
+
+
+@contextlib.asynccontextmanager
+async def one_that_is_faulty(
+    spoil: Spoil, monkeypatch: pytest.MonkeyPatch, **config: Any
+) -> AsyncIterator[tuple[RunningScheduler, Router]]:
+    """Two workers, of which the one that answers first spoils that answer."""
+    is_spoilt = False
+
+    class Faulty(WorkerServicer):
+        async def ExecuteModel(self, requests: object, context: object) -> AsyncIterator[object]:
+            nonlocal is_spoilt
+            async for answer in super().ExecuteModel(requests, context):  # type: ignore[arg-type]
+                if not is_spoilt:
+                    is_spoilt = True
+                    spoil(answer)
+                yield answer
+
+    monkeypatch.setattr(stack, "WorkerServicer", Faulty)
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(**config)),
+        running_worker(scheduler.address, simulated(**config)),
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
+        yield scheduler, client
+        scheduler.cluster.check()
+        assert len(scheduler.cluster.requests) == 0
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -121,27 +192,7 @@ async def test_a_request_goes_on_where_a_worker_answers_nonsense(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    is_spoilt = False
-
-    class Faulty(WorkerServicer):
-        """Answers the first step wrongly."""
-
-        async def ExecuteModel(self, requests: object, context: object) -> AsyncIterator[object]:
-            nonlocal is_spoilt
-            async for answer in super().ExecuteModel(requests, context):  # type: ignore[arg-type]
-                if not is_spoilt:
-                    is_spoilt = True
-                    spoil(answer)
-                yield answer
-
-    monkeypatch.setattr(stack, "WorkerServicer", Faulty)
-    async with (
-        running_scheduler(SchedulerConfig(port=0)) as scheduler,
-        running_worker(scheduler.address, simulated(num_gpu_blocks=32)),
-        running_worker(scheduler.address, simulated(num_gpu_blocks=32)),
-        router(scheduler.address) as client,
-    ):
-        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
+    async with one_that_is_faulty(spoil, monkeypatch, num_gpu_blocks=32) as (_, client):
         await client.add(1, PROMPT, num_sequences=3)
         (got,) = await client.ended(1)
         await eventually(lambda: "the lease is over" in caplog.text)
@@ -149,5 +200,33 @@ async def test_a_request_goes_on_where_a_worker_answers_nonsense(
         assert got.end is not None
         assert got.end.code == 0
         assert got.tokens == {i: expected_tokens(PROMPT, num_tokens=16, branch=i) for i in range(3)}
-        scheduler.cluster.check()
-        assert len(scheduler.cluster.requests) == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (leave_out_vector, "no vector for sequence"),
+        (halve_vector, "16 of 32 elements for sequence"),
+        (tear_vector, "cannot be read: pooled.values"),
+        (put_no_number, "a vector that is not finite for sequence"),
+        (put_vector_of_another, "vector for sequence"),
+        (draw_instead, "1 tokens of a worker that pools"),
+        (draw_besides, "1 tokens of a worker that pools"),
+    ],
+)
+async def test_a_prompt_is_pooled_elsewhere_and_the_worker_joins_again_after_a_check(
+    spoil: Spoil,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with one_that_is_faulty(spoil, monkeypatch, pooling=POOLING) as (scheduler, client):
+        await client.add(1, PROMPT, max_tokens=1, pooling=encode(PoolingParams()))
+        (got,) = await client.ended(1)
+        await eventually(lambda: "the lease is over" in caplog.text)
+        assert reason in caplog.text
+        assert got.end is not None
+        assert got.end.code == 0
+        assert got.vector is not None
+        assert np.array_equal(got.vector, expected_vector(PROMPT, model=POOLING))
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
