@@ -38,7 +38,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 def test_ranks_and_stages_give_the_tokens_of_peft(
     family: str, backend: str, sizes: list[tuple[int, int]], tmp_path: Path
 ) -> None:
-    """With adapters of the start, and of run time."""
+    """With adapters of the start on all, and of run time on the last."""
     if backend == "native":
         skip_without_native_kernels()
     model = make_model(tmp_path, family, head_dim=16)
@@ -53,9 +53,10 @@ def test_ranks_and_stages_give_the_tokens_of_peft(
         peft_tokens(model, Path(request.path), [prompt["prompt_token_ids"]], NUM_TOKENS)[0]
         for request, prompt in zip(requests, prompts, strict=True)
     ]
-    for given in ({"lora": lora}, {"max_lora_rank": 16, "max_cpu_loras": 8}):
+    loaded = {"max_lora_rank": 16, "max_cpu_loras": 8}
+    for given, several in (({"lora": lora}, sizes), (loaded, sizes[-1:])):
         start = make_start(tmp_path, ParallelConfig(), cpu_backend=backend, **given)
-        for tp, pp in sizes:
+        for tp, pp in several:
             make = partial(load_threads, with_sizes(start, tp, pp))
             with LLM._from_runner(make, CoreConfig(enable_lora=True)) as llm:
                 outputs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=requests)

@@ -15,6 +15,7 @@ def test_kernels_that_agree_with_pytorch_are_kept(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mixture_trial, "verdicts_of", run_here)
+    monkeypatch.setattr(mixture_trial, "_MANY_TOKENS", 0)  # the kernel's own tests sort as many
     device = torch.device(triton_device)
     mixture_trial.keep_if_right(device, dtype=torch.bfloat16, **SIZES)
     assert registry.has_own(ops.mix_experts.__name__, device)
