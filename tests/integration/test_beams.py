@@ -1,17 +1,15 @@
-"""Beam search and best_of through router, scheduler and simulated workers, over real gRPC.
+"""Beam search through router, scheduler and simulated workers, over real gRPC.
 
 The simulated worker reads its log probabilities through the block tables, so that a wrong block map
 or a lost copy changes what a search finds.
 """
 
 import asyncio
-from collections.abc import Callable
 
 import grpc
 import pytest
 
 from contract.request import BeamSearchParams
-from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_runner import expected_logprobs, expected_tokens
 from protos.common.v1 import common_pb2
@@ -125,61 +123,6 @@ async def test_searches_beside_other_requests_find_what_they_do_alone(
         assert pressed is (num_gpu_blocks < 100)
 
 
-async def test_a_search_whose_worker_dies_is_found_on_another() -> None:
-    prompt = PROMPTS[3]
-    make: Callable[[], Runner] = simulated(step_ns=10_000_000)
-    async with (
-        running_scheduler(SchedulerConfig(port=0)) as scheduler,
-        running_worker(scheduler.address, make) as first,
-    ):
-        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
-        async with router(scheduler.address) as client, running_worker(scheduler.address, make):
-            await client.add(
-                1,
-                prompt,
-                max_tokens=30,
-                num_sequences=2,
-                beam_search=scheduler_pb2.BeamSearchParams(width=3, length_penalty=1.0),
-            )
-            await eventually(lambda: scheduler.cluster.step_loops[0].scheduler.num_steps > 8)
-            await first.kill()
-            (got,) = await client.ended(1)
-        expected = found(prompt, width=3, max_tokens=30, stops=[])[:2]
-        assert got.end is not None
-        assert got.end.code == 0
-        assert got.tokens == {i: one.token_ids for i, one in enumerate(expected)}
-        await eventually(
-            lambda: not any(one.scheduler.has_unfinished for one in scheduler.cluster.step_loops)
-        )
-        scheduler.cluster.check()
-
-
-async def test_the_best_hypothesis_streams_as_it_is_settled() -> None:
-    async with make_stack(step_ns=2_000_000) as stack:
-        request = make_beams(PROMPTS[2], n=3, max_tokens=60)
-        first: list[int] = []
-        async for response in stack.stub.Generate(request):
-            if response.HasField("usage"):
-                break
-            assert {output.index for output in response.outputs} == {0}
-            first += [token for output in response.outputs for token in output.token_ids]
-        assert first
-        best = found(PROMPTS[2], width=4, max_tokens=60)[0]
-        assert first == best.token_ids[: len(first)]
-
-
-async def test_a_search_that_is_cancelled_or_late_leaves_nothing() -> None:
-    async with make_stack(step_ns=5_000_000) as stack:
-        call = stack.stub.Generate(make_beams([1, 2], max_tokens=2000))
-        await eventually(lambda: len(stack.scheduler.cluster.requests) == 1)
-        call.cancel()
-        late = stack.stub.Generate(make_beams([3], max_tokens=2000), timeout=0.2)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            async for _ in late:
-                pass
-        assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
 BEAMS = scheduler_pb2.BeamSearchParams(width=2)
 ANY = common_pb2.StructuredOutput(json_object=common_pb2.JsonObject())
 
@@ -223,25 +166,3 @@ async def test_searches_that_no_router_of_ours_asks_for_are_refused_alone(
         assert refused.end.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         assert named in refused.end.message
         assert good.tokens[0] == expected_tokens([1, 2, 3], num_tokens=16)
-
-
-async def test_best_of_returns_the_sequences_of_the_highest_mean_log_probability() -> None:
-    fields = {"temperature": 1.0, "seed": 7, "max_tokens": 6, "logprobs": 0}
-    tokens: dict[int, list[int]] = {}
-    logprobs: dict[int, list[float]] = {}
-    async with make_stack() as stack:
-        async for response in stack.stub.Generate(make_request([5, 6], n=5, **fields)):
-            for output in response.outputs:
-                assert not output.finish.HasField("score")
-                tokens.setdefault(output.index, []).extend(output.token_ids)
-                found = [one.sampled.logprob for one in output.logprobs]
-                logprobs.setdefault(output.index, []).extend(found)
-        del fields["logprobs"]
-        answer = await ask(stack.stub, make_request([5, 6], n=2, best_of=5, **fields))
-    means = {index: sum(values) / len(values) for index, values in logprobs.items()}
-    best = sorted(means, key=lambda index: -means[index])[:2]
-    assert answer.num_messages == 1
-    assert answer.usage == pb.Usage(prompt_tokens=2, completion_tokens=30)
-    assert answer.token_ids == {i: tokens[index] for i, index in enumerate(best)}
-    scores = [answer.finish[i].score for i in range(2)]
-    assert scores == pytest.approx([means[index] for index in best])

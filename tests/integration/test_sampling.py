@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -147,14 +146,3 @@ async def test_tokens_do_not_depend_on_schedulers_that_are_lost(tiny: Path) -> N
         async with restarted(stack.scheduler) as restart:
             assert await asyncio.gather(*asked) == alone
             assert len(restart.cluster.requests.history) > 0
-
-
-async def test_what_is_ruled_out_does_not_come(tiny: Path) -> None:
-    async with make_stack(tiny, num_workers=1, num_blocks=64) as stack:
-        tokens, _ = await stack.ask(4)
-        assert 7 not in tokens
-        assert (8, 9) not in itertools.pairwise(tokens)
-        tokens, _ = await stack.ask(7)
-        assert set(tokens) <= set(range(10, 30))
-        (often, _), (rarely, _) = await stack.ask(0), await stack.ask(1)
-        assert len(set(rarely)) > len(set(often)) / 2

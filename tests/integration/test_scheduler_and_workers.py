@@ -14,13 +14,11 @@ from contract.model import WorkerCapacity
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import (
     SIMULATED,
-    SimulatedConfig,
     SimulatedRunner,
     expected_tokens,
 )
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import stats_pb2
 from rpc.metrics.registry import make_registry
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.main import SCHEDULER_SERVICE
@@ -137,50 +135,6 @@ async def test_tokens_are_right_under_load(
         await assert_idle(scheduler)
 
 
-def assert_repeated(client: Router, prompts: list[list[int]], *, first_handle: int) -> None:
-    """Each prompt came back from where it was kept, and its answer is right."""
-    for handle, prompt in enumerate(prompts, start=first_handle):
-        got = client.got[handle]
-        assert got.end is not None
-        assert got.end.usage.cached_tokens == 48
-        assert got.tokens[0] == expected_tokens(prompt, num_tokens=16)
-
-
-async def repeat(client: Router, prompts: list[list[int]]) -> None:
-    """Each prompt twice, the second time when the GPU has long forgotten it."""
-    for handle, prompt in enumerate(prompts + prompts):
-        await client.add(handle, prompt)
-        await client.ended(handle)
-
-
-SMALL_POOL = {"block_size": 8, "num_gpu_blocks": 16, "num_cpu_blocks": 100, "token_ns": 200_000}
-RATES = {"copy_bytes_per_s": 1e9, "prefill_tokens_per_s": 5000.0}
-LONG_PROMPTS = [[i] * 50 for i in range(5)]
-
-
-class RatedRunner(SimulatedRunner):
-    """Knows that copies pay, however busy the machine is."""
-
-    def profile(self) -> WorkerCapacity:
-        return dataclasses.replace(super().profile(), **RATES)
-
-
-async def test_evicted_prefixes_come_back_from_the_cpu() -> None:
-    config = SimulatedConfig(**SMALL_POOL)
-    async with (
-        running_scheduler(make_config()) as scheduler,
-        running_worker(scheduler.address, lambda: RatedRunner(config)),
-        router(scheduler.address) as client,
-    ):
-        await until_workers(scheduler, 1)
-        await repeat(client, LONG_PROMPTS)
-        assert_repeated(client, LONG_PROMPTS, first_handle=len(LONG_PROMPTS))
-        (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
-        assert worker.num_cpu_prefix_hits == worker.num_prefix_hits == 48 * len(LONG_PROMPTS)
-        assert worker.num_cached_cpu_blocks > worker.num_gpu_blocks
-        await assert_idle(scheduler)
-
-
 async def test_requests_of_a_killed_worker_go_on_elsewhere() -> None:
     make = simulated(step_ns=2_000_000)
     async with (
@@ -262,56 +216,6 @@ async def test_a_draining_worker_hands_over_what_it_has_no_time_for() -> None:
             await assert_idle(scheduler)
 
 
-async def test_without_a_worker_requests_are_unavailable() -> None:
-    async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
-        await client.add(1, [1, 2, 3])
-        (got,) = await client.ended(1)
-        assert got.end is not None
-        assert (got.end.code, got.end.retry_after_ns > 0) == (14, True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ({"prompt_token_ids": [999]}, 3),
-        ({"prompt_token_ids": [1] * 200}, 3),
-        ({"num_sequences": 40, "max_tokens": 90}, 8),
-        ({"timeout_ns": 1}, 4),
-    ],
-)
-async def test_a_request_that_cannot_be_served_ends_at_once(
-    fields: dict[str, object], code: int
-) -> None:
-    make = simulated(num_gpu_blocks=100, max_model_len=100, step_ns=1_000_000)
-    async with (
-        running_scheduler(make_config()) as scheduler,
-        running_worker(scheduler.address, make),
-    ):
-        await until_workers(scheduler, 1)
-        async with router(scheduler.address) as client:
-            await client.add(1, [1, 2, 3], **fields)
-            (got,) = await client.ended(1)
-            assert got.end is not None
-            assert got.end.code == code
-        await assert_idle(scheduler)
-
-
-async def test_a_live_request_id_is_refused_and_the_first_is_unharmed() -> None:
-    async with (
-        running_scheduler(make_config()) as scheduler,
-        running_worker(scheduler.address, simulated(step_ns=1_000_000)),
-    ):
-        await until_workers(scheduler, 1)
-        async with router(scheduler.address) as client:
-            await client.add(1, [1, 2, 3], max_tokens=40)
-            await client.add(2, [4], request_id="r1")
-            first, second = await client.ended(1, 2)
-            assert second.end is not None
-            assert second.end.code == 6
-            assert first.tokens[0] == expected_tokens([1, 2, 3], num_tokens=40)
-        await assert_idle(scheduler)
-
-
 async def test_abort_and_a_broken_stream_give_blocks_back() -> None:
     async with (
         running_scheduler(make_config()) as scheduler,
@@ -368,21 +272,6 @@ async def test_routers_are_told_when_workers_join_and_drain() -> None:
             await worker.registration.drain(timeout_s=60)
             await eventually(lambda: client.num_model_changes > 1)
             assert not scheduler.server.is_serving(SCHEDULER_SERVICE)
-
-
-async def test_a_draining_worker_finishes_what_it_has() -> None:
-    async with (
-        running_scheduler(make_config()) as scheduler,
-        running_worker(scheduler.address, simulated(step_ns=1_000_000)) as worker,
-    ):
-        await until_workers(scheduler, 1)
-        async with router(scheduler.address) as client:
-            await client.add(1, [1, 2, 3], max_tokens=200)
-            await eventually(lambda: bool(client.got[1].tokens))
-            await worker.registration.drain(timeout_s=60)
-            (got,) = await client.ended(1)
-            assert got.tokens[0] == expected_tokens([1, 2, 3], num_tokens=200)
-        await until_workers(scheduler, 0)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,12 @@ from signalbox_client import AsyncClient
 from tests.grpc_errors import code_of
 from tests.integration.stack import (
     RunningScheduler,
-    restarted,
     running_router,
     running_scheduler,
     running_worker,
     simulated,
 )
-from tests.integration.test_pooling import assert_idle, until_workers
+from tests.integration.test_pooling import assert_idle
 from tests.waiting import eventually
 
 POOLING = SIMULATED_POOLING["mean"]
@@ -55,17 +54,16 @@ class Both:
     router: Router
     stub: Any
 
-    async def generate(self, model: str = "", **fields: Any) -> list[int]:
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), model=model, **fields)
-        request.sampling_params.max_tokens = request.sampling_params.max_tokens or 8
-        request.sampling_params.ignore_eos = True
-        request.sampling_params.temperature = 0
+    async def generate(self, model: str = "") -> list[int]:
+        params = pb.SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
+        tokens = pb.TokenIds(ids=PROMPT)
+        request = pb.GenerateRequest(token_ids=tokens, model=model, sampling_params=params)
         answers = [one async for one in self.stub.Generate(request)]
         return [token for one in answers for output in one.outputs for token in output.token_ids]
 
-    async def embed(self, model: str = "", number: int = 20) -> None:
+    async def embed(self, model: str = "") -> None:
         """Fails unless each vector is that of its input."""
-        inputs = [[1 + i, *PROMPT] for i in range(number)]
+        inputs = [[1 + i, *PROMPT] for i in range(20)]
         tokens = [pb.PoolingInput(token_ids=pb.TokenIds(ids=one)) for one in inputs]
         answer = await self.stub.Embed(pb.EmbedRequest(inputs=tokens, model=model))
         for token_ids, got in zip(inputs, answer.embeddings, strict=True):
@@ -105,37 +103,6 @@ async def test_tokens_and_vectors_are_those_of_each_models_worker() -> None:
         assert together[0] == together[2] == alone
         for refused in (both.generate("vectors"), both.embed("chat")):
             assert await code_of(refused) is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def test_a_lost_scheduler_stops_its_own_model_alone_and_comes_back() -> None:
-    async with serving() as both:
-        await both.embed()
-        stream = asyncio.create_task(both.generate(sampling_params={"max_tokens": 400}))
-        await eventually(lambda: len(both.chat.cluster.requests))
-        await both.vectors.kill()
-        await both.until_served(1)
-        assert await code_of(both.embed("vectors")) is grpc.StatusCode.UNAVAILABLE
-        assert len(await both.generate()) == 8
-        assert len(await stream) == 400
-        async with (
-            restarted(both.vectors) as again,
-            running_worker(again.address, simulated(name="vectors", pooling=POOLING)),
-        ):
-            await both.until_served(2)
-            await both.embed("vectors")
-            await assert_idle(again)
-            both.vectors = again
-
-
-async def test_calls_that_are_cancelled_leave_nothing_at_either_scheduler() -> None:
-    async with serving() as both:
-        await until_workers(both.vectors, 1)
-        long = asyncio.create_task(both.generate(sampling_params={"max_tokens": 2000}))
-        many = asyncio.create_task(both.embed(number=200))
-        await eventually(lambda: len(both.chat.cluster.requests))
-        for task in (long, many):
-            task.cancel()
-        await asyncio.gather(long, many, return_exceptions=True)
 
 
 async def test_commands_see_both_models(capsys: pytest.CaptureFixture[str]) -> None:

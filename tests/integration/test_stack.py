@@ -196,34 +196,3 @@ async def test_a_stop_string_ends_one_branch_and_keeps_what_is_before_it() -> No
         assert answer.finish[0].stop == stop
         assert answer.usage is not None
         assert answer.usage.completion_tokens == len(answer.token_ids[0]) < 40
-
-
-async def test_logprobs_come_with_each_token() -> None:
-    async with make_stack() as stack:
-        call = stack.stub.Generate(make_request([1], logprobs=3, max_tokens=5))
-        deltas = [d async for response in call for d in response.outputs]
-        pairs = [p for d in deltas for p in zip(d.token_ids, d.logprobs, strict=True)]
-        assert len(pairs) == 5
-        for token_id, logprobs in pairs:
-            assert logprobs.sampled.token_id == token_id == logprobs.top[0].token_id
-            assert len(logprobs.top) == 3
-            assert logprobs.sampled.rank == 1
-
-
-async def test_what_can_never_fit_is_refused_at_once() -> None:
-    async with make_stack(num_gpu_blocks=4) as stack:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await ask(stack.stub, make_request([1] * 40, max_tokens=100))
-        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_a_hundred_clients_that_leave_at_any_moment_leave_nothing() -> None:
-    rng = random.Random(3)
-    async with make_stack(num_workers=2, num_gpu_blocks=40, num_cpu_blocks=20) as stack:
-
-        async def client(i: int) -> None:
-            call = stack.stub.Generate(make_request([i] * rng.randrange(1, 60), max_tokens=200))
-            await asyncio.sleep(rng.uniform(0, 0.15))
-            call.cancel()
-
-        await asyncio.gather(*(client(i) for i in range(100)))

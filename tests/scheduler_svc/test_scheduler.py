@@ -142,29 +142,6 @@ def test_output_under_preemption_is_what_it_is_without(
     assert_all_free(loop)
 
 
-def test_the_youngest_group_yields() -> None:
-    scheduler = make_scheduler(num_gpu_blocks=6)
-    loop = make_loop(scheduler, depth=1)
-    old, young = make_request([1] * 8, max_tokens=16), make_request([2] * 8, arrival=1.0)
-    scheduler.admission.add(old)
-    scheduler.admission.add(young)
-    loop.run()
-    assert (old.num_preemptions, young.num_preemptions > 0) == (0, True)
-    assert loop.ended == [old, young]
-    assert_all_free(loop)
-
-
-def test_a_swapped_group_goes_before_those_that_wait() -> None:
-    scheduler = make_scheduler(num_gpu_blocks=6, num_cpu_blocks=6)
-    loop = make_loop(scheduler, depth=1)
-    groups = [make_request([i] * 7, max_tokens=12, arrival=float(i)) for i in range(1, 5)]
-    for group in groups:
-        scheduler.admission.add(group)
-    loop.run()
-    assert loop.ended == groups
-    assert_all_free(loop)
-
-
 def test_abort_in_flight_gives_blocks_back_when_the_step_is_answered() -> None:
     loop = make_loop(make_scheduler())
     group = make_request(PROMPT, max_tokens=50)

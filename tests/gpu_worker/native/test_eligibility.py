@@ -103,3 +103,8 @@ def test_tensor_parallel_ranks_run_natively_on_one_host(native_tiny: Path) -> No
     assert reason(native_tiny, parallel=many, **options) == (
         "intermediate_size 80 has fewer than 6 blocks"
     )
+
+
+def test_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="'auto', 'native' or 'torch'"):
+        DeviceConfig(cpu_backend="fast")

@@ -13,7 +13,6 @@ from contract.sampling_params import SamplingParams
 from gpu_worker.config import CacheConfig
 from gpu_worker.native.native_runner import NativeRunner
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas, multiplies_bfloat16
-from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.native_kernels import skip_without_native_kernels
@@ -95,22 +94,6 @@ def test_bfloat16_takes_half_of_a_block_and_twice_the_blocks_fit(native_tiny: Pa
     assert wide.block_bytes == 2 * narrow.block_bytes
     assert narrow.num_gpu_blocks - 2 * wide.num_gpu_blocks in (0, 1)
     assert narrow.num_cpu_blocks - 2 * wide.num_cpu_blocks in (0, 1)
-
-
-def test_swapped_blocks_come_back_with_their_bits(native_tiny: Path) -> None:
-    options = {"dtype": "float32", "kv_cache_dtype": "bfloat16"}
-    runner = make_native_runner(native_tiny, **options)
-    (prompt,) = make_prompts(40)
-    (expected,) = Driver(runner=runner).generate([prompt], num_tokens=8)
-    sequence, driver = make_sequence(prompt, [3, 4, 5]), Driver(runner=runner)
-    driver.step([sequence])
-    runner.apply(make_step(swap_out=make_mapping({3: 0, 4: 1, 5: 2})))
-    runner.cache.gpu_pool[3:6] = 255  # NaN, whatever the type
-    runner.apply(make_step(swap_in=make_mapping({0: 9, 1: 7, 2: 8})))
-    sequence.blocks = [9, 7, 8]
-    for _ in range(7):
-        driver.step([sequence])
-    assert sequence.token_ids[len(prompt) :] == expected
 
 
 @pytest.mark.parametrize("isa", available_isas())

@@ -149,38 +149,6 @@ def decode(driver: Driver, sequence: Generated, num_tokens: int) -> list[int]:
 
 @on_both_backends
 @of_8_bits
-def test_swapped_blocks_come_back_with_their_bits(
-    cpu_backend: str, kv_dtype: str, native_tiny: Path
-) -> None:
-    runner = make_torch_runner(native_tiny, kv_dtype, cpu_backend=cpu_backend)
-    (prompt,) = make_prompts(40)
-    expected = decode(Driver(runner=runner), make_sequence(prompt, [3, 4, 5]), 8)
-    sequence, driver = make_sequence(prompt, [3, 4, 5]), Driver(runner=runner)
-    driver.step([sequence])
-    runner.apply(make_step(swap_out=make_mapping({3: 0, 4: 1, 5: 2})))
-    runner.cache.gpu_pool[3:6] = 255  # NaN in E4M3, and of scales
-    runner.apply(make_step(swap_in=make_mapping({0: 9, 1: 7, 2: 8})))
-    sequence.blocks = [9, 7, 8]
-    assert decode(driver, sequence, 7) == expected
-
-
-@on_both_backends
-@of_8_bits
-def test_a_cached_prefix_gives_the_tokens_of_its_prompt(
-    cpu_backend: str, kv_dtype: str, native_tiny: Path
-) -> None:
-    """Both compute the prefix in one chunk, and the rest in another."""
-    runner = make_torch_runner(native_tiny, kv_dtype, cpu_backend=cpu_backend)
-    prefix, rest = make_prompts(32, 8)
-    driver = Driver(runner=runner, chunk=32)
-    whole = make_sequence(prefix + rest, [3, 4, 5])
-    expected = decode(driver, whole, 9)
-    again = make_sequence(prefix + rest, [3, 4, 9], num_computed=32)
-    assert decode(driver, again, 8) == expected
-
-
-@on_both_backends
-@of_8_bits
 def test_a_fork_goes_on_in_a_copy_of_the_last_block(
     cpu_backend: str, kv_dtype: str, native_tiny: Path
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.perplexity import FORMS
 from signalbox.commands.demo import QUESTION
 from signalbox.llm import LLM, SamplingParams
 from tests.transformers_demo import DEMO
@@ -14,7 +15,11 @@ LEAST_MARGIN = 0.5
 """Between the log probabilities of the first two candidates: rounding moves them by up to 0.2."""
 
 
-@pytest.mark.parametrize("form", [{}, {"dtype": "float32"}], ids=["default", "float32"])
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"dtype": "float32"}, FORMS["int4"], FORMS["int8_kv"]],
+    ids=["default", "float32", "int4", "int8_kv"],
+)
 def test_no_token_of_the_answer_is_a_near_tie(form: dict[str, Any]) -> None:
     asks = SamplingParams(temperature=0, max_tokens=16, logprobs=2)
     with LLM(str(DEMO), device="cpu", kv_cache_memory=0.1, max_model_len=512, **form) as llm:

@@ -13,7 +13,7 @@ from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, RunningScheduler, router, running_scheduler
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
-from tests.signalbox.stacks import COMMAND, environment
+from tests.signalbox.stacks import COMMAND, environment, signalbox
 from tests.waiting import EVENT_S, eventually
 
 pytestmark = pytest.mark.system
@@ -27,6 +27,7 @@ FLAGS = (
 
 
 STAGES, RANKS_OF_A_STAGE = "--pipeline-parallel-size=3", "--tensor-parallel-size=2"
+NAMES = {"pipeline": "stages", "tensor": "tensor-parallel ranks"}
 
 
 class RankedWorker:
@@ -131,6 +132,10 @@ async def test_a_rank_that_is_lost_costs_no_request(
         router(scheduler.address) as client,
     ):
         await until_workers(scheduler, 1)
+        address = scheduler.cluster.step_loops[0].worker_name
+        told = await asyncio.to_thread(signalbox, "health", "--address", address)
+        kind, _, number = sizes.removeprefix("--").partition("-parallel-size=")
+        assert f"on {number} {NAMES[kind]}" in told.stdout
         worker.find_ranks()
         await add_requests(client, 0)
         await client.ended(*range(NUM_REQUESTS))

@@ -14,6 +14,9 @@ from tests.integration.stack import (
 )
 from tests.waiting import eventually
 
+ADDRESS = "127.0.0.9"
+"""Of a client; no answer names it."""
+
 
 async def explain(client: Router, request_id: str) -> explain_pb2.ExplainResponse:
     request = explain_pb2.ExplainRequest(request_id=request_id)
@@ -108,13 +111,14 @@ async def test_dump_shows_queues_tables_and_steps_in_flight_and_no_tokens_unless
         router(scheduler.address) as client,
     ):
         await eventually(lambda: bool(scheduler.cluster.step_loops))
-        await client.add(0, [5] * 20, max_tokens=200)
-        await client.add(1, [6] * 20, max_tokens=200)
+        await client.add(0, [5] * 20, max_tokens=200, payer=ADDRESS)
+        await client.add(1, [6] * 20, max_tokens=200, payer=ADDRESS)
         await eventually(
             lambda: len(client.got[0].tokens.get(0, [])) >= 10
         )  # what it waits for lasts
         parts = await dump(client)
         with_tokens = await dump(client, include_token_ids=True)
+        assert ADDRESS not in f"{with_tokens} {await explain(client, 'r1')}"
     cluster, worker, running, waiting = parts
     assert cluster.cluster.waiting_request_ids == ["r1"]
     assert worker.worker.running_request_ids == ["r0"]

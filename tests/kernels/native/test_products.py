@@ -72,22 +72,6 @@ def test_rows_of_products_depend_on_nothing_but_themselves(isa: Isa, dtype: Dtyp
         assert_same_bits(product(x[first : first + count]), together[first : first + count])
 
 
-@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
-@pytest.mark.parametrize("size", [1, 16, 45])
-def test_gated_products_equal_silu_and_mul(isa: Isa, dtype: Dtype, size: int) -> None:
-    builder = make_builder(dtype)
-    x_buffer, out = builder.buffer(70), builder.buffer(size)
-    weight, bias = make_floats(2 * size, 70, dtype=dtype), make_floats(2 * size, dtype=dtype)
-    builder.linear(x_buffer, out, weight, bias, Epilogue.GATED)
-    program = make_program(builder, isa)
-    x = make_floats(7, 70, dtype=dtype)
-    program.view(x_buffer, width=70, num_tokens=7, dtype=dtype)[:, :70] = x
-    program.run(make_arrays(7))
-    expected = reference.silu_and_mul(linear(x, weight) + wide(bias))
-    actual = program.view(out, width=size, num_tokens=7, dtype=dtype)[:, :size]
-    assert_near(actual, expected, dtype)
-
-
 FUNCTIONS = {
     Activation.GELU: reference.gelu,
     Activation.GELU_TANH: reference.gelu_tanh,
@@ -220,29 +204,6 @@ def test_ties_go_to_the_lowest_token_and_nothing_allowed_is_minus_one() -> None:
     arrays.suppressed_end = np.array([0, 70], dtype=np.int32)
     program.run(arrays)
     assert arrays.argmax.tolist() == [0, -1]
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 5, 16, 64])  # more than there are cores, too
-def test_many_steps_on_many_threads_give_one_result(num_threads: int) -> None:
-    builder = make_builder(FLOAT32)
-    x_buffer, out = builder.buffer(64), builder.buffer(64, row=Row.FLOATS)
-    weight = make_floats(64, 64)
-    builder.linear(x_buffer, out, weight, None, Epilogue.STORE)
-    for _ in range(20):
-        builder.linear(x_buffer, out, weight, None, Epilogue.ADD)
-    program = make_program(builder, num_threads=num_threads)
-    x = make_floats(3, 64)
-    program.view(x_buffer, width=64, num_tokens=3, dtype=FLOAT32)[:] = x
-    arrays = make_arrays(3)
-    results = set()
-    for _ in range(100):
-        program.run(arrays)
-        actual = program.view(out, width=64, num_tokens=3, dtype=FLOAT32)
-        results.add(actual.tobytes())
-    assert len(results) == 1
-    # One sum of 64 products, added 20 times.
-    allowed = 21 * relative_error(64 + 20) * size_of_terms(x, weight)
-    assert (np.abs(actual - 21 * linear(x, weight)) <= allowed).all()
 
 
 @pytest.mark.parametrize(

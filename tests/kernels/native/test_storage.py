@@ -169,33 +169,6 @@ def test_a_gate_that_is_stored_apart_gives_the_bits_of_the_fused_matrix(
     assert not first[:, size:].any()  # padding stays zero
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(
-    "kind", [Storage.F16, Storage.BF16, Storage.Q5_1, Storage.Q6_K, Storage.E4M3, Storage.NF4]
-)
-def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
-    n, k, most = 40, 256, 230
-    builder = make_builder(FLOAT32)
-    source, out = builder.buffer(k), builder.buffer(n, row=Row.FLOATS)
-    builder.linear(source, out, make_stored(kind, n, k), None, Epilogue.STORE)
-    program = make_program(builder, isa)
-    x = make_floats(most, k)
-
-    def product(rows: AnyArray) -> AnyArray:
-        count = len(rows)
-        program.view(source, width=k, num_tokens=count, dtype=FLOAT32)[:] = rows
-        program.run(make_arrays(count))
-        return program.view(out, width=n, num_tokens=count, dtype=FLOAT32)[:, :n].copy()
-
-    together = product(x)
-    poisoned = x.copy()
-    poisoned[7] = np.nan
-    others = [row for row in range(most) if row != 7]
-    assert_same_bits(product(poisoned)[others], together[others])
-    for first, count in ((0, 1), (5, 16), (100, 33), (229, 1)):
-        assert_same_bits(product(x[first : first + count]), together[first : first + count])
-
-
 @pytest.mark.parametrize("kind", Storage)
 @pytest.mark.parametrize("n", [64, 1000])
 def test_packed_weights_take_the_bytes_of_the_file(kind: Storage, n: int) -> None:

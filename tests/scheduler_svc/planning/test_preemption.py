@@ -60,19 +60,6 @@ def make_swapped(loop: Loop, *, n: int = 1) -> SequenceGroup:
     return group
 
 
-def test_a_swapped_group_that_can_never_come_back_ends_and_the_others_go_on() -> None:
-    loop = make_loop(make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8), depth=1)
-    group = make_swapped(loop, n=2)
-    (other,) = loop.scheduler.running
-    group.max_tokens = 100  # as if it had moved here from a larger worker
-    loop.run()
-    assert group.failure is not None
-    assert group.failure.code is Code.RESOURCE_EXHAUSTED
-    assert loop.ended == [group, other]
-    assert_expected(other)
-    assert_all_free(loop)
-
-
 def test_a_running_group_that_can_never_go_on_ends_and_the_others_go_on() -> None:
     loop = make_loop(make_scheduler(num_gpu_blocks=4), depth=1)
     big, small = make_request([1] * 8, max_tokens=8), make_request([2] * 2, max_tokens=3)
@@ -134,20 +121,6 @@ def test_a_swapped_group_without_a_place_waits_until_there_is_one() -> None:
     assert group.sequences[0].status is SequenceStatus.SWAPPED
     loop.run()
     for each in (group, late):
-        assert_expected(each)
-    assert_all_free(loop)
-
-
-def test_nobody_who_waits_passes_a_swapped_group() -> None:
-    loop = make_loop(make_scheduler(num_gpu_blocks=7, num_cpu_blocks=8), depth=1)
-    group = make_swapped(loop, n=2)
-    small = make_request([3], max_tokens=1, arrival=2.0)
-    add(loop, small)
-    while group.sequences[0].status is SequenceStatus.SWAPPED:
-        assert small.sequences[0].status is SequenceStatus.WAITING
-        step(loop)
-    loop.run()
-    for each in (group, small):
         assert_expected(each)
     assert_all_free(loop)
 

@@ -97,19 +97,6 @@ def test_a_tenant_that_floods_gets_no_more_than_another(
     service.finish()
 
 
-def test_tenants_that_nobody_heard_of_do_not_overtake_an_old_one_for_ever() -> None:
-    service = make_service("fair", max_num_seqs=1)
-    service.ask("old")
-    service.ask("another")
-    service.admission.charge("old", num_output_tokens=1000)
-    (old, *_) = service.groups
-    for i in range(100):  # each begins where the least served is that waits
-        service.ask(f"new {i}", max_tokens=1)
-        service.step()
-    assert old.has_started
-    service.finish()
-
-
 def test_under_fcfs_the_flood_goes_first() -> None:
     service = make_service("fcfs")
     for _ in range(80):

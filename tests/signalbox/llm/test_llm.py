@@ -101,18 +101,6 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
         assert output.usage.completion_tokens == len(completion.token_ids) < 60
 
 
-def test_a_stop_string_of_one_branch_leaves_its_siblings(llm: LLM) -> None:
-    params = SamplingParams(n=2, seed=3, max_tokens=40, ignore_eos=True)
-    (plain,) = llm.generate("tell me", params, use_tqdm=False)
-    stop = plain.outputs[1].text[10:15]
-    assert stop not in plain.outputs[0].text
-    params.stop = stop
-    (output,) = llm.generate("tell me", params, use_tqdm=False)
-    assert output.outputs[0].finish_reason == "length"
-    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
-    assert output.outputs[1].stop_reason == stop
-
-
 def test_a_stop_token_is_reported_and_has_no_text(llm: LLM) -> None:
     params = greedy(max_tokens=20)
     (plain,) = llm.generate("tell me", params, use_tqdm=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.batch.runner_protocol import Inspectable
-from signalbox import LLM, AsyncLLMEngine, EngineArgs, SamplingParams
+from signalbox import LLM, SamplingParams
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
 from tests.transformers_demo import DEMO, demo, greedy_texts
@@ -40,23 +40,6 @@ def test_greedy_tokens_are_those_of_transformers(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, min_tokens=NUM_NEW_TOKENS)
     outputs = tokens_of(llm.generate(prompts, params, use_tqdm=False))
     assert outputs == greedy_texts(demo().model, prompts, outputs)
-
-
-def test_chat_answers_a_question(llm: LLM) -> None:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    params = SamplingParams(temperature=0, max_tokens=32)
-    (output,) = llm.chat(messages, params, use_tqdm=False)
-    (completion,) = output.outputs
-    assert "Paris" in completion.text
-    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
-    assert "<|im_end|>" not in completion.text
-
-
-def test_a_stop_string_ends_the_text(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=32, stop="Paris")
-    (output,) = llm.generate("Q: What is the capital of France?\nA:", params, use_tqdm=False)
-    assert "Paris" not in output.outputs[0].text
-    assert output.outputs[0].stop_reason == "Paris"
 
 
 def test_a_sleeping_model_has_no_kv_cache_and_the_same_answers(llm: LLM) -> None:
@@ -134,14 +117,3 @@ def test_the_tokenizer_for_callers_encodes_as_requests_are_encoded(llm: LLM) -> 
     assert [tokenizer.encode(text) for text in texts] == [one.prompt_token_ids for one in outputs]
     assert [tokenizer.decode(one.prompt_token_ids) for one in outputs] == texts
     assert (tokenizer.eos_token, len(tokenizer)) == ("<|im_end|>", 49152)
-
-
-async def test_the_async_engine_streams_the_same_text(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS)
-    (whole,) = llm.generate("Once upon a time", params, use_tqdm=False)
-    args = EngineArgs(model=str(MODEL), max_num_seqs=4, device="cpu", **OPTIONS)  # type: ignore[arg-type]
-    engine = AsyncLLMEngine.from_engine_args(args)
-    outputs = [output async for output in engine.generate("Once upon a time", params)]
-    assert outputs[-1].outputs[0].text == whole.outputs[0].text
-    assert all(whole.outputs[0].text.startswith(output.outputs[0].text) for output in outputs)
-    engine.shutdown()

@@ -17,7 +17,6 @@ import pytest
 
 from rpc.limits.open_files import WANTED_FILES
 from signalbox_kernels.native import ISA_VARIABLE
-from tests.rpc.collector import grpc_collector
 from tests.signalbox.stacks import (
     COMMAND,
     Stack,
@@ -84,19 +83,6 @@ def test_json_has_outputs_usage_and_times(shared: Stack) -> None:
     assert {output["finish_reason"] for output in answer["outputs"]} == {"length"}
     assert answer["usage"]["completion_tokens"] == 12
     assert answer["time_to_first_token_s"] > 0
-
-
-def test_greedy_output_is_the_same_with_few_blocks_and_small_steps(
-    log: Path, shared: Stack
-) -> None:
-    arguments = ("generate", "hello " * 20, "--max-tokens", "40", "--temperature", "0", "--json")
-    limits = ("--num-gpu-blocks-override=12", "--max-num-batched-tokens=32", "--max-num-seqs=8")
-    with serve(log, "--simulate", *limits) as limited:
-        texts = []
-        for stack in (shared, limited):
-            done = run_here(*arguments, "--ignore-eos", "--router", stack.address)
-            texts.append(json.loads(done.stdout)["outputs"][0]["text"])
-    assert texts[0] == texts[1]
 
 
 def test_a_killed_parent_takes_its_children_along(log: Path) -> None:
@@ -394,31 +380,6 @@ def test_a_reader_that_leaves_is_no_error(shared: Stack) -> None:
     process.stdout.close()
     assert process.wait(timeout=EVENT_S) != 0
     assert process.stderr.read() == b""
-
-
-def test_one_trace_leads_through_three_processes(log: Path) -> None:
-    with grpc_collector() as collector:
-        with serve(log, "--simulate", f"--trace-exporter=otlp={collector.url}") as stack:
-            done = run_here("generate", "hello", "--max-tokens=3", "--router", stack.address)
-            assert done.returncode == 0, done.stderr
-        spans = {received.span.span_id: received for received in collector.received}
-    parents = {
-        (service, span.name): (above.service, above.span.name)
-        for service, span in spans.values()
-        if (above := spans.get(span.parent_span_id))
-    }
-    router, scheduler, worker = (f"signalbox-{name}" for name in ("router", "scheduler", "worker"))
-    request, step = (scheduler, "scheduler.request"), (scheduler, "ExecuteModel")
-    assert parents[request] == (router, "text_completion simulated")
-    assert parents[step] == request
-    assert parents[worker, "ExecuteModel"] == step
-    assert parents[worker, "forward"] == (worker, "ExecuteModel")
-    assert len({span.trace_id for _, span in spans.values()}) == 1
-    requests = {span.span_id for name, span in spans.values() if (name, span.name) == request}
-    steps = [span for name, span in spans.values() if (name, span.name) == step]
-    assert {link.span_id for span in steps for link in span.links} == requests
-    links = {link.span_id for span_id in requests for link in spans[span_id].span.links}
-    assert links == {span.span_id for span in steps}
 
 
 def test_help_and_version_need_no_service() -> None:
