@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from contract.columns import pack_int32
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from protos.scheduler.v1.scheduler_pb2 import DeliveredSequence
 from router.main import Router
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
@@ -22,7 +20,6 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
-from tests.integration.stack import router as scheduler_client
 from tests.integration.test_stack import Answer, ask, decode, make_request
 from tests.signalbox.stacks import free_port
 from tests.waiting import eventually
@@ -174,25 +171,3 @@ async def test_a_scheduler_that_drains_gets_nothing_new_and_finishes_what_it_has
         assert all(answer.usage is not None for answer in answers)
         assert (len(first.cluster.requests.history), len(second.cluster.requests.history)) == (1, 5)
         await eventually(lambda: router.schedulers.num_serving == 1)
-
-
-async def test_an_attempt_takes_over_from_a_stream_that_is_not_missed_yet() -> None:
-    prompt = [4, 5, 6]
-    whole = expected_tokens(prompt, num_tokens=NUM_TOKENS, temperature=0.0, seed=0, branch=0)
-    async with (
-        running_scheduler(SchedulerConfig(port=0)) as scheduler,
-        running_worker(scheduler.address, SLOW),
-        scheduler_client(scheduler.address) as cut,
-        scheduler_client(scheduler.address) as mended,
-    ):
-        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
-        await cut.add(1, prompt, max_tokens=NUM_TOKENS, nonce=7)
-        await eventually(lambda: len(cut.got[1].tokens.get(0, [])) > 9)
-        had = DeliveredSequence(token_ids=pack_int32(whole[:5]))
-        await mended.add(1, prompt, max_tokens=NUM_TOKENS, nonce=7, attempt=1, delivered=[had])
-        (got,) = await mended.ended(1)
-        assert got.end is not None
-        assert got.end.code == 0, got.end.message
-        assert got.tokens[0] == whole[5:]
-        assert cut.got[1].end is None
-        await until_idle(scheduler)

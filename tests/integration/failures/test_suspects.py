@@ -6,7 +6,6 @@ the worker registers again at the same address, as one does that is started agai
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -114,27 +113,6 @@ async def test_a_worker_that_crashes_on_any_input_ends_no_request_and_is_quarant
         assert [one.address for one in stats.quarantined_workers] == [address]
         assert stats.num_worker_failures >= 2
         scheduler.cluster.check()
-
-
-async def test_the_pauses_of_a_broken_worker_grow(caplog: pytest.LogCaptureFixture) -> None:
-    config = SchedulerConfig(port=0, worker_quarantine=1.5)
-    async with running_stack(config, Broken) as (_, client):
-        await client.add(1, prompt_of(1), max_tokens=NUM_TOKENS)
-        await eventually(lambda: caplog.text.count("worker quarantined") == 3)
-        pauses = re.findall(
-            r"failed (\d) times in ten minutes and may join again after (\S+) s", caplog.text
-        )
-        assert pauses == [("2", "1"), ("3", "1.5"), ("4", "1.5")]
-        assert client.got[1].end is None  # it waits, and is no cause
-
-
-async def test_requests_that_no_worker_can_compute_end_for_want_of_a_worker() -> None:
-    config = SchedulerConfig(port=0, worker_wait=0.5)
-    async with running_stack(config, Broken) as (_, client):
-        for handle in range(4):
-            await client.add(handle, prompt_of(handle), max_tokens=NUM_TOKENS)
-        codes = {got.end.code for got in await client.ended(*range(4)) if got.end is not None}
-        assert codes == {14}  # UNAVAILABLE, not INTERNAL
 
 
 @contextlib.asynccontextmanager

@@ -248,25 +248,6 @@ async def test_a_request_that_loses_its_scheduler_goes_on_in_its_trace(spans: Sp
     check_time_is_accounted_for(spans, resumed)
 
 
-async def test_a_hundred_aborted_requests_leave_no_span_open(spans: Spans) -> None:
-    async with make_stack(num_gpu_blocks=40, num_cpu_blocks=20, step_ns=2_000_000) as stack:
-
-        async def abort(index: int) -> None:
-            call = stack.stub.Generate(make_request([index] * 20, max_tokens=500))
-            if index % 2:  # the others are aborted before anything came of them, or in the queue
-                await call.read()
-            await asyncio.sleep(0.001 * index)
-            call.cancel()
-
-        await asyncio.gather(*(abort(index) for index in range(100)))
-        await stack.until_free()
-        await spans.until_none_is_open()
-    for span in spans.named("scheduler.request", ROUTER_SPAN):
-        assert span.status.status_code is StatusCode.ERROR, span.name
-        assert text(span, "error.type") == "CANCELLED"
-    assert len(spans.named("scheduler.request")) >= 50
-
-
 async def test_requests_that_are_aborted_while_a_worker_is_lost_leave_no_span_open(
     spans: Spans,
 ) -> None:

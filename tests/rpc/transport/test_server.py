@@ -141,26 +141,6 @@ async def test_a_small_message_that_inflates_over_the_limit_is_refused() -> None
             assert await code_of(large) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        bytes.fromhex("16030100a5010000a10303") + bytes(160),  # the start of TLS
-        bytes(range(256)) * 64,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
-        b"",
-    ],
-)
-async def test_garbage_on_the_port_harms_nobody(garbage: bytes) -> None:
-    async with serving(Echo()) as (server, channel):
-        _, writer = await asyncio.open_connection(server.host, server.port)
-        writer.write(garbage)
-        await asyncio.sleep(0.05)
-        assert await call(channel, "unary", text("a")) == ["a"]
-        writer.close()
-        assert await call(channel, "unary", text("b")) == ["b"]
-
-
 async def test_a_drain_waits_for_running_calls_but_not_for_watches() -> None:
     released = asyncio.Event()
 
