@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.comparison.turns import in_turns, table
-from benchmarks.memory import long_prompts, memory_pressure, shared_prefix
+from benchmarks.memory import conversations, long_prompts, memory_pressure
 from benchmarks.peers.process import PeerUnavailable
 from signalbox.bench.measurements import Measured
 
@@ -49,32 +49,13 @@ async def test_memory_pressure_sends_prompts_of_which_none_is_like_another() -> 
     assert len({tuple(prompt[:16]) for prompt in server.prompts}) == 8  # two of the warm-up
 
 
-async def test_shared_prefix_sends_prompts_that_have_their_beginning_in_common() -> None:
-    server = Echo()
-    for seed in range(2):
-        await shared_prefix.measure(
-            server,
-            shared_tokens=64,
-            own_tokens=8,
-            max_tokens=2,
-            num_requests=5,
-            concurrency=5,
-            seed=seed,
-        )
-    prompts = [prompt for prompt in server.prompts if len(prompt) == 72]
-    assert len({tuple(prompt[:64]) for prompt in prompts}) == 2  # one a round
-    assert len({tuple(prompt) for prompt in prompts}) == 10
-
-
 async def test_conversations_take_turns_and_the_first_turn_is_not_counted() -> None:
     server = Echo()
-    measured = await shared_prefix.measure_turns(
-        server, shared_tokens=32, own_tokens=4, max_tokens=2
-    )
+    measured = await conversations.measure(server, shared_tokens=32, own_tokens=4, max_tokens=2)
     order = [tuple(prompt[:32]) for prompt in server.prompts]
-    first = order[: shared_prefix.NUM_CONVERSATIONS]
-    assert order == first * shared_prefix.NUM_TURNS
-    assert len(set(first)) == shared_prefix.NUM_CONVERSATIONS
+    first = order[: conversations.NUM_CONVERSATIONS]
+    assert order == first * conversations.NUM_TURNS
+    assert len(set(first)) == conversations.NUM_CONVERSATIONS
     assert len(measured.first_token_s) == len(order) - len(first)
 
 

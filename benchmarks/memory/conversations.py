@@ -1,10 +1,10 @@
-"""Measures the gain of sharing prefixes, and of keeping those on the CPU that do not fit the GPU.
+"""Measures the gain of keeping prefixes on the CPU that do not fit the GPU.
 
-    python -m benchmarks.memory.shared_prefix MODEL [--peers DIR] ...
+    python -m benchmarks.memory.conversations MODEL ...
 
-The first table: 64 requests that begin with the same 1,024 tokens, with and without the prefix
-cache; with --peers vLLM too. The second: eight conversations of 1,024 tokens take turns, where the
-GPU has room for four of them, with and without the second tier. Prints Markdown tables.
+Eight conversations of 1,024 tokens take turns, where the GPU has room for four of them, with and
+without the second tier. Prints a Markdown table. `compare --loads shared` measures a prefix that
+fits, beside vLLM.
 """
 
 import argparse
@@ -23,26 +23,6 @@ NUM_TURNS = 3  # each conversation's; the first finds nothing
 
 
 async def measure(
-    server: ServerProcess,
-    *,
-    shared_tokens: int,
-    own_tokens: int,
-    max_tokens: int,
-    num_requests: int,
-    concurrency: int,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-) -> Measured:
-    """Puts requests with a common prefix to a server that is ready and has not seen it."""
-    prefixes = random_prompts(vocab_size=vocab_size, num_tokens=shared_tokens, seed=2 * seed)
-    own = random_prompts(vocab_size=vocab_size, num_tokens=own_tokens, seed=2 * seed + 1)
-    await drive(server.stream, list(islice(own, 2)), max_tokens=8, concurrency=2)
-    prefix = next(prefixes)
-    prompts = [prefix + rest for rest in islice(own, num_requests)]
-    return await drive(server.stream, prompts, max_tokens=max_tokens, concurrency=concurrency)
-
-
-async def measure_turns(
     server: ServerProcess,
     *,
     shared_tokens: int,
@@ -75,33 +55,17 @@ async def run(options: argparse.Namespace) -> None:
         "vocab_size": VOCAB_SIZE if options.model else SIMULATED_VOCAB_SIZE,
     }
 
-    async def together(server: ServerProcess, round_number: int) -> Measured:
-        return await measure(
-            server,
-            num_requests=options.requests,
-            concurrency=options.concurrency,
-            seed=round_number,
-            **lengths,
-        )
-
     async def in_order(server: ServerProcess, round_number: int) -> Measured:
-        return await measure_turns(server, seed=round_number, **lengths)
+        return await measure(server, seed=round_number, **lengths)
 
     servers = Servers(options)
-    sharing = [
-        servers.ours("not shared", "--no-prefix-caching"),
-        servers.ours("shared"),
-        *servers.vllm("not shared", "--no-enable-prefix-caching"),
-        *servers.vllm("shared", "--enable-prefix-caching"),
-    ]
-    print(table("prefix", await in_turns(sharing, together, rounds=options.rounds)), flush=True)
     room = (lengths["shared_tokens"] // BLOCK_SIZE + 2) * NUM_CONVERSATIONS // 2
     few = ("--num-gpu-blocks-override", str(room + 8))
     tiers = [
         servers.ours("GPU alone", *few, "--no-cpu-prefix-cache"),
         servers.ours("GPU and CPU", *few),
     ]
-    print("\n" + table("kept on", await in_turns(tiers, in_order, rounds=options.rounds)))
+    print(table("kept on", await in_turns(tiers, in_order, rounds=options.rounds)))
 
 
 def main() -> None:
@@ -109,8 +73,6 @@ def main() -> None:
     options.add_argument("--shared-tokens", type=int, default=1024)
     options.add_argument("--own-tokens", type=int, default=32)
     options.add_argument("--max-tokens", type=int, default=32)
-    options.add_argument("--requests", type=int, default=64)
-    options.add_argument("--concurrency", type=int, default=32)
     asyncio.run(run(options.parse_args()))
 
 
