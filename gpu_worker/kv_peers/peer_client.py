@@ -102,7 +102,7 @@ class BlockReader:
     ) -> None:
         """Shows the ticket until its owner knows it, and takes what comes."""
         ends_at, pause_s = time.monotonic() + TOLD_S, MIN_PAUSE_S
-        while move.begin(0):
+        while move.restart():  # what the owner computes first is no time of the blocks
             try:
                 await self._take(
                     move, stub.ReadBlocks(pb.ReadBlocksRequest(ticket=ticket)), block_bytes

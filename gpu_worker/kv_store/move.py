@@ -49,6 +49,12 @@ class Move:
             self._start_ns = self._start_ns or time.monotonic_ns()
             return index < self._num_wanted
 
+    def restart(self) -> bool:
+        """Starts the clock anew; returns whether the move goes on."""
+        with self._lock:
+            self._start_ns = time.monotonic_ns()
+            return not self._is_ended
+
     def copy_in(self, index: int, data: memoryview) -> None:
         """Copies what was read into the pool, unless the move has ended, and counts it."""
         self._wait()

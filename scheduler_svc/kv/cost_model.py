@@ -14,6 +14,8 @@ COPY_WINDOW_BLOCKS = 64
 LOAD_LATENCY_S = 0.005
 """Time that a lookup in the store and a fetch take beside the bytes: steps of which the results
 bring their ends."""
+FAR_OFF = 2
+"""Factor by which a fetch has to miss its time for its rate to count half."""
 MOST_AT_ONCE = 4  # a step that takes ten times as long was kept from its core, more likely
 HIT_SHARE = 1 / 16
 """Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
@@ -52,10 +54,6 @@ class CostModel:
         """Says whether a step that copies `num_kept` evicted blocks out should copy one more."""
         saved_s = self.recompute_s(block_size) - self.copy_s(1)
         return self.copy_s(1) <= HIT_SHARE * saved_s and self.copy_s(num_kept + 1) <= MAX_KEEP_S
-
-    def loads(self, *, num_blocks: int, block_size: int) -> bool:
-        """Says whether to bring blocks from the store takes less than to compute their tokens."""
-        return self.is_less(self.load_s(num_blocks), num_tokens=num_blocks * block_size)
 
     def is_less(self, seconds: float, *, num_tokens: int) -> bool:
         """Says whether a time is less than tokens take to compute."""
@@ -103,16 +101,33 @@ class CostModel:
                 weight=num_blocks / (num_blocks + COPY_WINDOW_BLOCKS),
             )
 
-    def observe_load(self, *, num_bytes: int, duration_ns: int, from_peer: bool = False) -> None:
-        """Follows the rate of a fetch from the store, or another worker."""
-        if not (num_bytes and duration_ns and self.block_bytes):
+    def observe_load(
+        self, *, num_bytes: int, seconds: float, is_whole: bool = True, from_peer: bool = False
+    ) -> None:
+        """Follows the rate of a fetch from the store, or another worker.
+
+        One that is far from the known rate counts half, so that few are begun that do not pay.
+
+        Args:
+            is_whole: False of a fetch that failed or was called off, which shows at most that it
+                was slow: one more block had not come.
+        """
+        known = self.peer_bytes_per_s if from_peer else self.load_bytes_per_s
+        num_bytes += 0 if is_whole else self.block_bytes
+        expected_s = num_bytes / known if known else 0.0
+        is_slow = seconds > FAR_OFF * (LOAD_LATENCY_S + expected_s)
+        if not (num_bytes and seconds and self.block_bytes and (is_whole or is_slow)):
             return
-        num_blocks, seen = num_bytes / self.block_bytes, num_bytes / duration_ns * 1e9
+        num_blocks, seen = num_bytes / self.block_bytes, num_bytes / seconds
         weight = num_blocks / (num_blocks + COPY_WINDOW_BLOCKS)
-        if from_peer:
-            self.peer_bytes_per_s = _follow(self.peer_bytes_per_s, seen, weight=weight)
+        if is_slow or seconds * FAR_OFF < expected_s:
+            rate = _mean(known, seen, weight=max(weight, 1 / 2))
         else:
-            self.load_bytes_per_s = _follow(self.load_bytes_per_s, seen, weight=weight)
+            rate = _follow(known, seen, weight=weight)
+        if from_peer:
+            self.peer_bytes_per_s = rate
+        else:
+            self.load_bytes_per_s = rate
 
     def forget_swaps(self) -> None:
         """Lets the announced rate of copies hold again."""
@@ -121,8 +136,12 @@ class CostModel:
 
 
 def _follow(known: float, seen: float, *, weight: float) -> float:
+    """Returns the mean of a rate and one that was seen; far from the first, that says little."""
+    if known and seen:
+        seen = min(max(seen, known / MOST_AT_ONCE), known * MOST_AT_ONCE)
+    return _mean(known, seen, weight=weight)
+
+
+def _mean(known: float, seen: float, *, weight: float) -> float:
     """Returns the geometric mean: a rate that is ten times off either way is left as fast."""
-    if not known or not seen:
-        return seen
-    seen = min(max(seen, known / MOST_AT_ONCE), known * MOST_AT_ONCE)
-    return known * math.pow(seen / known, weight)
+    return known * math.pow(seen / known, weight) if known and seen else seen

@@ -23,7 +23,8 @@ MAX_LENT_SHARE = 0.25
 MAX_ORIGINS = 1 << 16
 """Blocks of which it is remembered from which worker they came."""
 PAUSE_S = 10.0
-"""Time for which a worker reads nothing of one from which a fetch has failed or come late."""
+"""Time for which a worker reads nothing of one from which a fetch has failed or come late, or of a
+store that was late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

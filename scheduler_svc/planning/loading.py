@@ -7,6 +7,7 @@ rank. So a lookup or fetch that fails, comes late or is called off is a miss: to
 """
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.prefix_cache import FoundBlock
 from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
 from scheduler_svc.planning.bookkeeping import Bookkeeping
+from scheduler_svc.planning.fetch_cost import FetchCost
 from scheduler_svc.planning.group_selection import GroupSelection
-from scheduler_svc.planning.lending import Lending
+from scheduler_svc.planning.lending import PAUSE_S, Lending
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 
@@ -78,7 +80,10 @@ class Loading:
         self._pool = books.blocks.cpu
         self._moves = moves
         self._group_selection = group_selection
-        self._cost = cost
+        size = books.blocks.block_size
+        self._store_cost = FetchCost(cost, block_size=size, from_peers=False)
+        self._peer_cost = FetchCost(cost, block_size=size, from_peers=True)
+        self._paused_until = -math.inf  # because the store did not answer in time
         self._has_store = has_store
         self._lending = lending
         self._number = next(_loaders)
@@ -101,6 +106,7 @@ class Loading:
     def _count_late(self, move: Move, now: float) -> None:
         if not (self._lending is not None and self._lending.came_late(move, now)):
             self.num_late += 1
+            self._paused_until = now + PAUSE_S
 
     def _begin_loads(self, now: float) -> None:
         free = MAX_LOADING - len(self._loads)
@@ -139,7 +145,9 @@ class Loading:
         if self._begin_from_peer(group, prefix, hashes, now) or not self._has_store:
             return
         group.asked_stores = (*group.asked_stores, self._number)
-        if hashes and self._pays(len(hashes)):
+        if not hashes or now < self._paused_until:
+            return
+        if self._store_cost.predict(len(hashes), now) is not None:
             self.num_queries += len(hashes) * blocks.block_size
             move = self._moves.find(hashes, now)
             self._wait_for(group, move, until=now + GRACE_S, held=self._hold(prefix))
@@ -159,7 +167,7 @@ class Loading:
             prefix: what is here of the request's prefix.
             hashes: what comes after it.
         """
-        lending, size = self._lending, self._blocks.block_size
+        lending = self._lending
         if lending is None or not hashes or not self._group_selection.has_room(group):
             return False
         if (found := lending.find(hashes, now)) is None:
@@ -167,12 +175,13 @@ class Loading:
         held = self._hold(prefix)  # before the fetch takes blocks, which might be these
         owner, num_found = found
         num_blocks = min(num_found, self._num_fetchable)
-        load_s = owner.wait_s + self._cost.load_s(num_blocks, from_peer=True)
-        if num_blocks < 1 or not self._cost.is_less(load_s, num_tokens=num_blocks * size):
+        load_s = self._peer_cost.predict(num_blocks, now, wait_s=owner.wait_s)
+        if num_blocks < 1 or load_s is None:
             self._free(held)
             return False
+        self._peer_cost.begin(now)
         group.asked_stores = (*group.asked_stores, self._number)
-        lending.num_queries += num_blocks * size
+        lending.num_queries += num_blocks * self._blocks.block_size
         move = lending.fetch(owner, hashes[:num_blocks], now)
         self._wait_for(group, move, until=now + 2 * load_s + GRACE_S, held=held)
         return True
@@ -183,9 +192,6 @@ class Loading:
         for block in held:
             self._pool.share(block)
         return held
-
-    def _pays(self, num_blocks: int) -> bool:
-        return self._cost.loads(num_blocks=num_blocks, block_size=self._blocks.block_size)
 
     def _load_of(self, block_hash: BlockHash) -> _Load | None:
         """Returns a request's wait for a block that is looked up or on its way."""
@@ -210,15 +216,17 @@ class Loading:
         """Takes the end of a lookup: fetches what was found, if that pays."""
         self.num_failures += bool(result.failed) and move.cancelled_at is None
         num_blocks = min(result.num_blocks, self._num_fetchable)
+        load_s = self._store_cost.predict(num_blocks, now)
         waiting = self._waiting_for(move)
-        if move.is_void or num_blocks < 1 or not self._pays(num_blocks):
+        if move.is_void or num_blocks < 1 or load_s is None:
             for group in waiting:
                 self._return(group, now)
         elif waiting:
+            self._store_cost.begin(now)
             fetch = self._moves.fetch(move.hashes[:num_blocks], now)
             for group in waiting:
                 self._loads[group].move = fetch
-                self._loads[group].until = now + 2 * self._cost.load_s(num_blocks) + GRACE_S
+                self._loads[group].until = now + 2 * load_s + GRACE_S
 
     @property
     def _num_fetchable(self) -> int:

@@ -127,14 +127,14 @@ class StorePlanning:
         lending = self.lending
         if lending is not None and not lending.fetched(move, result, now):
             lending = None
-        if not result.failed:
-            self._cost.observe_load(
-                num_bytes=result.num_bytes,
-                duration_ns=result.duration_ns,
-                from_peer=lending is not None,
-            )
-            if self.write_behind is not None and lending is None:
-                self.write_behind.miss(move.hashes[result.num_blocks :])
+        self._cost.observe_load(
+            num_bytes=result.num_bytes,
+            seconds=result.duration_ns / 1e9,
+            is_whole=not result.failed,
+            from_peer=lending is not None,
+        )
+        if self.write_behind is not None and lending is None and not result.failed:
+            self.write_behind.miss(move.hashes[result.num_blocks :])
         self.loading.fetched(move, result, now, lending=lending)
 
     def drain(self) -> None:

@@ -33,6 +33,8 @@ class FakeStore:
     heeds_cancels: bool = True
     endings: Iterator[Ending] | None = None
     """How moves end that begin from now on, instead of at once or when a test says so."""
+    duration_ns: int = 1000
+    """Time of each move, as the worker reports it."""
     due: dict[int, Ending] = field(default_factory=dict)
     pending: dict[int, Find | Fetch | Store | Lend] = field(default_factory=dict)
     ended: list[MoveResult] = field(default_factory=list)
@@ -107,7 +109,7 @@ class FakeStore:
                 self.num_fetched += 1
             done += 1
         num_bytes = 0 if isinstance(move, Find) else done * BLOCK_BYTES
-        self.ended.append(MoveResult(move_id, done, num_bytes, 1000, failed))
+        self.ended.append(MoveResult(move_id, done, num_bytes, self.duration_ns, failed))
 
     def _borrow(self, move: Fetch, ticket: bytes, most: int, failed: str) -> None:
         """Ends a fetch from another worker, and with it the lend."""
@@ -125,7 +127,9 @@ class FakeStore:
             owner.due.pop(lend_id, None)
             owner.ended.append(MoveResult(lend_id, done, done * BLOCK_BYTES, 1000))
         self.num_borrowed += done
-        self.ended.append(MoveResult(move.move_id, done, done * BLOCK_BYTES, 1000, failed))
+        self.ended.append(
+            MoveResult(move.move_id, done, done * BLOCK_BYTES, self.duration_ns, failed)
+        )
 
     def pop_ended(self) -> list[MoveResult]:
         for move_id in list(self.pending):

@@ -118,9 +118,35 @@ def test_copies_that_seemed_too_dear_are_tried_again() -> None:
 
 def test_fetches_from_a_store_and_from_workers_have_rates_of_their_own() -> None:
     cost = CostModel(block_bytes=1000, prefill_tokens_per_s=1000.0, load_bytes_per_s=1e9)
-    cost.observe_load(num_bytes=100_000, duration_ns=10**10, from_peer=True)
+    cost.observe_load(num_bytes=100_000, seconds=10.0, from_peer=True)
     assert cost.load_bytes_per_s == 1e9
     assert cost.peer_bytes_per_s == pytest.approx(1e4)
-    assert cost.loads(num_blocks=10, block_size=16)
+    assert cost.is_less(cost.load_s(10), num_tokens=160)
     assert not cost.is_less(cost.load_s(10, from_peer=True), num_tokens=160)
     assert cost.load_s(10, from_peer=True) > 1.0 > cost.load_s(10)
+
+
+def test_few_fetches_that_are_far_too_slow_or_fast_change_a_rate() -> None:
+    cost = CostModel(block_bytes=1000, load_bytes_per_s=1e9)
+    for _ in range(4):
+        cost.observe_load(num_bytes=10_000, seconds=10.0)
+    assert 1e3 < cost.load_bytes_per_s < 4e3
+    for _ in range(4):
+        cost.observe_load(num_bytes=10_000, seconds=1e-5)
+    assert 2.5e8 < cost.load_bytes_per_s < 1e9
+
+
+def test_one_fetch_that_takes_no_longer_than_most_steps_says_little() -> None:
+    cost = CostModel(block_bytes=1000, load_bytes_per_s=1e9)
+    cost.observe_load(num_bytes=1000, seconds=0.009)
+    assert cost.load_bytes_per_s > 0.97e9
+
+
+def test_a_fetch_that_was_given_up_shows_that_it_was_slow() -> None:
+    cost = CostModel(block_bytes=1000)
+    cost.observe_load(num_bytes=0, seconds=0.001, is_whole=False)
+    assert cost.load_bytes_per_s == 0, "it was called off before it could have ended"
+    cost.observe_load(num_bytes=0, seconds=1.0, is_whole=False)
+    assert cost.load_bytes_per_s == 1000
+    cost.observe_load(num_bytes=4000, seconds=1.0, is_whole=False)
+    assert cost.load_bytes_per_s == 1000, "it may have been as fast as any"

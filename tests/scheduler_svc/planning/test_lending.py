@@ -6,6 +6,7 @@ import pytest
 
 from contract.sections.store_moves import Fetch, Lend
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.fetch_cost import RETRY_S
 from scheduler_svc.planning.lending import LEND_S, PAUSE_S, Lending, PeerIdentity, Peers
 from scheduler_svc.planning.loading import GRACE_S
 from scheduler_svc.planning.store_planning import POLL_S
@@ -228,6 +229,23 @@ def test_the_steps_that_the_owner_has_in_flight_count(num_ahead: int) -> None:
     workers.step(1)
     assert (workers.lending(1).num_queries > 0) is (num_ahead < 20)
     workers.finish(1, 0, 1)
+
+
+def test_workers_that_are_slow_to_read_from_are_soon_left_alone_and_tried_again() -> None:
+    workers = Workers(cost=CostModel(block_bytes=BLOCK_BYTES, prefill_tokens_per_s=1000.0))
+    workers.store(1).duration_ns = 10**8  # to compute a prompt takes 0.02 s
+    for first in range(40, 44):
+        workers.run_on(0, [first, *PROMPT[1:]])
+        workers.add([first, *PROMPT[1:]])
+        workers.finish(1, 0, 1)
+    assert workers.lending(1).num_hits == 20
+    workers.store(1).duration_ns = 1000
+    workers.now += RETRY_S
+    for first in range(44, 48):
+        workers.run_on(0, [first, *PROMPT[1:]])
+        workers.add([first, *PROMPT[1:]])
+        workers.finish(1, 0, 1)
+    assert workers.lending(1).num_hits == 5 * 20
 
 
 def test_blocks_that_the_owner_has_evicted_meanwhile_are_computed() -> None:

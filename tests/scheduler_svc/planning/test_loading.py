@@ -4,12 +4,14 @@ import pytest
 
 from contract.model import StoreCapacity
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.planning.fetch_cost import RETRY_S
+from scheduler_svc.planning.lending import PAUSE_S
 from scheduler_svc.planning.loading import GRACE_S, MAX_LOADING
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
-from tests.scheduler_svc.fake_store import Block, FakeStore
+from tests.scheduler_svc.fake_store import BLOCK_BYTES, Block, FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
     Loop,
@@ -149,6 +151,55 @@ def test_a_store_that_pays_less_than_computing_is_not_asked() -> None:
     assert server.store.num_fetched == 0
     assert server.scheduler.store is not None
     assert server.scheduler.store.loading.num_queries == 0
+
+
+PROMPTS = [[first, *PROMPT[1:]] for first in range(40, 50)]
+
+
+def with_many_prompts() -> Server:
+    """Returns a new worker with a store of many prompts, and a cost model that it learns."""
+    first = Server()
+    for prompt in PROMPTS:
+        first.run(prompt)
+        first.run(prompt)
+    cost = CostModel(block_bytes=BLOCK_BYTES, load_bytes_per_s=1e9, prefill_tokens_per_s=1000.0)
+    return Server(first.kept, cost=cost)
+
+
+def test_a_store_that_is_slow_within_its_time_is_soon_left_alone_and_tried_again() -> None:
+    server = with_many_prompts()
+    server.store.duration_ns = 10**8  # to compute a prompt takes 0.02 s
+    for prompt in PROMPTS[:6]:
+        server.run(prompt)
+    num_slow = server.store.num_fetched // 5
+    assert num_slow <= 3
+    server.store.duration_ns = 1000
+    server.run(PROMPTS[6])
+    assert server.store.num_fetched == 5 * num_slow
+    server.loop.now += RETRY_S
+    for prompt in PROMPTS[7:]:
+        assert server.run(prompt).num_cached_tokens == 20
+
+
+def test_a_fetch_that_is_given_up_lowers_the_rate_and_pauses_lookups() -> None:
+    server = with_many_prompts()
+    hold(server)
+    server.store.duration_ns = 10**9
+    server.store.heeds_cancels = False
+    server.add(PROMPTS[0])
+    fetch = until_fetching(server)
+    server.loop.now += 2 * GRACE_S
+    server.step()
+    server.store.end(fetch, most=0, failed="cancelled")
+    server.step()
+    assert server.scheduler.cost.load_bytes_per_s < 1e6
+    server.store.ends_at_once = True
+    assert server.run(PROMPTS[1]).num_cached_tokens == 0
+    assert server.scheduler.store is not None
+    loading = server.scheduler.store.loading
+    assert loading.num_queries == loading.num_late * 20 == 20
+    server.loop.now += PAUSE_S
+    assert server.run(PROMPTS[2]).num_cached_tokens == 20
 
 
 def hold(server: Server) -> None:
