@@ -149,12 +149,17 @@ class _Running:
         return [results[position] for position in range(len(self._requests))]
 
     async def _fill(self) -> None:
+        """Starts requests. With a key, the first one has a turn alone: if the key has used up its
+        tokens, the others, which do not look at that, must not begin."""
         while self._waiting and len(self._tasks) < self._limit:
             position = self._waiting.popleft()
             task = asyncio.create_task(self._vector(self._requests[position]))
             self._tasks[task] = position
-            if len(self._tasks) % STARTED_TOGETHER == 0:
+            is_alone = position == 0 and self._call_context.key is not None
+            if is_alone or len(self._tasks) % STARTED_TOGETHER == 0:
                 await asyncio.sleep(0)
+                if any(one.done() for one in self._tasks):
+                    return
 
     def _may_retry(self, error: BaseException | None) -> bool:
         """Returns whether a request that found no room is sent again when another of the call has

@@ -1,6 +1,7 @@
 """Embed, Score and Classify, with a scheduler whose vectors say what it was asked."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from router.pooler import MAX_OUTSTANDING
 from router.tokenization.pooling_texts import QWEN3_RERANKER
 from tests.router.fakes import BOS, EOS, IM_END, ids_of, make_backend, request_finished, token
+from tests.router.keys.test_api_keys import BEARER, entry, write_keys
 from tests.router.pooling.pooling_stack import (
     CLASSIFIES,
     SCORES,
@@ -144,6 +146,17 @@ async def test_a_call_has_a_bounded_number_of_requests_at_a_time() -> None:
         vectors = await call
     assert len(vectors) == MAX_OUTSTANDING + 2
     assert len(stack.scheduler.added) == MAX_OUTSTANDING + 2
+
+
+async def test_a_key_pays_for_all_inputs_of_a_call_that_it_may_begin(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(tokens_per_minute=6))
+    request = pb.EmbedRequest(inputs=make_inputs([5] * 4, [6] * 4, [7] * 4))
+    async with make_pooling_stack(api_keys=keys) as stack:
+        answer = await stack.client.Embed(request, metadata=[BEARER])
+        assert len(answer.embeddings) == 3
+        code, details = await refusal(stack.client.Embed(request, metadata=[BEARER]))
+        assert code is StatusCode.RESOURCE_EXHAUSTED and "6 tokens a minute" in details
+        assert len(stack.scheduler.added) == 3
 
 
 async def test_a_failed_input_fails_the_call_and_aborts_the_others() -> None:
