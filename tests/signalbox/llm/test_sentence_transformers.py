@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from signalbox import LLM, PoolingParams
 from tests.gpu_worker.model_runners import make_runner
-from tests.gpu_worker.pooling.encoder_models import make_texts, save_model
+from tests.gpu_worker.pooling.encoder_models import edit_json, make_texts, save_model
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +50,23 @@ def test_embeddings_of_texts_are_the_same(include_prompt: bool, tmp_path: Path) 
     np.testing.assert_allclose(actual, model.encode(texts), rtol=0, atol=1e-5)
     query, document = model.encode_query(TEXTS[2]), model.encode_document(TEXTS[3])
     assert score.outputs.score == pytest.approx(float(query @ document), abs=1e-5)
+
+
+def test_texts_are_put_in_lower_case_and_cut_as_the_directory_says(tmp_path: Path) -> None:
+    save(tmp_path)
+    folder = tmp_path / "saved"
+    settings = {"do_lower_case": True, "max_seq_length": 20}
+    edit_json(folder / "sentence_bert_config.json", **settings)
+    model = SentenceTransformer(str(folder), device="cpu")
+    texts = [*TEXTS, *(text.upper() for text in TEXTS)]
+    with make_llm(folder) as llm:
+        outputs = llm.embed(texts, pooling_params=CUT, use_tqdm=False)
+        with pytest.raises(ValueError, match="at most 20, or truncate_prompt_tokens"):
+            llm.embed(TEXTS[-1:], use_tqdm=False)
+    assert max(len(one.prompt_token_ids) for one in outputs) == 20
+    actual = np.array([one.outputs.embedding for one in outputs])
+    np.testing.assert_allclose(actual, model.encode(texts), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(actual[: len(TEXTS)], actual[len(TEXTS) :])
 
 
 def test_scores_of_pairs_are_the_same(tmp_path: Path) -> None:
