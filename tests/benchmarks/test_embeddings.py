@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.embeddings import Load, Turn, measure, report, vectors_of
+from benchmarks.comparison.embedding_report import Load, Turn, report
+from benchmarks.embeddings import measure, vectors_of
 from benchmarks.peers.embedding_servers import (
     InfinityServer,
     RunningServer,
