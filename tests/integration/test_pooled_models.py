@@ -108,7 +108,7 @@ async def test_vectors_are_sentence_transformers_though_workers_come_and_go(
     save(tmp_path, family, mode)
     prompts = make_prompts()
     expected = vectors_of_sentence_transformers(tmp_path, prompts)
-    make = runner_of(tmp_path)
+    make, tasks = runner_of(tmp_path), asyncio.all_tasks()
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         running_worker(scheduler.address, make) as first,
@@ -130,3 +130,4 @@ async def test_vectors_are_sentence_transformers_though_workers_come_and_go(
             await assert_idle(scheduler)
             for loop in step_loops:
                 assert mode == "lasttoken" or not loop.scheduler.planner.num_prefix_hits
+    await eventually(lambda: asyncio.all_tasks() == tasks)
