@@ -144,8 +144,6 @@ class EngineSettings(
         flag = "--kv-disk" if self.kv_store is None else "--kv-store"
         if self.kv_disk is not None and self.kv_store is not None:
             raise ValueError("--kv-disk and --kv-store do not go together; leave one of them out")
-        if self.tensor_parallel_size * self.pipeline_parallel_size > 1:
-            raise ValueError(f"{flag} takes a worker of one rank; leave it out, or run workers")
         if self.swap_space == 0:
             raise ValueError(
                 f"{flag} takes swap space, through which its blocks pass; raise --swap-space"

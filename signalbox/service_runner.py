@@ -145,7 +145,13 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
 
 
 def _start(settings: "WorkerSettings") -> "Start":
-    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+    from gpu_worker.config import (
+        CacheConfig,
+        DeviceConfig,
+        DiskConfig,
+        ModelConfig,
+        SharedConfig,
+    )
     from gpu_worker.ranks.service.rank_messages import Start
 
     return Start(
@@ -153,6 +159,8 @@ def _start(settings: "WorkerSettings") -> "Start":
         cache=settings.part(CacheConfig),
         parallel=settings.parallel,
         device=settings.part(DeviceConfig),
+        disk=settings.part(DiskConfig),
+        shared=settings.part(SharedConfig),
     )
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from contract.model import Adapter, ModelInfo, WorkerCapacity
+from contract.sections.store_moves import MoveResult, StoreMoves
 from contract.step import Step
 from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.kv_peers.peer_moves import PeerMoves
-from gpu_worker.kv_store.move_queue import MoveQueue
+from gpu_worker.kv_store.block_store import StoreUsage
 
 
 class Runner(Protocol):
@@ -112,11 +113,27 @@ class AdapterLoading(Protocol):
         ...
 
 
+class StoreQueue(Protocol):
+    """The moves between a runner's CPU pool and its store; see `MoveQueue`."""
+
+    def begin(self, moves: StoreMoves) -> None:
+        """Begins a section's moves to and from the store, after those it calls off have ended."""
+        ...
+
+    def pop_ended(self) -> list[MoveResult]:
+        """Returns the moves that have ended since the last call."""
+        ...
+
+    def usage(self) -> StoreUsage:
+        """Returns what the store holds; safe from any thread."""
+        ...
+
+
 @runtime_checkable
 class Storing(Protocol):
     """A runner whose blocks may move between its CPU pool and a store."""
 
-    def move_queue(self) -> MoveQueue | None:
+    def move_queue(self) -> StoreQueue | None:
         """Returns the queue of the pools that `init_cache_engine` made last; None without a store.
 
         The runner closes it before it drops those pools.

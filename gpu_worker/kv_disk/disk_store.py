@@ -106,6 +106,10 @@ class DiskStore:
     def block_bytes(self) -> int:
         return self._block_bytes
 
+    @property
+    def is_open(self) -> bool:
+        return True
+
     def find(self, keys: Sequence[bytes]) -> int:
         with self._failing("looking up blocks"):
             return self._index.num_leading(keys)
@@ -146,6 +150,11 @@ class DiskStore:
             )
             self._num_blocks += 1
             return True
+
+    def remove(self, key: bytes) -> None:
+        with self._failing("removing a block"):
+            if (block := self._index.find(key)) is not None:
+                self._forget(key, block)
 
     def clear(self, tenant: bytes | None) -> None:
         with self._failing("clearing"), self._lock:

@@ -4,6 +4,7 @@ import json
 import logging
 from contextlib import suppress
 
+from contract.model import StoreCapacity
 from gpu_worker.config import DiskConfig
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_disk.store_folder import StoreFolder
@@ -20,16 +21,31 @@ class DiskTier(LateStore[DiskStore]):
     """Satisfies `BlockStore`; digests of weights are kept in the folder."""
 
     def __init__(
-        self, config: DiskConfig, *, block_bytes: int, model: str, identify: Identify
+        self,
+        config: DiskConfig,
+        *,
+        block_bytes: int,
+        model: str,
+        identify: Identify,
+        num_ranks: int = 1,
     ) -> None:
-        """Raises FolderError if the folder cannot be used, OSError if the disk fails."""
+        """Raises FolderError if the folder cannot be used, OSError if the disk fails.
+
+        Args:
+            num_ranks: ranks of the worker, which divide its writes.
+        """
         assert config.kv_disk is not None
         super().__init__(block_bytes=block_bytes, name="disk", capacity_bytes=config.kv_disk_bytes)
         self._config = config
         self._model = model
         self._identify = identify
         self._folder = StoreFolder(config.kv_disk)
-        self.read_bytes_per_s = self._folder.measure_read()
+        self.capacity = StoreCapacity(
+            kind="disk",
+            read_bytes_per_s=self._folder.measure_read(),
+            max_write_bytes_per_s=config.disk_write_bytes_per_s // num_ranks,
+            max_write_bytes_per_day=config.disk_write_bytes_per_day // num_ranks,
+        )
         self.start()
 
     def closed(self) -> None:
@@ -43,8 +59,8 @@ class DiskTier(LateStore[DiskStore]):
             quota_bytes=self._config.kv_disk_bytes,
             model=self._model,
             limit=WriteLimit(
-                bytes_per_s=self._config.disk_write_bytes_per_s,
-                bytes_per_day=self._config.disk_write_bytes_per_day,
+                bytes_per_s=self.capacity.max_write_bytes_per_s,
+                bytes_per_day=self.capacity.max_write_bytes_per_day,
             ),
         )
         usage = store.usage()

@@ -36,7 +36,7 @@ class BlockServer(Protocol):
         ...
 
     def remove(self, name: bytes) -> None:
-        """Removes a block that is not what was written."""
+        """Removes a block, and others of its object."""
         ...
 
     def clear(self, tenant: bytes | None) -> int:

@@ -35,6 +35,10 @@ class SharedStore:
     def block_bytes(self) -> int:
         return self._seal.block_bytes
 
+    @property
+    def is_open(self) -> bool:
+        return True
+
     def find(self, keys: Sequence[bytes]) -> int:
         self._check_cleared()
         with self._calling("looking up blocks"):
@@ -57,6 +61,10 @@ class SharedStore:
         with self._calling("writing a block"):
             self._server.write(self._seal.name(key), header, data[: self.block_bytes])
             return True
+
+    def remove(self, key: bytes) -> None:
+        with self._calling("removing a block"):
+            self._server.remove(self._seal.name(key))
 
     def clear(self, tenant: bytes | None) -> None:
         self._unfinished.append(None if tenant is None else self._seal.tenant(tenant))

@@ -40,6 +40,11 @@ class BlockStore(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
+    @property
+    def is_open(self) -> bool:
+        """False of a store that has found and kept nothing so far, and may do so later."""
+        ...
+
     def find(self, keys: Sequence[bytes]) -> int:
         """Returns how many of the first keys are there. Raises StoreError."""
         ...
@@ -57,6 +62,10 @@ class BlockStore(Protocol):
         Args:
             tenant: whose share of the store it counts against.
         """
+        ...
+
+    def remove(self, key: bytes) -> None:
+        """Removes a block if it is there. Raises StoreError."""
         ...
 
     def clear(self, tenant: bytes | None) -> None:

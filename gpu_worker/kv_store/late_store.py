@@ -74,6 +74,10 @@ class LateStore(Generic[S]):
     def block_bytes(self) -> int:
         return self._block_bytes
 
+    @property
+    def is_open(self) -> bool:
+        return self._store is not None
+
     def find(self, keys: Sequence[bytes]) -> int:
         return 0 if (store := self._store) is None else store.find(keys)
 
@@ -82,6 +86,10 @@ class LateStore(Generic[S]):
 
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
         return (store := self._store) is not None and store.write(key, data, tenant)
+
+    def remove(self, key: bytes) -> None:
+        if (store := self._store) is not None:
+            store.remove(key)
 
     def clear(self, tenant: bytes | None) -> None:
         with self._opening:

@@ -22,6 +22,10 @@ class MemoryStore:
     def block_bytes(self) -> int:
         return self._block_bytes
 
+    @property
+    def is_open(self) -> bool:
+        return True
+
     def find(self, keys: Sequence[bytes]) -> int:
         with self._lock:
             for index, key in enumerate(keys):
@@ -47,6 +51,10 @@ class MemoryStore:
                 self._blocks.popitem(last=False)
                 self._num_evicted += 1
         return True
+
+    def remove(self, key: bytes) -> None:
+        with self._lock:
+            self._blocks.pop(key, None)
 
     def clear(self, tenant: bytes | None) -> None:
         with self._lock:

@@ -8,9 +8,10 @@ ended at once, and its blocks are the scheduler's again.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
-from contract.sections.store_moves import MoveResult
+from contract.sections.store_moves import MoveResult, StoreMoves
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.move_threads import MoveThreads
@@ -51,6 +52,24 @@ class MoveQueue:
         """Returns what the store holds; safe from any thread."""
         return self._store.usage()
 
+    @property
+    def is_open(self) -> bool:
+        """False while the store finds and keeps nothing yet."""
+        return self._store.is_open
+
+    def begin(self, moves: StoreMoves) -> None:
+        """Begins a section's moves to and from the store, after those it calls off have ended."""
+        self.cancel(moves.cancels)
+        for clear in moves.clears:
+            self.clear(clear.move_id, None if clear.tenant is None else clear.tenant.encode())
+        for find in moves.finds:
+            self.find(find.move_id, find.hashes)
+        for fetch in moves.fetches:
+            if fetch.source is None:
+                self.fetch(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
+        for store in moves.stores:
+            self.store(store.move_id, store.hashes, store.cpu_blocks, store.tenant.encode())
+
     def find(self, move_id: int, keys: Sequence[bytes]) -> None:
         """Asks how many of the first keys the store has."""
         if not keys:
@@ -76,6 +95,10 @@ class MoveQueue:
         """Removes a tenant's blocks, or all, after the writes that were asked for before."""
         move = self._begin(Move(move_id, ()))
         self._threads.write(partial(self._clear, move, tenant))
+
+    def remove(self, key: bytes) -> None:
+        """Removes a block from the store, which says nothing of it."""
+        self._threads.write(partial(self._remove, key))
 
     def cancel(self, move_ids: Iterable[int]) -> None:
         """Ends moves now; the next `pop_ended` returns them, with what they have done."""
@@ -144,6 +167,10 @@ class MoveQueue:
             move.begin(0)
             self._store.clear(tenant)  # even if it was cancelled: what is cleared must not return
             move.end()
+
+    def _remove(self, key: bytes, buffer: memoryview) -> None:
+        with suppress(StoreError):  # which the store has counted and logged
+            self._store.remove(key)
 
 
 class _Failing:

@@ -7,10 +7,9 @@ import numpy as np
 from contract.errors import FailedPrecondition, InvalidArgument
 from contract.sections.store_moves import Fetch, Lend, MoveResult, Store, StoreMoves
 from contract.step import Step
-from gpu_worker.batch.runner_protocol import Lending, Runner, Storing
+from gpu_worker.batch.runner_protocol import Lending, Runner, StoreQueue, Storing
 from gpu_worker.kv_peers.peer_client import BlockReader
 from gpu_worker.kv_peers.peer_moves import PeerMoves
-from gpu_worker.kv_store.move_queue import MoveQueue
 from gpu_worker.sequences.step_validation import check_range
 
 _WHERE = "store_moves"
@@ -26,7 +25,7 @@ class StoreMoveStage:
     def __init__(
         self, runner: Runner, *, num_cpu_blocks: int, block_reader: BlockReader | None = None
     ) -> None:
-        self._queue: MoveQueue | None = None
+        self._queue: StoreQueue | None = None
         self._peers: PeerMoves | None = None
         if isinstance(runner, Storing):
             self._queue = runner.move_queue()
@@ -71,23 +70,11 @@ class StoreMoveStage:
         if (moves := step.store_moves) is None:
             return 0
         if self._queue is not None:
-            self._begin_in_store(moves, self._queue)
+            self._queue.begin(moves)
         if self._peers is not None:
             self._begin_with_peers(moves, self._peers)
         self._last_move_id = max([self._last_move_id, *moves.move_ids])
         return 0
-
-    def _begin_in_store(self, moves: StoreMoves, queue: MoveQueue) -> None:
-        queue.cancel(moves.cancels)
-        for clear in moves.clears:
-            queue.clear(clear.move_id, None if clear.tenant is None else clear.tenant.encode())
-        for find in moves.finds:
-            queue.find(find.move_id, find.hashes)
-        for fetch in moves.fetches:
-            if fetch.source is None:
-                queue.fetch(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
-        for store in moves.stores:
-            queue.store(store.move_id, store.hashes, store.cpu_blocks, store.tenant.encode())
 
     def _begin_with_peers(self, moves: StoreMoves, peers: PeerMoves) -> None:
         assert self._block_reader is not None, "else nothing reads"

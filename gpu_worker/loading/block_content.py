@@ -16,7 +16,8 @@ from typing import Any
 
 import signalbox_kernels
 from contract.model import ModelInfo, WorkerCapacity
-from gpu_worker.config import ModelConfig
+from gpu_worker.batch.stage_layers import StageLayers
+from gpu_worker.config import ModelConfig, ParallelConfig
 from gpu_worker.loading.content_files import (
     ContentFile,
     Digests,
@@ -68,12 +69,15 @@ def describe(
     block_size: int,
     block_bytes: int,
     backends: object,
+    parallel: ParallelConfig,
+    layers: StageLayers,
 ) -> BlockContent:
-    """Describes the blocks of a model that is loaded on one rank.
+    """Describes the blocks of a rank.
 
     Args:
         config: what the model's family read of its configuration, overrides included.
         backends: what computes; it decides the layout within a block.
+        parallel, layers: part of the model that the rank has.
     """
     about: dict[str, Any] = {name: getattr(model_config, name) for name in _OF_BLOCKS}
     about |= {
@@ -86,7 +90,7 @@ def describe(
         "max_model_len": info.max_model_len,  # it chooses the factors of some rotary embeddings
         "packages": {name: _version(name) for name in _PACKAGES},
         "plugins": model_config.plugins,
-        "rank": (0, 1),
+        "rank": (parallel.tensor_rank, parallel.tensor_parallel_size, layers.start, layers.stop),
     }
     return BlockContent(files, block_bytes, json.dumps(about, sort_keys=True), info.fingerprint)
 

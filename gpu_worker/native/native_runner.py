@@ -75,7 +75,7 @@ class NativeRunner(HasMoves):
                 group=group,
                 progress=progress,
             )
-        self._share = RankShare.of(parallel_config, layers)
+        self._parallel = parallel_config
         self.layers = layers
         self._info, self._program, self._adapters = loaded.info, loaded.program, loaded.adapters
         self._group = group
@@ -149,7 +149,7 @@ class NativeRunner(HasMoves):
             block_bytes=shape.block_bytes,
             device=self._device,
             execute=self._execute_without_cache,
-            share=self._share,
+            share=RankShare.of(self._parallel, self.layers),
             adapters_bytes=self._adapters.memory.left,
             step_divisor=_STEP_DIVISOR,
             store=self._store.capacity if self._store is not None else None,
@@ -166,6 +166,8 @@ class NativeRunner(HasMoves):
             block_size=shape.block_size,
             block_bytes=shape.block_bytes,
             backends=(self.backends, self._program.weights),
+            parallel=self._parallel,
+            layers=self.layers,
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:

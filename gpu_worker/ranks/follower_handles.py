@@ -23,6 +23,7 @@ from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     Ask,
     Command,
+    EndedMoves,
     Failure,
     Hello,
     InStep,
@@ -86,6 +87,8 @@ class Followers:
         """Commands whose failures have been reported and handled."""
         self.meeting = Meeting()
         self.adapters = AdapterOpening(self._tell, num_ranks - 1)
+        self.ended_moves: SimpleQueue[tuple[int, EndedMoves]] = SimpleQueue()
+        """Reports of the ranks on their stores."""
         self._folder: Path | None = None
         self.tls = CLEAR
         if network is None:
@@ -260,6 +263,8 @@ class Followers:
             if isinstance(report, LogLine):
                 rank_logger = logging.getLogger(report.logger)
                 rank_logger.log(report.level, "rank %d: %s", follower.rank, report.message)
+            elif isinstance(report, EndedMoves):
+                self.ended_moves.put((follower.rank, report))
             elif isinstance(report, AdapterOpened):
                 self.adapters.hear(follower.rank, report)
             else:

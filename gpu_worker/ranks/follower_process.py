@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from contract.model import Adapter
+from contract.sections.store_moves import StoreMoves
 from contract.step import Step
 from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
@@ -36,6 +37,7 @@ from gpu_worker.ranks.service.rank_messages import (
     Ask,
     CacheReady,
     Command,
+    EndedMoves,
     Failure,
     ForgetAdapter,
     Hello,
@@ -47,6 +49,7 @@ from gpu_worker.ranks.service.rank_messages import (
     OpenAdapter,
     RankAddress,
     RemoveAdapter,
+    RemoveBlock,
     Report,
     Start,
 )
@@ -94,8 +97,9 @@ class Follower:
         self._commands: SimpleQueue[tuple[Command, int] | None] = SimpleQueue()
         """Each with the time of the monotonic clock at which it came, in nanoseconds."""
         self._num_commands = self._arrived_ns = 0
+        self._share: Share | None = None
         self._adapters = RankAdapters(
-            lambda name, folder: self._share.open_adapter(name, folder), self._first.report
+            lambda name, folder: self._own.open_adapter(name, folder), self._first.report
         )
         self._reader = threading.Thread(target=self._read, name="rank 0", daemon=True)
         self._reader.start()
@@ -112,6 +116,8 @@ class Follower:
             logger.error("%s", error)
             self._remove_sockets()
             status = 1
+        if self._share is not None:
+            self._share.close()
         self._commands.put(None)
         self._on_end(status)
 
@@ -187,25 +193,33 @@ class Follower:
         if below is not None:
             on_lost = partial(self._on_link_lost, below)
             next_rank = NextRank(start.addresses[below], rank=self._rank, on_lost=on_lost, tls=tls)
-        self._share: Share = load_share(start, self._first)
+        share = self._share = load_share(start, self._first)
         incoming = self._servicer.incoming if start.parallel.stage else None
-        self._stage = Stage(self._share, incoming, next_rank)
-        self._description = describe_rank(start, self._share.layers)
-        self.report(Loaded.of(self._share.model))
+        self._stage = Stage(share, incoming, next_rank)
+        self._description = describe_rank(start, share.layers)
+        self.report(Loaded.of(share.model))
         if self._status is not None:
             self._status.set_ready(self._stage, start.parallel.stage)
+
+    @property
+    def _own(self) -> Share:
+        assert self._share is not None, "loaded"
+        return self._share
 
     def _obey(self, command: Command) -> None:
         """Executes a command; reports a failure, but ends at that of a section or an adapter."""
         match command:
-            case Step():
-                self._share.apply(command)
+            case Step(store_moves=None):
+                self._own.apply(command)
+                return
+            case Step() | Ask.ENDED_MOVES | RemoveBlock():
+                self._move(command)
                 return
             case AddAdapter():
-                self._share.add_adapter(self._adapters.take(command.number))
+                self._own.add_adapter(self._adapters.take(command.number))
                 return
             case RemoveAdapter():
-                self._share.remove_adapter(Adapter(name=command.name, sha256=command.sha256))
+                self._own.remove_adapter(Adapter(name=command.name, sha256=command.sha256))
                 return
         try:
             self._perform(command)
@@ -216,6 +230,17 @@ class Follower:
                 raise
             self._fail(error)
 
+    def _move(self, command: Command) -> None:
+        queue = self._own.move_queue()
+        assert queue is not None, "all ranks have a store, or none"
+        match command:
+            case Step(store_moves=StoreMoves() as moves):
+                queue.begin(moves)
+            case Ask.ENDED_MOVES:
+                self.report(EndedMoves(tuple(queue.pop_ended()), queue.is_open))
+            case RemoveBlock():
+                queue.remove(command.key)
+
     def _perform(self, command: Command) -> None:
         match command:
             case Batch():
@@ -223,12 +248,12 @@ class Follower:
                     command, command=self._num_commands, arrived_ns=self._arrived_ns
                 )
             case Ask.PROFILE:
-                self.report(replace(self._share.profile(), ranks=(self._description,)))
+                self.report(replace(self._own.profile(), ranks=(self._description,)))
             case Ask.SYNC:
-                self.report(InStep(self._share.num_collectives))
+                self.report(InStep(self._own.num_collectives))
             case InitCacheEngine():
-                self._share.init_cache_engine(**command._asdict())
-                self.report(CacheReady(self._share.num_graphs))
+                self._own.init_cache_engine(**command._asdict())
+                self.report(CacheReady(self._own.num_graphs))
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, MemoryError | ValueError | OSError):

@@ -10,6 +10,8 @@ from gpu_worker.ranks.rank_network import collective_hosts, host_of
 from gpu_worker.ranks.service.rank_messages import Hello, Loaded, RankAddress, Start
 from rpc.transport.tls import TlsConfig
 
+_PARTS = ("model", "cache", "device", "disk", "shared", "parallel")
+
 
 def placed(
     start: Start, addresses: tuple[RankAddress, ...], tls: TlsConfig, *, is_placed: bool
@@ -40,7 +42,7 @@ def check_told(hello: Hello, start: Start) -> None:
     """Raises ValueError if a rank was started with other settings than rank 0."""
     if hello.told is None:
         return
-    parts = ((hello.told, start, part) for part in ("model", "cache", "device", "parallel"))
+    parts = ((hello.told, start, part) for part in _PARTS)
     names = [
         name
         for theirs, ours, part in parts

@@ -1,10 +1,10 @@
 """A runner over several ranks: rank 0's share of a model, and what makes the others follow it.
 
-Satisfies `Runner`, `Launching` and `AdapterLoading` of `batch`. Every call that touches weights or
-KV goes to the others first, as data, and then to this process's share. Sequences, grammars and the
-sampler are here alone: the others get the sections of a step that touch KV, and the batch that was
-made of the rest. So nothing has to be decided twice alike, and what fails for one sequence is run
-again in parts as on one rank (see `failure_isolation`).
+Satisfies `Runner`, `Launching`, `AdapterLoading` and `Storing` of `batch`. Every call that touches
+weights or KV goes to the others first, as data, and then to this process's share. Sequences,
+grammars and the sampler are here alone: the others get the sections of a step that touch KV, and
+the batch that was made of the rest. So nothing has to be decided twice alike, and what fails for
+one sequence is run again in parts as on one rank (see `failure_isolation`).
 
 With pipeline stages, this rank has the last one. Its share then works on a thread of its own,
 behind the stages before it, so that the next batches are sent to the first stage meanwhile.
@@ -12,14 +12,14 @@ behind the stages before it, so that the next batches are sent to the first stag
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from contract.model import Adapter, ModelInfo, WorkerCapacity
+from contract.model import Adapter, ModelInfo, StoreCapacity, WorkerCapacity
 from contract.startup import ReportProgress, ignore_progress
 from contract.step import Step
 from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
@@ -37,6 +37,7 @@ from gpu_worker.ranks.launchers import Launcher, LocalRank
 from gpu_worker.ranks.links import meet
 from gpu_worker.ranks.rank_network import RankNetwork
 from gpu_worker.ranks.rank_starts import check_alike, check_told, placed
+from gpu_worker.ranks.ranked_moves import RankedMoves
 from gpu_worker.ranks.service.rank_messages import (
     AddAdapter,
     Ask,
@@ -91,6 +92,7 @@ class RankedRunner:
         self._on_lost = on_lost
         self._parallel = start.parallel
         self._share: Share | None = None
+        self._moves: RankedMoves | None = None
         self._has_failed = False
         self._thread: ThreadPoolExecutor | None = None
         if self.launches:
@@ -122,6 +124,8 @@ class RankedRunner:
         self._share = share = load_share(own, others.meeting, progress)
         incoming = others.servicer.incoming if self.launches else None
         self._stage = Stage(share, incoming, None)
+        if (queue := share.move_queue()) is not None:
+            self._moves = RankedMoves(queue, others, run=self._run_here)
         self._description = describe_rank(own, share.layers)
         self._slots = AdapterSlots(share.model.adapters)  # as each rank has them
         loaded = Loaded.of(share.model)
@@ -173,6 +177,7 @@ class RankedRunner:
             num_cpu_blocks=min(one.num_cpu_blocks for one in everywhere),
             copy_bytes_per_s=min(one.copy_bytes_per_s for one in everywhere),
             prefill_tokens_per_s=min(one.prefill_tokens_per_s for one in everywhere),
+            store=_slowest(everywhere),
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else own.max_steps_in_flight,
             ranks=(self._description, *(rank for one in everywhere[1:] for rank in one.ranks)),
         )
@@ -191,6 +196,11 @@ class RankedRunner:
         if {one.num_graphs for one in ready} != {self._own.num_graphs}:
             # steps would meet in different collectives
             raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
+        if self._moves is not None:
+            self._moves.forget()  # each rank has ended those of its old pools
+
+    def move_queue(self) -> RankedMoves | None:
+        return self._moves
 
     def apply(self, sections: Step) -> int:
         """Returns the time of the sections before these, where stages compute meanwhile."""
@@ -289,6 +299,13 @@ class RankedRunner:
         )
         self._has_failed = False
 
+    def _run_here(self, call: Callable[[], None]) -> None:
+        """Calls likewise, without waiting for it."""
+        if self._thread is None:
+            call()
+        else:
+            self._thread.submit(call)
+
     def memory(self) -> MemoryReport:
         return self._own.memory()
 
@@ -299,3 +316,13 @@ class RankedRunner:
         self._others.close(failure)
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._share is not None:
+            self._share.close()
+
+
+def _slowest(everywhere: Sequence[WorkerCapacity]) -> StoreCapacity | None:
+    """Returns the store of rank 0, with the rate of the rank that reads slowest."""
+    stores = [one.store for one in everywhere if one.store is not None]
+    if not stores:
+        return None
+    return replace(stores[0], read_bytes_per_s=min(one.read_bytes_per_s for one in stores))

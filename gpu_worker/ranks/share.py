@@ -12,6 +12,7 @@ from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization
 from gpu_worker.config import DeviceConfig, ModelError, ParallelConfig
 from gpu_worker.device.keys import Keys
+from gpu_worker.kv_store.move_queue import MoveQueue
 from gpu_worker.kv_store.runner_store import RunnerStore
 from gpu_worker.loading.block_content import BlockContent
 from gpu_worker.loading.layer_partition import stage_layers
@@ -23,6 +24,7 @@ from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
 from gpu_worker.native.rank_memory import meet, slot_bytes_of
 from gpu_worker.native.threads import default_num_threads
+from gpu_worker.ranks.rank_store import open_store
 from gpu_worker.ranks.service.rank_messages import Start
 from signalbox_kernels.group import Group
 
@@ -58,6 +60,14 @@ class Share(Runner, AdapterLoading, Inspectable, Protocol):
         """Takes a store, which the runner closes; comes before `profile`."""
         ...
 
+    def move_queue(self) -> MoveQueue | None:
+        """Returns the moves between the CPU pool and the store, of all pools that come."""
+        ...
+
+    def close(self, failure: str | None = None) -> None:
+        """Closes the store; on any thread."""
+        ...
+
     def abort_collectives(self) -> None:
         """Ends the wait for ranks that are lost; safe from any thread."""
         ...
@@ -66,13 +76,20 @@ class Share(Runner, AdapterLoading, Inspectable, Protocol):
 def load_share(
     start: Start, keys: Keys | None = None, progress: ReportProgress = ignore_progress
 ) -> Share:
-    """Loads what a rank holds, which may be all.
+    """Loads what a rank holds, which may be all, and opens its store.
 
     Args:
         keys: where tensor-parallel ranks meet.
 
-    Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
+    Raises ModelError, ValueError, MemoryError or OSError with what is wrong and the remedy.
     """
+    share = _load(start, keys, progress)
+    if start.disk.kv_disk is not None or start.shared.kv_store is not None:
+        share.use_store(open_store(start, share))
+    return share
+
+
+def _load(start: Start, keys: Keys | None, progress: ReportProgress) -> Share:
     start = replace(start, device=_shared(start.device, start.parallel))
     with naming(start.model.model):
         opened = open_with_config(start.model, progress)

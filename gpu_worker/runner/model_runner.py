@@ -183,6 +183,8 @@ class ModelRunner(HasMoves):
             block_size=self._loaded.block_size,
             block_bytes=self._executor.block_bytes,
             backends=self.backends,
+            parallel=self._parallel,
+            layers=self._loaded.stage,
         )
 
     def _execute_without_cache(self, batch: Batch) -> None:

@@ -72,7 +72,6 @@ def test_blocks_do_not_leave_the_machine_in_the_clear() -> None:
         ({"kv_store": REMOTE}, "--kv-store-key"),
         ({"kv_store": REMOTE, "kv_store_key": "k", "kv_disk": "/kv"}, "do not go together"),
         ({"kv_store": "redis://localhost", "swap_space": 0}, "--kv-store takes swap space"),
-        ({"kv_store": "redis://localhost", "tensor_parallel_size": 2}, "one rank"),
         ({"kv_store": "file:///kv", "kv_store_password": "p"}, "goes with redis://"),
         ({"kv_store_key": "k"}, "--kv-store-key has no effect without --kv-store"),
         ({"kv_disk_space": 1}, "--kv-disk-space has no effect without --kv-disk"),

@@ -1,6 +1,8 @@
 """A worker that restarts finds its prefixes on the disk, with the same tokens after them."""
 
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +13,17 @@ import pytest
 
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from scheduler_svc.kv.cost_model import CostModel
-from signalbox import LLM, SamplingParams
+from signalbox import LLM, EngineDeadError, SamplingParams
 from tests.gpu_worker.tiny_models import make_llama
 from tests.signalbox.llm.make import assert_at_rest
+from tests.waiting import wait_until
 
+SIZES: dict[str, Any] = {
+    "kv_cache_memory": 0.05,
+    "swap_space": 0.05,
+    "max_model_len": 250,
+    "num_threads": 1,
+}
 PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
 
@@ -40,8 +49,9 @@ class Served:
         self.llm = llm
         self.engine = llm.llm_engine
         core = self.engine._core
-        store = core._worker._runner._store  # type: ignore[union-attr]
-        self.tier: DiskTier = store.store
+        self.runner: Any = core._worker._runner
+        share = getattr(self.runner, "_share", None) or self.runner  # of the first rank
+        self.tier: DiskTier = share._store.store
         self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
         self.moves = core.scheduler.store.moves  # type: ignore[union-attr]
         assert self.tier.opened.wait(60)
@@ -78,8 +88,7 @@ class Served:
 
 @contextmanager
 def serving(model: Path, disk: Path, **options: Any) -> Iterator[Served]:
-    fields = {"kv_cache_memory": 0.05, "swap_space": 0.05, "max_model_len": 250, "num_threads": 1}
-    with LLM(str(model), kv_disk=str(disk), **fields | options) as llm:
+    with LLM(str(model), kv_disk=str(disk), **SIZES | options) as llm:
         served = Served(llm)
         yield served
         served.end_moves()
@@ -119,6 +128,34 @@ def test_a_block_with_a_flipped_bit_is_computed(
         assert 0 < served.loading.num_hits < NUM_BLOCKS * 16
         assert served.tier.usage().num_failed
     assert "is not what was written" in caplog.text
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+def test_ranks_of_which_one_was_killed_while_it_wrote_find_their_prefix(
+    model: Path, tmp_path: Path, tp: int, pp: int
+) -> None:
+    options: dict[str, Any] = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+    llm = LLM(str(model), kv_disk=str(tmp_path / "kv"), **SIZES | options)
+    try:
+        served = Served(llm)
+        expected = served.tokens()
+        assert served.tokens() == expected  # begins to write
+        wait_until(lambda: served.tier.usage().num_blocks)
+        (pid,) = served.runner.follower_pids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            while True:
+                served.tokens()
+    finally:
+        llm.close()
+    with serving(model, tmp_path / "kv", **options) as served:
+        assert served.tokens() == expected
+        served.store_prompt()
+        served.end_moves()
+    with serving(model, tmp_path / "kv", **options) as served:
+        assert served.tokens() == expected
+        assert served.loading.num_hits == NUM_BLOCKS * 16
+        assert len(list((tmp_path / "kv").glob("*.blocks"))) == 2
 
 
 def test_a_fine_tune_of_the_same_name_and_shapes_finds_nothing(model: Path, tmp_path: Path) -> None:
@@ -184,7 +221,6 @@ def test_blocks_arrive_in_the_pools_of_an_engine_that_has_slept(
     ("options", "message"),
     [
         ({"swap_space": 0}, "swap"),
-        ({"tensor_parallel_size": 2}, "one rank"),
         ({"kv_disk_space": 0.1}, "kv_disk_space"),
         ({"kv_disk": None, "kv_disk_space": 1}, "no effect without"),
         ({"kv_disk": "/proc/kv"}, "folder"),

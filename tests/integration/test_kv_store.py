@@ -84,6 +84,13 @@ class FaultyStore:
         self._dawdle()  # after one that failed, nothing would be written for a while
         return self._store.write(key, data, tenant)
 
+    @property
+    def is_open(self) -> bool:
+        return True
+
+    def remove(self, key: bytes) -> None:
+        self._store.remove(key)
+
     def clear(self, tenant: bytes | None) -> None:
         self._store.clear(tenant)
 

@@ -11,17 +11,26 @@ from pydantic import BaseModel
 
 from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
 from contract.model import WorkerCapacity, decode_capacity, encode_capacity
+from contract.sections.store_moves import decode_move_result, encode_move_result
 from contract.step import Step, decode_step, encode_step
 from contract.step_result import decode_stages, encode_stages
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import TokenRuns, WantedLogits
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import (
+    CacheConfig,
+    DeviceConfig,
+    DiskConfig,
+    ModelConfig,
+    ParallelConfig,
+    SharedConfig,
+)
 from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     AddAdapter,
     Ask,
     CacheReady,
     Command,
+    EndedMoves,
     Failure,
     ForgetAdapter,
     Hello,
@@ -36,6 +45,7 @@ from gpu_worker.ranks.service.rank_messages import (
     OpenAdapter,
     RankAddress,
     RemoveAdapter,
+    RemoveBlock,
     Report,
     Start,
     prompt_rows_of,
@@ -66,6 +76,10 @@ def encode_command(command: Command) -> pb.JoinResponse:
             return pb.JoinResponse(profile=pb.RankProfile())
         case Ask.SYNC:
             return pb.JoinResponse(sync=pb.RankSync())
+        case Ask.ENDED_MOVES:
+            return pb.JoinResponse(ended_moves=pb.RankAskMoves())
+        case RemoveBlock():
+            return pb.JoinResponse(remove_block=pb.RankRemoveBlock(hash=command.key))
         case OpenAdapter():
             return pb.JoinResponse(open_adapter=pb.RankOpenAdapter(**command._asdict()))
         case ForgetAdapter():
@@ -92,8 +106,10 @@ def decode_command(message: pb.JoinResponse) -> Command:
             return Meet(_addresses(meet.addresses), measuring)
         case "start":
             return _start(message.start)
-        case "profile" | "sync":
+        case "profile" | "sync" | "ended_moves":
             return Ask(kind)
+        case "remove_block":
+            return RemoveBlock(message.remove_block.hash)
         case "open_adapter":
             opening = message.open_adapter
             return OpenAdapter(opening.number, opening.name, opening.folder)
@@ -133,6 +149,10 @@ def _report_message(report: Report) -> pb.JoinRequest:
             return pb.JoinRequest(capacity=encode_capacity(report))
         case InStep():
             return pb.JoinRequest(in_step=pb.RankInStep(**report._asdict()))
+        case EndedMoves():
+            results = map(encode_move_result, report.results)
+            ended = pb.RankEndedMoves(results=results, is_open=report.is_open)
+            return pb.JoinRequest(ended_moves=ended)
         case AdapterOpened():
             return pb.JoinRequest(adapter_opened=pb.RankAdapterOpened(**report._asdict()))
         case Failure():
@@ -166,6 +186,9 @@ def _report(message: pb.JoinRequest) -> Report:
             return decode_capacity(message.capacity)
         case "in_step":
             return InStep(message.in_step.num_collectives)
+        case "ended_moves":
+            ended = message.ended_moves
+            return EndedMoves(tuple(map(decode_move_result, ended.results)), ended.is_open)
         case "adapter_opened":
             opened = message.adapter_opened
             return AdapterOpened(opened.number, opened.sha256, opened.error)
@@ -206,6 +229,8 @@ def _start_message(start: Start) -> pb.RankStart:
         model=_filled(pb.RankModelConfig(), dict(start.model)),
         cache=_filled(pb.RankCacheConfig(), dict(start.cache)),
         device=_filled(pb.RankDeviceConfig(), dict(start.device)),
+        disk=_filled(pb.RankDiskConfig(), dict(start.disk)),
+        shared=_filled(pb.RankSharedConfig(), dict(start.shared)),
         parallel=_filled(pb.RankParallelConfig(), asdict(start.parallel)),
         addresses=[pb.RankAddress(**one._asdict()) for one in start.addresses],
     )
@@ -216,6 +241,8 @@ def _start(message: pb.RankStart) -> Start:
         model=_config(ModelConfig, message.model),
         cache=_config(CacheConfig, message.cache),
         device=_config(DeviceConfig, message.device),
+        disk=_config(DiskConfig, message.disk),
+        shared=_config(SharedConfig, message.shared),
         parallel=ParallelConfig(**_values(message.parallel)),
         addresses=_addresses(message.addresses),
     )

@@ -3,7 +3,7 @@
 A batch is sent as a `Batch` whose rows say which tokens draw, and nothing of how: rank 0 draws.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -11,12 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.model import ModelInfo, WorkerCapacity
+from contract.sections.store_moves import MoveResult
 from contract.step import Step
 from contract.step_result import Stages
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import NO_LOGPROBS, PromptRows, SampleRows
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import (
+    CacheConfig,
+    DeviceConfig,
+    DiskConfig,
+    ModelConfig,
+    ParallelConfig,
+    SharedConfig,
+)
 
 
 class RankAddress(NamedTuple):
@@ -35,6 +43,8 @@ class Start:
     cache: CacheConfig
     parallel: ParallelConfig
     device: DeviceConfig
+    disk: DiskConfig = field(default_factory=DiskConfig)
+    shared: SharedConfig = field(default_factory=SharedConfig)
     addresses: tuple[RankAddress, ...] = ()
     """Addresses of all ranks, by rank."""
 
@@ -68,6 +78,7 @@ class Ask(Enum):
 
     PROFILE = "profile"
     SYNC = "sync"
+    ENDED_MOVES = "ended_moves"
 
 
 class InitCacheEngine(NamedTuple):
@@ -75,6 +86,12 @@ class InitCacheEngine(NamedTuple):
 
     num_gpu_blocks: int
     num_cpu_blocks: int
+
+
+class RemoveBlock(NamedTuple):
+    """Command to remove a block from the rank's store, as another rank lacks it."""
+
+    key: bytes
 
 
 class OpenAdapter(NamedTuple):
@@ -110,6 +127,7 @@ Command = (
     | Start
     | Ask
     | InitCacheEngine
+    | RemoveBlock
     | Step
     | Batch
     | OpenAdapter
@@ -117,7 +135,7 @@ Command = (
     | AddAdapter
     | RemoveAdapter
 )
-"""A `Step` is of sections alone, which every rank applies to its share of the KV cache."""
+"""A `Step` is of one section alone, which every rank applies to its share of the KV cache."""
 
 
 class Hello(NamedTuple):
@@ -166,6 +184,14 @@ class InStep(NamedTuple):
     num_collectives: int
 
 
+class EndedMoves(NamedTuple):
+    """Moves between the rank's CPU pool and its store that have ended since the last report."""
+
+    results: tuple[MoveResult, ...]
+    is_open: bool
+    """False while the rank's store finds and keeps nothing yet."""
+
+
 class AdapterOpened(NamedTuple):
     """An adapter was read, or could not be."""
 
@@ -196,7 +222,16 @@ class LogLine(NamedTuple):
 
 
 Report = (
-    Hello | Met | Loaded | CacheReady | WorkerCapacity | InStep | AdapterOpened | Failure | LogLine
+    Hello
+    | Met
+    | Loaded
+    | CacheReady
+    | WorkerCapacity
+    | InStep
+    | EndedMoves
+    | AdapterOpened
+    | Failure
+    | LogLine
 )
 
 

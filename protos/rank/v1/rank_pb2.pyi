@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "adapter_opened", "met", "command")
+    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "adapter_opened", "met", "ended_moves", "command")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class JoinRequest(_message.Message):
     IN_STEP_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_OPENED_FIELD_NUMBER: _ClassVar[int]
     MET_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MOVES_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     loaded: RankLoaded
@@ -29,11 +30,12 @@ class JoinRequest(_message.Message):
     in_step: RankInStep
     adapter_opened: RankAdapterOpened
     met: RankMet
+    ended_moves: RankEndedMoves
     command: int
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., adapter_opened: _Optional[_Union[RankAdapterOpened, _Mapping]] = ..., met: _Optional[_Union[RankMet, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., adapter_opened: _Optional[_Union[RankAdapterOpened, _Mapping]] = ..., met: _Optional[_Union[RankMet, _Mapping]] = ..., ended_moves: _Optional[_Union[RankEndedMoves, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync", "open_adapter", "forget_adapter", "add_adapter", "remove_adapter", "meet")
+    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync", "open_adapter", "forget_adapter", "add_adapter", "remove_adapter", "meet", "ended_moves", "remove_block")
     START_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     INIT_CACHE_ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,8 @@ class JoinResponse(_message.Message):
     ADD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     REMOVE_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     MEET_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MOVES_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_BLOCK_FIELD_NUMBER: _ClassVar[int]
     start: RankStart
     profile: RankProfile
     init_cache_engine: RankCache
@@ -56,7 +60,9 @@ class JoinResponse(_message.Message):
     add_adapter: RankAddAdapter
     remove_adapter: RankRemoveAdapter
     meet: RankMeet
-    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ..., open_adapter: _Optional[_Union[RankOpenAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[RankForgetAdapter, _Mapping]] = ..., add_adapter: _Optional[_Union[RankAddAdapter, _Mapping]] = ..., remove_adapter: _Optional[_Union[RankRemoveAdapter, _Mapping]] = ..., meet: _Optional[_Union[RankMeet, _Mapping]] = ...) -> None: ...
+    ended_moves: RankAskMoves
+    remove_block: RankRemoveBlock
+    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ..., open_adapter: _Optional[_Union[RankOpenAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[RankForgetAdapter, _Mapping]] = ..., add_adapter: _Optional[_Union[RankAddAdapter, _Mapping]] = ..., remove_adapter: _Optional[_Union[RankRemoveAdapter, _Mapping]] = ..., meet: _Optional[_Union[RankMeet, _Mapping]] = ..., ended_moves: _Optional[_Union[RankAskMoves, _Mapping]] = ..., remove_block: _Optional[_Union[RankRemoveBlock, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
     __slots__ = ("rank", "versions", "address", "pid", "told")
@@ -123,18 +129,22 @@ class RankLoaded(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., arithmetic: _Optional[str] = ..., adapters: _Optional[str] = ...) -> None: ...
 
 class RankStart(_message.Message):
-    __slots__ = ("model", "cache", "device", "parallel", "addresses")
+    __slots__ = ("model", "cache", "device", "parallel", "addresses", "disk", "shared")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     model: RankModelConfig
     cache: RankCacheConfig
     device: RankDeviceConfig
     parallel: RankParallelConfig
     addresses: _containers.RepeatedCompositeFieldContainer[RankAddress]
-    def __init__(self, model: _Optional[_Union[RankModelConfig, _Mapping]] = ..., cache: _Optional[_Union[RankCacheConfig, _Mapping]] = ..., device: _Optional[_Union[RankDeviceConfig, _Mapping]] = ..., parallel: _Optional[_Union[RankParallelConfig, _Mapping]] = ..., addresses: _Optional[_Iterable[_Union[RankAddress, _Mapping]]] = ...) -> None: ...
+    disk: RankDiskConfig
+    shared: RankSharedConfig
+    def __init__(self, model: _Optional[_Union[RankModelConfig, _Mapping]] = ..., cache: _Optional[_Union[RankCacheConfig, _Mapping]] = ..., device: _Optional[_Union[RankDeviceConfig, _Mapping]] = ..., parallel: _Optional[_Union[RankParallelConfig, _Mapping]] = ..., addresses: _Optional[_Iterable[_Union[RankAddress, _Mapping]]] = ..., disk: _Optional[_Union[RankDiskConfig, _Mapping]] = ..., shared: _Optional[_Union[RankSharedConfig, _Mapping]] = ...) -> None: ...
 
 class RankAddress(_message.Message):
     __slots__ = ("address", "certified_name")
@@ -224,6 +234,26 @@ class RankDeviceConfig(_message.Message):
     linear_backend: str
     def __init__(self, device: _Optional[str] = ..., num_threads: _Optional[int] = ..., cpu_backend: _Optional[str] = ..., attention_backend: _Optional[str] = ..., sampling_backend: _Optional[str] = ..., enforce_eager: _Optional[bool] = ..., max_cudagraph_capture_size: _Optional[int] = ..., kernel_cache: _Optional[str] = ..., linear_backend: _Optional[str] = ...) -> None: ...
 
+class RankDiskConfig(_message.Message):
+    __slots__ = ("kv_disk", "kv_disk_space", "kv_disk_daily_writes")
+    KV_DISK_FIELD_NUMBER: _ClassVar[int]
+    KV_DISK_SPACE_FIELD_NUMBER: _ClassVar[int]
+    KV_DISK_DAILY_WRITES_FIELD_NUMBER: _ClassVar[int]
+    kv_disk: str
+    kv_disk_space: float
+    kv_disk_daily_writes: float
+    def __init__(self, kv_disk: _Optional[str] = ..., kv_disk_space: _Optional[float] = ..., kv_disk_daily_writes: _Optional[float] = ...) -> None: ...
+
+class RankSharedConfig(_message.Message):
+    __slots__ = ("kv_store", "kv_store_key", "kv_store_password")
+    KV_STORE_FIELD_NUMBER: _ClassVar[int]
+    KV_STORE_KEY_FIELD_NUMBER: _ClassVar[int]
+    KV_STORE_PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    kv_store: str
+    kv_store_key: str
+    kv_store_password: str
+    def __init__(self, kv_store: _Optional[str] = ..., kv_store_key: _Optional[str] = ..., kv_store_password: _Optional[str] = ...) -> None: ...
+
 class RankParallelConfig(_message.Message):
     __slots__ = ("rank", "tensor_parallel_size", "pipeline_parallel_size", "layer_partition", "local_rank", "local_size", "collective_host", "is_placed")
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +317,24 @@ class RankBatch(_message.Message):
 class RankSync(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RankAskMoves(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RankEndedMoves(_message.Message):
+    __slots__ = ("results", "is_open")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[_worker_pb2.MoveResult]
+    is_open: bool
+    def __init__(self, results: _Optional[_Iterable[_Union[_worker_pb2.MoveResult, _Mapping]]] = ..., is_open: _Optional[bool] = ...) -> None: ...
+
+class RankRemoveBlock(_message.Message):
+    __slots__ = ("hash",)
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    hash: bytes
+    def __init__(self, hash: _Optional[bytes] = ...) -> None: ...
 
 class RankOpenAdapter(_message.Message):
     __slots__ = ("number", "name", "folder")

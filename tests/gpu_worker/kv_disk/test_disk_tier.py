@@ -43,7 +43,7 @@ def write(tier: DiskTier, number: int) -> bool:
 def test_blocks_outlive_the_tier(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         assert tier.opened.wait(60)
-        assert tier.read_bytes_per_s > 0
+        assert tier.capacity.read_bytes_per_s > 0
         assert write(tier, 1)
     with opened(tmp_path) as tier:
         assert tier.opened.wait(60)

@@ -1,0 +1,58 @@
+"""Opens the store of a rank: on a disk of its host, or on a server.
+
+Each rank has a store of its own, whose blocks are those of its share.
+"""
+
+from typing import Protocol
+
+from contract.model import ModelInfo, StoreCapacity
+from gpu_worker.config import DiskConfig, ModelError, SharedConfig
+from gpu_worker.kv_store.runner_store import RunnerStore
+from gpu_worker.loading.block_content import BlockContent
+from gpu_worker.ranks.service.rank_messages import Start
+
+
+class HasBlocks(Protocol):
+    """A share of a model that is loaded."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def block_content(self) -> BlockContent: ...
+
+
+def open_store(start: Start, share: HasBlocks) -> RunnerStore:
+    """Opens the store that the settings name.
+
+    Raises ModelError, FolderError, SecretFileError or OSError.
+    """
+    flag = "--kv-store" if start.disk.kv_disk is None else "--kv-disk"
+    if share.model.pooling is not None:
+        raise ModelError(f"{flag} takes a model that generates; leave it out")
+    num_ranks = start.parallel.num_ranks
+    if start.disk.kv_disk is not None:
+        return _on_disk(share, start.disk, num_ranks)
+    return _on_server(share, start.shared, num_ranks)
+
+
+def _on_disk(share: HasBlocks, config: DiskConfig, num_ranks: int) -> RunnerStore:
+    from gpu_worker.kv_disk.disk_tier import DiskTier  # others load no SQLite
+
+    content = share.block_content()
+    tier = DiskTier(
+        config,
+        block_bytes=content.block_bytes,
+        model=share.model.name,
+        identify=content.identity,
+        num_ranks=num_ranks,
+    )
+    return RunnerStore(tier, tier.capacity)
+
+
+def _on_server(share: HasBlocks, config: SharedConfig, num_ranks: int) -> RunnerStore:
+    from gpu_worker.kv_shared.shared_tier import SharedTier
+
+    content = share.block_content()
+    tier = SharedTier(config, block_bytes=content.block_bytes, identify=content.identity)
+    max_bytes_per_s = config.store_write_bytes_per_s // num_ranks
+    return RunnerStore(tier, StoreCapacity(kind="shared", max_write_bytes_per_s=max_bytes_per_s))
