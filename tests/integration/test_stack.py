@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-import grpc
 import pytest
 from tokenizers import Tokenizer
 
@@ -161,15 +160,6 @@ def num_used_blocks(scheduler: Scheduler) -> int:
 def num_held_blocks(scheduler: Scheduler) -> int:
     """Blocks of the groups that live."""
     return sum(len(seq.block_table) for group in scheduler.running for seq in group.sequences)
-
-
-async def test_a_deadline_ends_the_request_everywhere() -> None:
-    async with make_stack(step_ns=5_000_000) as stack:
-        call = stack.stub.Generate(make_request([1, 2], max_tokens=4000), timeout=0.2)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            async for _ in call:
-                pass
-        assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_branches_and_seeds() -> None:

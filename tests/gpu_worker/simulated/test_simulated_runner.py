@@ -1,6 +1,5 @@
 """The simulated model says what it should, and stops doing so when blocks are mishandled."""
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -149,34 +148,6 @@ def test_logprobs_agree_with_what_was_drawn() -> None:
         assert found.top_logprobs[place] == found.logprob
         assert found.top_logprobs == sorted(found.top_logprobs, reverse=True)
         assert sum(np.exp(found.top_logprobs)) < 1
-
-
-def test_a_random_schedule_of_many_sequences_gives_every_one_its_tokens() -> None:
-    rng = random.Random(5)
-    runner = make_runner(num_gpu_blocks=64, max_num_seqs=16, max_num_batched_tokens=128)
-    table = make_table(runner)
-    prompts = {s: [rng.randrange(512) for _ in range(rng.randrange(1, 20))] for s in range(1, 9)}
-    blocks = rng.sample(range(64), 64)
-    new = [
-        make_new(s, prompt, [blocks.pop() for _ in range(8)], num_new_tokens=1)
-        for s, prompt in prompts.items()
-    ]
-    batch = table.apply(make_step(new=new))
-    computed = dict.fromkeys(prompts, 1)
-    for _ in range(40):
-        table.append_tokens(runner.execute(batch))
-        running = {}
-        for s in rng.sample(sorted(prompts), rng.randrange(1, 9)):
-            known = len(table.token_ids(s)) - computed[s]
-            if computed[s] < 30:
-                running[s] = rng.randint(1, min(known, 30 - computed[s]))
-                computed[s] += running[s]
-        batch = table.apply(make_step(running=running))
-    table.append_tokens(runner.execute(batch))
-    for s, prompt in prompts.items():
-        drawn = table.token_ids(s)[len(prompt) :]
-        assert drawn == expected_tokens(prompt, num_tokens=len(drawn))
-    assert sum(len(table.token_ids(s)) for s in prompts) > 150
 
 
 def test_a_new_cache_holds_poison() -> None:

@@ -15,24 +15,10 @@ from tests.router.fakes import (
     MAX_MODEL_LEN,
     MODEL_NAME,
     FakeScheduler,
-    token,
 )
 from tests.router.stack import Stack, make_generate, make_stack
 
 StatusCode = grpc.StatusCode
-
-
-async def test_tokenize_and_detokenize_are_inverse(stack: Stack) -> None:
-    text = "naïve 東京 😀"
-    tokens = await stack.client.Tokenize(pb.TokenizeRequest(text=text))
-    assert tokens.token_ids[0] == token(BOS)
-    ids = list(tokens.token_ids)
-    back = await stack.client.Detokenize(pb.DetokenizeRequest(token_ids=ids))
-    assert back.text == text
-    whole = pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=False)
-    assert (await stack.client.Detokenize(whole)).text == BOS + text
-    bare = pb.TokenizeRequest(text=text, add_special_tokens=False)
-    assert list((await stack.client.Tokenize(bare)).token_ids) == ids[1:]
 
 
 async def test_tokenize_and_detokenize_refuse_what_generate_refuses(stack: Stack) -> None:

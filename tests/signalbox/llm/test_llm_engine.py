@@ -8,7 +8,7 @@ import pytest
 from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
 from signalbox import EngineArgs, LLMEngine, SamplingParams
 from signalbox.llm.in_process.local_worker import STEPS_IN_FLIGHT
-from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_engine, make_runner, run
+from tests.signalbox.llm.make import GREEDY, make_runner, run
 from tests.waiting import EVENT_S
 
 
@@ -67,34 +67,6 @@ def test_a_request_may_be_aborted_before_its_first_step(engine: LLMEngine) -> No
     engine.abort_request("a")
     assert not engine.has_unfinished_requests()
     assert engine.step() == []
-
-
-def test_aborts_give_blocks_back_under_pressure() -> None:
-    with make_engine(num_gpu_blocks=12, num_cpu_blocks=12) as engine:
-        params = SamplingParams(seed=1, n=2, max_tokens=40, ignore_eos=True)
-        for i in range(12):
-            engine.add_request(str(i), f"prompt {i} which is long enough", params)
-        for i in range(0, 12, 2):
-            for _ in range(3):
-                engine.step()
-                engine._core.cluster.check()
-            engine.abort_request(str(i))
-            engine._core.cluster.check()
-        outputs = run(engine)
-        assert engine._core.scheduler.preemption.num_preemptions
-        assert {"1", "3", "5", "7", "9", "11"} <= outputs.keys()
-        for of_request in outputs.values():
-            last = of_request[-1]
-            for completion in last.outputs:
-                expected = expected_tokens(
-                    last.prompt_token_ids,
-                    num_tokens=40,
-                    temperature=1,
-                    seed=1,
-                    branch=completion.index,
-                )
-                assert completion.token_ids == expected[: len(completion.token_ids)]
-        assert_at_rest(engine)
 
 
 def test_an_id_is_taken_while_its_request_lives(engine: LLMEngine) -> None:
