@@ -193,24 +193,9 @@ REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
 @pytest.mark.parametrize(
     ("field", "request_"),
     [
-        ("tools[1].name", make_chat(tools=[WEATHER, WEATHER])),
-        ("tools[0].name", make_chat(tools=[pb.Tool(name="get weather")])),
-        ("tools[0].parameters", make_chat(tools=[pb.Tool(name="f", parameters="[]")])),
-        ("tools[0].parameters", make_chat(tools=[pb.Tool(name="f", parameters="[" * 99_999)])),
-        ("tools", make_chat(tools=[pb.Tool(name=f"f{i}") for i in range(129)])),
         ("tool_choice.tool", make_chat(tools=[WEATHER], tool_choice={"tool": "add"})),
-        ("tool_choice.mode", make_chat(tools=[WEATHER], tool_choice={"mode": 99})),
-        ("tool_choice", make_chat(tool_choice=REQUIRED)),
         ("tool_choice", make_chat(tools=[WEATHER], tool_choice=REQUIRED, sampling_params={
             "structured_output": {"regex": "x"}})),
-        ("messages[0].tool_calls[0].arguments", make_chat(message("", ASSISTANT, tool_calls=[
-            pb.ToolCall(name="f", arguments="{")]))),
-        ("add_generation_prompt", make_chat(
-            add_generation_prompt=True, continue_final_message=True)),
-        ("chat_template_kwargs", make_chat(
-            chat_template_kwargs={"messages": struct_pb2.Value(number_value=1)})),
-        ("chat_template_kwargs", make_chat(
-            chat_template_kwargs={"x": struct_pb2.Value(number_value=float("nan"))})),
         ("continue_final_message", make_chat(
             chat_template="{{ messages | length }}", continue_final_message=True)),
     ],

@@ -1,4 +1,7 @@
-"""What is refused, at the door or by the scheduler, and with which status."""
+"""What is refused, at the door or by the scheduler, and with which status.
+
+`tests/integration/fuzzing` has what each field may not be.
+"""
 
 import asyncio
 from typing import Any
@@ -9,10 +12,8 @@ from google.rpc import error_details_pb2
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
-from router.inference.servicer import SERVICE_NAME
 from tests.grpc_errors import code_of, details_of, error_of
 from tests.router.fakes import (
-    MAX_MODEL_LEN,
     finished,
     ids_of,
     make_files,
@@ -59,44 +60,16 @@ async def refused_fields(call: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"text": ""}, "text"),
         ({"text": "a b " * 200}, "text"),
         ({"text": "a" * 3_000_000}, "text"),
         ({"token_ids": {}}, "token_ids.ids"),
-        ({"token_ids": {"ids": [10**6]}}, "token_ids.ids"),
         ({"token_ids": {"ids": [5] * 128}}, "token_ids.ids"),
-        ({"request_id": "a\nb"}, "request_id"),
-        ({"request_id": "a\0b"}, "request_id"),
-        ({"request_id": "a" * 10**6}, "request_id"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"stream_interval": 0}, "stream_interval"),
-        ({"output_kind": 9}, "output_kind"),
     ],
 )
 async def test_what_is_wrong_is_refused_at_the_door(
     stack: Stack, fields: dict[str, Any], field: str
 ) -> None:
     assert await refused_fields(stack.generate(**fields)) == [field]
-    assert stack.scheduler.added == []
-
-
-@pytest.mark.parametrize(
-    ("params", "field"),
-    [
-        ({"top_p": 0}, "top_p"),
-        ({"presence_penalty": 2.5}, "presence_penalty"),
-        ({"bad_words": [" "]}, "bad_words"),
-        ({"logit_bias": [{"token_id": 10**6}]}, "logit_bias.token_id"),
-        ({"structured_output": {}}, "structured_output"),
-        ({"structured_output": {"json_schema": '{"$ref": "#"}'}}, "structured_output.json_schema"),
-        ({"max_tokens": MAX_MODEL_LEN}, "max_tokens"),
-    ],
-)
-async def test_a_wrong_parameter_is_refused_at_the_door(
-    stack: Stack, params: dict[str, Any], field: str
-) -> None:
-    refused = await refused_fields(stack.generate(sampling_params=params))
-    assert refused == [f"sampling_params.{field}"]
     assert stack.scheduler.added == []
 
 
@@ -110,17 +83,7 @@ USER = pb.CHAT_ROLE_USER
 HELLO = [pb.ContentPart(text="Hi")]
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [],
-        [pb.ChatMessage(content=HELLO)],
-        [pb.ChatMessage(role=77, content=HELLO)],  # type: ignore[arg-type]
-        [pb.ChatMessage(role=USER)],
-        [pb.ChatMessage(role=USER, content=[pb.ContentPart()])],
-        [pb.ChatMessage(role=USER, content=HELLO)] * 500,
-    ],
-)
+@pytest.mark.parametrize("messages", [[], [pb.ChatMessage(role=USER, content=HELLO)] * 500])
 async def test_a_bad_conversation_is_refused(stack: Stack, messages: list[pb.ChatMessage]) -> None:
     call = aiter(stack.client.Chat(pb.ChatRequest(messages=messages)))
     assert await code_of(anext(call)) is StatusCode.INVALID_ARGUMENT
@@ -132,14 +95,6 @@ async def test_chat_without_a_template_is_a_failed_precondition() -> None:
         call = aiter(stack.client.Chat(make_chat()))
         assert await code_of(anext(call)) is StatusCode.FAILED_PRECONDITION
         assert not (await stack.client.GetModel(pb.GetModelRequest())).has_chat_template
-
-
-async def test_malformed_bytes_are_an_invalid_argument(stack: Stack) -> None:
-    for data in (b"", b"\xff" * 50, b"\x1a\x05ab", b"\x0a\x02\xff\xfe"):
-        for method in ("Generate", "Chat"):
-            send: Any = stack.channel.unary_stream(f"/{SERVICE_NAME}/{method}")
-            call = aiter(send(data))
-            assert await code_of(anext(call)) is StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_request_that_the_scheduler_refuses_fails_with_its_status() -> None:
