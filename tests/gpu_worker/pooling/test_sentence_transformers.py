@@ -207,6 +207,56 @@ def test_scores_of_classifiers_are_the_same(
     assert_same_scores(runner, model, pairs)
 
 
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@pytest.mark.parametrize(
+    ("settings", "activation"),
+    [
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, "identity"),
+        ({"sbert_ce_default_activation_function": IDENTITY}, "identity"),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+            "sigmoid",
+        ),
+    ],
+)
+def test_scores_end_in_the_function_that_a_file_names(
+    settings: dict[str, Any], activation: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "old", "bert", "AutoModelForSequenceClassification", num_labels=1)
+    edit_json(tmp_path / "old" / "config.json", **settings)
+    model = CrossEncoder(str(tmp_path / "old"), device="cpu")
+    model.save(str(tmp_path / "new"))
+    assert type(model.activation_fn).__name__.lower() == activation
+    for folder in ("old", "new"):
+        assert make_runner(tmp_path / folder).model.pooling.activation == activation
+
+
+def test_a_function_of_scores_that_is_not_served_is_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, "bert", "AutoModelForSequenceClassification", num_labels=1)
+    name = "my_package.Cube"
+    edit_json(tmp_path / "config.json", sentence_transformers={"activation_fn": name})
+    with pytest.raises(ModelError, match=r"'my_package.Cube' of scores is not supported"):
+        make_runner(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dimensions"),
+    [
+        ({}, ()),
+        ({"matryoshka_dimensions": [64, 32, 16]}, (16, 32)),
+        ({"is_matryoshka": True}, tuple(range(1, SIZE + 1))),
+    ],
+)
+def test_vectors_may_be_cut_to_the_sizes_that_a_model_declares(
+    settings: dict[str, Any], dimensions: tuple[int, ...], tmp_path: Path
+) -> None:
+    save(tmp_path, "bert")
+    edit_json(tmp_path / "saved" / "config.json", **settings)
+    assert make_runner(tmp_path / "saved").model.pooling.dimensions == dimensions
+
+
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_scores_by_yes_and_no_are_the_same(backend: str, tmp_path: Path) -> None:
     save_model(tmp_path / "plain", "qwen3", "AutoModelForCausalLM")

@@ -52,6 +52,17 @@ def test_embeddings_of_texts_are_the_same(include_prompt: bool, tmp_path: Path) 
     assert score.outputs.score == pytest.approx(float(query @ document), abs=1e-5)
 
 
+def test_declared_dimensions_are_cut_and_normed_again(tmp_path: Path) -> None:
+    save(tmp_path)
+    edit_json(tmp_path / "saved" / "config.json", matryoshka_dimensions=[16])
+    model = SentenceTransformer(str(tmp_path / "saved"), device="cpu", truncate_dim=16)
+    with make_llm(tmp_path / "saved") as llm:
+        outputs = llm.embed(TEXTS, pooling_params=PoolingParams(dimensions=16), use_tqdm=False)
+    actual = np.array([one.outputs.embedding for one in outputs])
+    expected = model.encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
 def test_texts_are_put_in_lower_case_and_cut_as_the_directory_says(tmp_path: Path) -> None:
     save(tmp_path)
     folder = tmp_path / "saved"
