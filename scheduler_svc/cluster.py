@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from contract.model import Adapter, ModelInfo
 from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.planning.handovers import Handovers
 from scheduler_svc.planning.lending import Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.effective_window import WindowLog
@@ -41,6 +42,8 @@ class Cluster:
         self.admission = AdmissionQueue(policy)
         self.peers = Peers()
         """The workers that read blocks of each other."""
+        self.handovers = Handovers()
+        """Those that hand groups over to each other."""
         self.step_loops = StepLoops()
         self.tokenizer_files: dict[str, bytes] = {}
         self.worker_records = worker_records or WorkerRecords()
@@ -114,6 +117,8 @@ class Cluster:
         if (lending := step_loop.scheduler.lending) is not None:
             lending.wake = step_loop.wake
             self.peers.join(lending)
+        if (handovers := step_loop.scheduler.handovers) is not None:
+            self.handovers.join(handovers)
         self.tell_watchers()
         self.requests.sort_out_waiting()
         step_loop.wake()
@@ -132,6 +137,8 @@ class Cluster:
         self.step_loops.remove(step_loop)
         if (lending := step_loop.scheduler.lending) is not None:
             self.peers.leave(lending, self._clock())
+        if (handovers := step_loop.scheduler.handovers) is not None:
+            self.handovers.leave(handovers, self._clock())
         self.tell_watchers()
         is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes
         if is_lost:

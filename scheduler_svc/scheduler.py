@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Collection
 
 from contract.model import Arithmetic, StoreCapacity, WorkerRank
+from contract.sections.block_moves import NO_MOVES
 from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
@@ -28,6 +29,7 @@ from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import token_budget
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
+from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import Counters, Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -86,13 +88,15 @@ class Scheduler:
                 cost=self.cost,
                 identity=identity,
                 peers=peers,
+                grammars=self.grammars,
+                stages=self.steps.stages,
             )
         if self.lending is not None:
             self.lending.num_tokens_ahead = self._num_tokens_in_flight
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
-        self.preemption = Preemption(books, swapping=self._swapping)
+        self.preemption = Preemption(books, swapping=self._swapping, handovers=self.handovers)
         self.planner = Planner(
             books,
             limits=limits,
@@ -104,6 +108,7 @@ class Scheduler:
             worker_name=worker_name,
             stages=self.steps.stages,
             write_behind=self.store.write_behind if self.store is not None else None,
+            handovers=self.handovers,
         )
         self.output_processor = OutputProcessor(books, eos_token_ids=eos_token_ids)
 
@@ -136,7 +141,7 @@ class Scheduler:
         is_empty = self.planner.is_empty(plan) and not self._moves_alone(plan, now)
         if self.blocks.has_copies:
             self._swapping.finish_plan(plan)
-        if is_empty:
+        if is_empty and plan.block_moves is NO_MOVES:
             return None
         if store is not None:
             store.asked(now)
@@ -187,6 +192,8 @@ class Scheduler:
         if self.store is not None and result.moves:
             self.store.process(result.moves, now)
         outcome = self.output_processor.process(plan, result, now)
+        if self.handovers is not None and self.handovers.leaving:
+            self.handovers.answered()
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
             outcome.cleared.append(cleared)
             plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)
@@ -264,6 +271,11 @@ class Scheduler:
         return self.store.lending if self.store is not None else None
 
     @property
+    def handovers(self) -> WorkerHandovers | None:
+        """Groups that come to the worker from others, and that leave it; None if none can."""
+        return self.store.handovers if self.store is not None else None
+
+    @property
     def admission(self) -> AdmissionQueue:
         """The queue that all workers share."""
         return self._queues.admission
@@ -320,11 +332,16 @@ class Scheduler:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
         moving: Counter[int] = Counter()
+        reserved: list[int] = []
         if self.store is not None:
             self.store.check()
             moving = self.store.owned
+        if self.handovers is not None:
+            reserved = self.handovers.reserved
         self.books.decode_columns.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
-        self.blocks.check(queued | self.books.sequence_release.draining, moving.elements())
+        self.blocks.check(
+            queued | self.books.sequence_release.draining, moving.elements(), reserved
+        )
         self.books.worker_state.check(queued)
         self.grammars.check()

@@ -99,6 +99,10 @@ class BlockSpaceManager:
         """
         return self._prefix_cache.find(seq)
 
+    def private_hash(self, seq: Sequence, index: int) -> BlockHash:
+        """Returns a name of what a block of the sequence's table holds that nothing may find."""
+        return self._prefix_cache.private_hash(seq, index)
+
     def prefix_hashes(self, seq: Sequence, start: int, end: int) -> list[BlockHash]:
         """Returns the names of what the blocks [start, end) of the sequence's table are to hold."""
         return [self._prefix_cache.hash(seq, index) for index in range(start, end)]
@@ -106,6 +110,10 @@ class BlockSpaceManager:
     def estimate_prefix(self, seq: Sequence) -> int:
         """Returns how many of the sequence's leading blocks are here, by looking at a few."""
         return self._prefix_cache.estimate(seq)
+
+    def has_room(self, num_blocks: int) -> bool:
+        """Says whether what comes in can have so many GPU blocks."""
+        return self._has_room(num_blocks) is AllocStatus.OK
 
     def can_start(self, seq: Sequence, prefix: list[FoundBlock]) -> bool:
         """Says whether a sequence without blocks fits, given blocks that it may share."""
@@ -209,18 +217,19 @@ class BlockSpaceManager:
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""
-        return len(self._distinct_blocks(group))
+        return len(self.distinct_blocks(group))
 
-    def _distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
+    def distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
+        """Returns each block of the group once, and the hash of what it holds if that is public."""
         return distinct_blocks(group, block_size=self.block_size)
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
-        hashes = self._distinct_blocks(group).values()
+        hashes = self.distinct_blocks(group).values()
         return self.cpu_tier.num_taken(hashes) <= self.cpu_tier.num_free
 
     def can_swap_in(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
-        blocks = self._distinct_blocks(group)
+        blocks = self.distinct_blocks(group)
         hashes = {block_hash or block for block, block_hash in blocks.items()}  # equals become one
         growth = sum(
             max(1, self._num_blocks_to_append(seq, 1, num_lookahead_slots))
@@ -235,7 +244,7 @@ class BlockSpaceManager:
 
     def swap_out(self, group: SequenceGroup) -> None:
         """Moves the group's blocks to CPU swap, each once however many sequences share it."""
-        self.cpu_tier.make_room(self._distinct_blocks(group).values())
+        self.cpu_tier.make_room(self.distinct_blocks(group).values())
         copies, left = move(
             group, self.cpu, block_size=self.block_size, finds=self.cpu_tier.is_cache
         )
@@ -288,6 +297,47 @@ class BlockSpaceManager:
             pool.forget_cached()
         return True
 
+    def take_over(self, seq: Sequence, table: list[int], *, num_cached_blocks: int) -> None:
+        """Gives a sequence that comes from another worker blocks that hold what it had there.
+
+        Args:
+            num_cached_blocks: leading blocks that may be found by their hashes.
+        """
+        for block in table:
+            self.gpu.share(block)
+        seq.block_table, seq.num_cached_blocks = table, num_cached_blocks
+
+    def copy_in(self, cpu_block: int, gpu_block: int) -> None:
+        """Copies a block of the CPU pool, which the caller gives up, to a GPU block of its own."""
+        self._copies.into_gpu.append(BlockCopy(cpu_block, gpu_block))
+        self.cpu_tier.leave([cpu_block])
+
+    def give_up(self, gpu_blocks: list[int]) -> None:
+        """Frees GPU blocks of an owner that is no sequence.
+
+        What the plan in the making brings to those without another owner is not copied.
+        """
+        given_up = {block for block in gpu_blocks if not self.gpu.is_shared(block)}
+        copies = self._copies.into_gpu
+        self._copies.into_gpu = [copy for copy in copies if copy.dst not in given_up]
+        for copy in copies:
+            if copy.dst in given_up:
+                self.gpu.retract(copy.dst)
+        for block in reversed(gpu_blocks):  # of a chain the end is forgotten first
+            self.gpu.free(block)
+
+    def copy_out(self, gpu_block: int) -> int | None:
+        """Takes a block of the CPU pool to which the plan in the making copies one of the GPU.
+
+        Nothing finds it. None if there is no room for it.
+        """
+        if not self.cpu.num_free:
+            return None
+        block = self.cpu.allocate()
+        self._copies.out_of_gpu.append(BlockCopy(gpu_block, block))
+        self.cpu_tier.hold([block], arriving=True)
+        return block
+
     def store_copy(self, block_hash: BlockHash) -> int | None:
         """Takes a block of the CPU pool that holds what a hash stands for, to be stored.
 
@@ -299,12 +349,9 @@ class BlockSpaceManager:
             self.cpu.share(block)
             return block
         gpu_block = self.gpu.find(block_hash)
-        if gpu_block is None or not self.cpu.num_free:
-            return None
-        block = self.cpu.allocate()
-        self.cpu.cache_block(block, block_hash)
-        self._copies.out_of_gpu.append(BlockCopy(gpu_block, block))
-        self.cpu_tier.hold([block], arriving=True)
+        block = None if gpu_block is None else self.copy_out(gpu_block)
+        if block is not None:
+            self.cpu.cache_block(block, block_hash)
         return block
 
     @property
@@ -312,13 +359,19 @@ class BlockSpaceManager:
         """Blocks that the plan in the making copies from the GPU to the CPU pool."""
         return len(self._copies.out_of_gpu)
 
-    def check(self, sequences: Iterable[Sequence], moving: Iterable[int] = ()) -> None:
+    def check(
+        self,
+        sequences: Iterable[Sequence],
+        moving: Iterable[int] = (),
+        reserved: Iterable[int] = (),
+    ) -> None:
         """Asserts conservation on both devices, given every sequence that may hold blocks.
 
         Args:
             moving: blocks of the CPU pool, once for each owner that is no sequence.
+            reserved: the same of the GPU pool.
         """
-        on_gpu: Counter[int] = Counter()
+        on_gpu: Counter[int] = Counter(reserved)
         on_cpu: Counter[int] = Counter(moving)
         for seq in sequences:
             (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)

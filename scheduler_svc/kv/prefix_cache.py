@@ -111,6 +111,17 @@ class PrefixCache:
             self._cpu_tier.forget(block_hash)
         return hashes
 
+    def private_hash(self, seq: Sequence, index: int) -> BlockHash:
+        """Returns a name of what a block of the sequence's table holds so far, whole or not.
+
+        No block is found by it, and no other sequence has the same.
+        """
+        start = index * self._block_size
+        previous = self.hash(seq, index - 1) if index else _root_hash(seq.group)
+        tokens = seq.tokens(start, min(start + self._block_size, seq.num_computed_tokens))
+        packed = array("q", [seq.seq_id, *tokens]).tobytes()
+        return hashlib.blake2b(previous + packed, digest_size=HASH_BYTES, person=b"part").digest()
+
     def hash(self, seq: Sequence, index: int) -> BlockHash:
         """Returns the name of what a whole block of the sequence's table is to hold."""
         hashes = seq.block_hashes.setdefault(self._block_size, [])

@@ -24,7 +24,11 @@ class AdapterTurns:
         """Chooses among the adapters that run; returns whether some must sit the step out."""
         if self._most is None:
             return False
-        groups = (group for group in self._queues.running if group.suspicion is None)
+        groups = (
+            group
+            for group in self._queues.running
+            if group.suspicion is None and not group.is_paused
+        )
         adapters = dict.fromkeys(filter(None, (group.request.adapter for group in groups)))
         in_turn = sorted(adapters, key=lambda one: self._last_steps.get(one, 0))
         plan.adapters = set()

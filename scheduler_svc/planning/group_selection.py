@@ -153,7 +153,7 @@ class GroupSelection:
     def _num_free_slots(self) -> int:
         """Sequences that a step has room for; those that end are known to the worker till then."""
         taken = self._queues.num_sequence_slots + len(self._sequence_release.draining)
-        return self._limits.max_num_seqs - taken
+        return self._limits.max_num_seqs - taken - self._queues.num_held_slots
 
     def has_slots(self, group: SequenceGroup) -> bool:
         return group.num_reserved_sequences <= self._num_free_slots

@@ -7,8 +7,9 @@ ends the other. What does not arrive is computed.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
@@ -25,6 +26,8 @@ MAX_ORIGINS = 1 << 16
 PAUSE_S = 10.0
 """Time for which a worker reads nothing of one from which a fetch has failed or come late, or of a
 store that was late."""
+
+_NONE: Mapping[BlockHash, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,15 @@ class PeerFetch:
     reader: "Lending"
     source: BlockSource
     fetch: Move
+    private: Mapping[BlockHash, int]
+    """GPU blocks of the owner that nothing finds, by names of what they hold."""
     lend: Move | None = None
     """None until the owner's next plan."""
+
+    @property
+    def is_read(self) -> bool:
+        """False once the fetch has ended, so that the lend is about to end, too."""
+        return self.reader.awaits(self.fetch)
 
 
 class Lending:
@@ -101,23 +111,35 @@ class Lending:
     @property
     def has_peers(self) -> bool:
         """True if there is another worker whose blocks this one can read."""
-        return any(self._can_read(other) for other in self._peers.members)
+        return any(self.can_read(other) for other in self._peers.members)
 
     def find(self, hashes: Sequence[BlockHash], now: float) -> "tuple[Lending, int] | None":
         """Returns the worker that has most of the first of these blocks, and how many."""
         best: tuple[Lending, int] | None = None
         for other in self._peers.members:
-            if self._can_read(other) and now >= self._paused.get(other, now):
+            if self.can_read(other) and now >= self._paused.get(other, now):
                 num_blocks = other.num_found(hashes)
                 if num_blocks > (best[1] if best else 0):
                     best = other, num_blocks
         return best
 
-    def fetch(self, owner: "Lending", hashes: Sequence[BlockHash], now: float) -> Move:
-        """Begins to read blocks of another worker; ask the CPU pool's `num_free` first."""
+    def fetch(
+        self,
+        owner: "Lending",
+        hashes: Sequence[BlockHash],
+        now: float,
+        *,
+        private: Mapping[BlockHash, int] = _NONE,
+    ) -> Move:
+        """Begins to read blocks of another worker; ask the CPU pool's `num_free` first.
+
+        Args:
+            private: GPU blocks of the owner that nothing finds, by name; the caller calls the fetch
+                off when they become others'.
+        """
         source = owner.make_source(self.identity)
         move = self._moves.fetch(hashes, now, source=source)
-        pair = PeerFetch(owner=owner, reader=self, source=source, fetch=move)
+        pair = PeerFetch(owner=owner, reader=self, source=source, fetch=move, private=private)
         self._fetches[move] = pair
         owner.want(pair)
         return move
@@ -138,6 +160,16 @@ class Lending:
             self._origins.popitem(last=False)
         return True
 
+    def awaits(self, move: Move) -> bool:
+        """Says whether a fetch from another worker has not ended."""
+        return move in self._fetches
+
+    def cancel(self, move: Move, now: float) -> None:
+        """Calls a fetch off, and what is lent for it."""
+        if (pair := self._fetches.get(move)) is not None:
+            pair.owner.give_up(pair, now)
+            self.call_off(pair, now)
+
     def came_late(self, move: Move, now: float) -> bool:
         """Counts a fetch that took too long; False if it is from no other worker."""
         pair = self._fetches.get(move)
@@ -151,7 +183,8 @@ class Lending:
         if owner in self._peers.members:
             self._paused[owner] = now + PAUSE_S
 
-    def _can_read(self, other: "Lending") -> bool:
+    def can_read(self, other: "Lending") -> bool:
+        """Says whether another worker's blocks have the same bytes as this one's."""
         return other is not self and other.identity.kv_format == self.identity.kv_format
 
     # Lending
@@ -160,6 +193,25 @@ class Lending:
     def wait_s(self) -> float:
         """Seconds until the step begins that lends what is wanted now."""
         return self._cost.recompute_s(self.num_tokens_ahead())
+
+    @property
+    def is_lending(self) -> bool:
+        """True if other workers read of this one, or are about to."""
+        return bool(self._wanted or self._lends)
+
+    @property
+    def num_lendable(self) -> int:
+        """Blocks that the next plan may lend beside those that are wanted already."""
+        num_wanted = sum(len(pair.fetch.hashes) for pair in self._wanted)
+        return max(0, self._most_lent - self._num_lent - num_wanted)
+
+    @property
+    def _most_lent(self) -> int:
+        return int(MAX_LENT_SHARE * self._blocks.cpu.num_blocks)
+
+    @property
+    def _num_lent(self) -> int:
+        return sum(len(move.blocks) for move, one in self._lends.items() if one.is_read)
 
     def num_found(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks either pool has."""
@@ -188,7 +240,7 @@ class Lending:
         self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
         wanted, self._wanted = self._wanted, {}
         for pair in wanted:
-            hashes, blocks = self._choose(pair.fetch.hashes)
+            hashes, blocks = self._choose(pair)
             if not hashes:
                 pair.reader.call_off(pair, now)
                 continue
@@ -202,17 +254,21 @@ class Lending:
             )
             self._lends[pair.lend] = pair
 
-    def _choose(self, wanted: Sequence[BlockHash]) -> tuple[list[BlockHash], list[int]]:
-        """Returns the first of these blocks that are here, copied to the CPU pool if need be."""
+    def _choose(self, pair: PeerFetch) -> tuple[list[BlockHash], list[int]]:
+        """Returns the first wanted blocks that are here, copied to the CPU pool if need be."""
         hashes: list[BlockHash] = []
         blocks: list[int] = []
         num_before = self._blocks.num_copies_out
-        num_lent = self._moves.num_blocks(MoveKind.LEND)
-        for block_hash in wanted[: int(MAX_LENT_SHARE * self._blocks.cpu.num_blocks) - num_lent]:
+        most = max(0, self._most_lent - self._num_lent)
+        for block_hash in pair.fetch.hashes[:most]:
             num_copies = self._blocks.num_copies_out - num_before
             if not self._cost.keeps_more_copies(num_copies=num_copies):
                 break
-            if (block := self._blocks.store_copy(block_hash)) is None:
+            if block_hash in pair.private:
+                block = self._blocks.copy_out(pair.private[block_hash])
+            else:
+                block = self._blocks.store_copy(block_hash)
+            if block is None:
                 break
             hashes.append(block_hash)
             blocks.append(block)
@@ -271,10 +327,12 @@ class Lending:
 
     def check(self) -> None:
         """Asserts that what is lent holds what is said of it, unless it was voided meanwhile."""
-        for move in self._lends:
+        for move, pair in self._lends.items():
             for block, block_hash in zip(move.blocks, move.hashes, strict=True):
                 known = self._blocks.cpu.hashes.get(block)
-                assert known == block_hash or move.cancelled_at is not None, f"{block} is not lent"
+                is_private = known is None and block_hash in pair.private
+                is_lent = known == block_hash or is_private or move.cancelled_at is not None
+                assert is_lent, f"{block} is not what is lent"
 
 
 @dataclass(slots=True)

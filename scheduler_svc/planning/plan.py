@@ -65,8 +65,10 @@ class StepPlan:
     def takes(self, group: SequenceGroup) -> bool:
         """Returns whether the step may hold a group that runs.
 
-        Suspects have steps of their own, and adapters may take turns.
+        Suspects have steps of their own, adapters may take turns, and what is paused takes none.
         """
+        if group.is_paused:
+            return False
         adapter = group.request.adapter
         sits_out = adapter and self.adapters is not None and adapter not in self.adapters
         return not sits_out and self.is_alone is (group.suspicion is not None)

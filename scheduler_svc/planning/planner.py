@@ -22,6 +22,7 @@ from scheduler_svc.planning.step_division import StepDivision
 from scheduler_svc.planning.suspect_turns import Trials
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import prompt_budget
+from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.planning.write_behind import WriteBehind
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -46,6 +47,7 @@ class Planner:
         worker_name: str = "",
         stages: StageAccount,
         write_behind: WriteBehind | None = None,
+        handovers: WorkerHandovers | None = None,
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
@@ -67,6 +69,7 @@ class Planner:
         self._worker_name = worker_name
         self._stages = stages
         self._write_behind = write_behind
+        self._handovers = handovers
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
@@ -77,7 +80,8 @@ class Planner:
         if self._has_turns or not columns.plan(plan):
             columns.release_all()
         all_in_columns = len(columns.seqs) == queues.num_sequence_slots
-        if not all_in_columns or queues.swapped or admission.groups:
+        comes = self._handovers is not None and self._handovers.has_ready
+        if not all_in_columns or queues.swapped or admission.groups or comes:
             self._fill_beside_columns(plan, now)
         if self._has_turns and self.is_empty(plan):
             self._take_other_turns(plan, token_budget, now)
@@ -99,6 +103,7 @@ class Planner:
             self._spread_prompts(plan)
         self._add_prefills(plan)
         if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
+            self._add_handed_over(plan, now)
             self._add_swapped(plan, now)
             self._add_waiting(plan, now)
         if not self.is_empty(plan):
@@ -257,7 +262,15 @@ class Planner:
         self.num_prefix_queries += seq.num_tokens
         self.num_prefix_hits += seq.num_computed_tokens
 
-    # Swapped and waiting groups
+    # Groups that come in
+
+    def _add_handed_over(self, plan: StepPlan, now: float) -> None:
+        """Takes in groups of other workers, whose last blocks come with this step."""
+        if self._handovers is not None:
+            for group in self._handovers.take_in(now):
+                if self._adapter_turns.admits(plan, group):
+                    for seq in group.unfinished:
+                        self._continue_swapped(plan, seq)
 
     def _add_swapped(self, plan: StepPlan, now: float) -> None:
         while plan.token_budget and (group := self._swapping.pop_group()):

@@ -19,7 +19,10 @@ from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.lending import Lending, PeerIdentity, Peers
 from scheduler_svc.planning.loading import Loading
 from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.worker_grammars import WorkerGrammars
+from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.planning.write_behind import WriteBehind
+from scheduler_svc.requests.stage_use import StageAccount
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ class StorePlanning:
         cost: CostModel,
         identity: PeerIdentity | None = None,
         peers: Peers | None = None,
+        grammars: WorkerGrammars,
+        stages: StageAccount,
     ) -> None:
         self.kind = store.kind if store is not None else "peer"
         self.moves = MovesUnderWay(books.blocks.cpu)
@@ -52,6 +57,16 @@ class StorePlanning:
         if identity is not None and peers is not None:
             self.lending = Lending(
                 identity, peers, blocks=books.blocks, moves=self.moves, cost=cost
+            )
+        self.handovers: WorkerHandovers | None = None
+        if self.lending is not None:
+            self.handovers = WorkerHandovers(
+                books,
+                self.lending,
+                group_selection=group_selection,
+                grammars=grammars,
+                cost=cost,
+                stages=stages,
             )
         self.loading = Loading(
             books,
@@ -75,11 +90,15 @@ class StorePlanning:
         """Takes the groups that load out of the queue before the plan takes others."""
         self._now = now
         self.loading.plan(now, may_begin=may_begin)
+        if self.handovers is not None:
+            self.handovers.plan(now)
 
     def finish_plan(self, plan: StepPlan, now: float) -> None:
         """Gives a filled plan its moves."""
         if self.write_behind is not None:
             self.write_behind.plan(now)
+        if self.handovers is not None:
+            self.handovers.drop_left(now)
         if self.lending is not None:
             self.lending.plan(now)
         plan.store_moves = self.moves.pop_section()
@@ -93,7 +112,8 @@ class StorePlanning:
         """Time at which a step is due, if none is planned before; infinite if nothing moves."""
         if not self.moves:
             return math.inf
-        return self._asked_at + (LOADING_POLL_S if self._queues.loading else POLL_S)
+        is_awaited = self._queues.loading or (self.handovers is not None and self.handovers.coming)
+        return self._asked_at + (LOADING_POLL_S if is_awaited else POLL_S)
 
     def asked(self, now: float) -> None:
         """Records that a step is planned, whose result brings the ends of moves."""
@@ -135,7 +155,8 @@ class StorePlanning:
         )
         if self.write_behind is not None and lending is None and not result.failed:
             self.write_behind.miss(move.hashes[result.num_blocks :])
-        self.loading.fetched(move, result, now, lending=lending)
+        if self.handovers is None or not self.handovers.fetched(move, result, now):
+            self.loading.fetched(move, result, now, lending=lending)
 
     def drain(self) -> None:
         """Lets no request load any more."""
@@ -162,6 +183,8 @@ class StorePlanning:
             self.write_behind.know([block_hash])
         if self.lending is not None:
             self.lending.retract(block_hash, self._now)
+        if self.handovers is not None:
+            self.handovers.distrust(block_hash, self._now)
         self.loading.distrust(block_hash)
 
     def check(self) -> None:
@@ -170,8 +193,11 @@ class StorePlanning:
         if self.lending is not None:
             self.lending.check()
         self.loading.check()
+        if self.handovers is not None:
+            self.handovers.check()
 
     @property
     def owned(self) -> Counter[int]:
         """How many owners that are no sequences each block of the CPU pool has."""
-        return self.moves.owned + Counter(self.loading.pinned)
+        landed = self.handovers.landed if self.handovers is not None else ()
+        return self.moves.owned + Counter(self.loading.pinned) + Counter(landed)

@@ -29,6 +29,8 @@ class GroupQueues:
         self.is_accepting = True
         self.num_sequence_slots = 0
         """Sequences of the running groups, those that forks will add included."""
+        self.num_held_slots = 0
+        """Sequences of groups that other workers are handing over."""
         self._slots_of: dict[SequenceGroup, int] = {}  # of each that runs
 
     def __contains__(self, group: SequenceGroup) -> bool:
@@ -86,6 +88,19 @@ class GroupQueues:
         else:
             self.loading.pop(group, None)
 
+    def runs(self, group: SequenceGroup) -> bool:
+        """Says whether the group runs on this worker."""
+        return group in self._slots_of
+
+    def pause(self, group: SequenceGroup) -> None:
+        """Lets no step take a running group until it goes on, or runs no more."""
+        group.is_paused = True
+
+    def go_on(self, group: SequenceGroup) -> None:
+        """Lets steps take a paused group again; a no-op if it runs no more."""
+        if self.runs(group):
+            group.is_paused = False
+
     def drain(self) -> None:
         """Takes nothing new from now on."""
         self.is_accepting = False
@@ -94,6 +109,8 @@ class GroupQueues:
     def remove_all(self) -> list[SequenceGroup]:
         """Empties `running`, `swapped` and `loading`; the groups are in no queue then."""
         groups = [*self.running, *self.swapped, *self.loading]
+        for group in self.running:
+            group.is_paused = False
         self.running, self.swapped, self.loading = [], [], {}
         self._slots_of, self.num_sequence_slots = {}, 0
         self.admission.release(self)
@@ -101,6 +118,7 @@ class GroupQueues:
 
     def _stop_running(self, group: SequenceGroup) -> None:
         self.running.remove(group)
+        group.is_paused = False
         self.num_sequence_slots -= self._slots_of.pop(group)
 
     def check(self) -> None:

@@ -67,6 +67,8 @@ class SequenceGroup:
     """Tokens of a sequence that has its last; set by the scheduler of the worker."""
     has_decode_rows: bool = False
     """True while the group is in its scheduler's decode columns."""
+    is_paused: bool = False
+    """True while it runs, and no step takes it, because it is about to go to another worker."""
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""
     arithmetic: Arithmetic | None = None

@@ -39,6 +39,7 @@ class EventKind(Enum):
     POOLED = auto()
     FETCHED = auto()
     STORED = auto()
+    HANDED_OVER = auto()
 
 
 class Event(NamedTuple):
@@ -124,6 +125,14 @@ class Timeline:
         self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
         self.worker = ""
         self._stages = self._stages_from = None
+
+    def handed_over(self, now: float, *, worker: str, stages: StageAccount, **numbers: Any) -> None:
+        """Records that the request runs on another worker from now on, which has its blocks."""
+        self.worker = worker
+        if self._stages is not stages:
+            self._stages = stages if stages.ranks else None
+            self._stages_from = stages.use() if stages.ranks else None
+        self.add(EventKind.HANDED_OVER, now, **numbers)
 
     def moved_blocks(self, kind: EventKind, now: float, result: MoveResult) -> None:
         """Records that a move of blocks from or to a worker's store has ended."""

@@ -31,6 +31,8 @@ class FakeStore:
     """Workers that have been told of tickets, and the number of each lend; all workers share it."""
     ends_at_once: bool = True
     heeds_cancels: bool = True
+    patience: int = 0
+    """Steps for which a move whose end is due waits for the owner of its ticket to be told."""
     endings: Iterator[Ending] | None = None
     """How moves end that begin from now on, instead of at once or when a test says so."""
     duration_ns: int = 1000
@@ -131,14 +133,19 @@ class FakeStore:
             MoveResult(move.move_id, done, done * BLOCK_BYTES, self.duration_ns, failed)
         )
 
+    def _waits(self, ending: Ending) -> bool:
+        """Returns whether a move still waits for what its end depends on."""
+        return ending.num_steps > -self.patience
+
     def pop_ended(self) -> list[MoveResult]:
         for move_id in list(self.pending):
             ending = self.due.get(move_id, Ending())
-            if ending.num_steps > 0:
-                self.due[move_id] = ending._replace(num_steps=ending.num_steps - 1)
-            elif move_id in self.due or (
-                self.ends_at_once and self._may_end(self.pending[move_id])
+            is_told = self._may_end(self.pending[move_id])
+            if ending.num_steps > 0 or (
+                move_id in self.due and not is_told and self._waits(ending)
             ):
+                self.due[move_id] = ending._replace(num_steps=ending.num_steps - 1)
+            elif move_id in self.due or (self.ends_at_once and is_told):
                 self.end(move_id, most=ending.most, failed=ending.failed)
         ended, self.ended = self.ended, []
         return ended

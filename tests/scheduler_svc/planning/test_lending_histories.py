@@ -1,7 +1,7 @@
 """Random histories of workers that read each other's blocks: exact output, and no block lost."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -93,7 +93,7 @@ class History:
         """Lets one worker plan and answer; returns whether there was something to do."""
         loop.now = max(loop.now, self.now)
         has_sent = loop.send()
-        has_answered = loop.answer() is not None
+        has_answered = loop.answer() is not None or loop.compile()
         self.now = loop.now
         self.check()
         return has_sent or has_answered
@@ -122,8 +122,7 @@ class History:
     def lose_worker(self) -> None:
         loop = self.loops.pop(self.rng.randrange(len(self.loops)))
         self._count(loop)
-        assert loop.scheduler.lending is not None
-        self.peers.leave(loop.scheduler.lending, self.now)
+        self._leave(loop)
         for group in loop.scheduler.evacuate():
             group.suspicion = None
             self.admission.add(group)
@@ -131,6 +130,10 @@ class History:
             if store is loop.worker.store:
                 del self.tickets[ticket]
         self.loops.append(self._join())
+
+    def _leave(self, loop: Loop) -> None:
+        assert loop.scheduler.lending is not None
+        self.peers.leave(loop.scheduler.lending, self.now)
 
     def reset(self) -> None:
         for loop in self.loops:
@@ -147,8 +150,10 @@ class History:
         assert loop.worker.store is not None
         self.num_borrowed += loop.worker.store.num_borrowed
 
-    def run(self) -> None:
-        events = {
+    @property
+    def events(self) -> dict[Callable[[], None], float]:
+        """What may happen, with weights."""
+        return {
             self.add: 8,
             self.step: 20,
             self.abort: 1,
@@ -158,6 +163,9 @@ class History:
             self.wait: 0.5,
             self.drain: 0.2,
         }
+
+    def run(self) -> None:
+        events = self.events
         for event in self.rng.choices(list(events), list(events.values()), k=NUM_EVENTS):
             event()
             self.check()
@@ -174,8 +182,11 @@ class History:
             assert not self._moves(loop)
         for group in self.groups:
             if group not in self.gone:
-                prompt = group.request.prompt_token_ids
-                assert outputs(group) == [expected(prompt, num_tokens=group.max_tokens)]
+                self.assert_output(group)
+
+    def assert_output(self, group: SequenceGroup) -> None:
+        prompt = group.request.prompt_token_ids
+        assert outputs(group) == [expected(prompt, num_tokens=group.max_tokens)]
 
     def _moves(self, loop: Loop) -> MovesUnderWay:
         assert loop.scheduler.store is not None

@@ -1,0 +1,91 @@
+"""A running group that goes from one worker to another with its KV.
+
+The taker has room for it from the beginning. Whole blocks are copied while the group computes at
+its owner; then it is paused for what came since and for the blocks that are filled in part. It is
+among the running groups of its owner, and of no other worker, until it is among the taker's.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.store_moves import Move
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+if TYPE_CHECKING:
+    from scheduler_svc.planning.worker_handovers import WorkerHandovers
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Handover:
+    """One group on its way."""
+
+    group: SequenceGroup
+    owner: "WorkerHandovers"
+    taker: "WorkerHandovers"
+    began_at: float
+    """Seconds of the scheduler's clock."""
+    num_slots: int
+    """Sequences that the taker keeps room for."""
+    num_wanted: int
+    """GPU blocks that the taker's next plan takes for the group."""
+    spare: list[int] = field(default_factory=list)
+    """GPU blocks of the taker that hold nothing yet."""
+    arrived: dict[BlockHash, int] = field(default_factory=dict)
+    """GPU blocks of the taker by the name of what they hold, or will when its next step begins."""
+    landed: list[tuple[BlockHash, int]] = field(default_factory=list)
+    """Blocks of the taker's CPU pool that its next plan copies to the GPU, and their names."""
+    private: set[BlockHash] = field(default_factory=set)
+    """Names by which no cache finds what they stand for."""
+    fetch: Move | None = None
+    until: float = 0.0
+    """Time at which the fetch is given up."""
+    has_paused: bool = False
+    """True once the owner was asked to pause the group."""
+    paused_at: float = 0.0
+    num_missing: int | None = None
+    """Blocks that were missing when the last round began."""
+    num_rounds_in_vain: int = 0
+    """Rounds in a row before which no fewer blocks were missing than before the one before."""
+    is_over: bool = False
+    num_blocks: int = 0
+    num_bytes: int = 0
+
+    @property
+    def is_valid(self) -> bool:
+        """False if the group has ended, or was preempted, or is with its owner no more."""
+        return self.owner.queues.runs(self.group) and self.has_paused is self.group.is_paused
+
+    @property
+    def may_pause(self) -> bool:
+        """True if each sequence of the group only decodes."""
+        group = self.group
+        if group.times.first_token is None:
+            return False
+        return group.has_decode_rows or all(
+            seq.num_remaining_tokens <= 1 for seq in group.unfinished
+        )
+
+    def names(self) -> dict[int, BlockHash]:
+        """Returns the name of what each block of the group at its owner holds, in order.
+
+        Until the group is paused, of those alone that the owner's cache knows.
+        """
+        named: dict[int, BlockHash] = {}
+        size = self.owner.blocks.block_size
+        for seq in self.group.unfinished:
+            num_public = seq.num_cached_blocks
+            hashes = seq.block_hashes.get(size, ())
+            named.update(zip(seq.block_table[:num_public], hashes, strict=False))
+            num_filled = -(-seq.num_computed_tokens // size) if self.has_paused else 0
+            for index in range(num_public, num_filled):
+                block = seq.block_table[index]
+                if block not in named:
+                    named[block] = self.owner.blocks.private_hash(seq, index)
+                    self.private.add(named[block])
+        return named
+
+    @property
+    def reserved(self) -> list[int]:
+        """GPU blocks of the taker that are kept for the group."""
+        return [*self.arrived.values(), *self.spare]

@@ -1,0 +1,131 @@
+"""Rounds of copies for the groups that come to a worker: what is missing, asked for, and arrived.
+
+A round is a fetch of blocks that the owner lends. What has arrived in the CPU pool goes on to the
+GPU with the taker's next plan.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+from contract.sections.store_moves import MoveResult
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.store_moves import Move
+from scheduler_svc.planning.handover import Handover
+from scheduler_svc.planning.lending import Lending
+
+MAX_ROUND_SHARE = 0.25
+"""Most of the taker's CPU pool that one round uses."""
+MAX_ROUNDS_IN_VAIN = 4
+"""Rounds in a row after which no fewer blocks are missing that end a handover."""
+GRACE_S = 0.5
+"""Time that a round may take beyond twice what it should."""
+
+
+class HandoverRounds:
+    """Those of one taker."""
+
+    def __init__(self, blocks: BlockSpaceManager, lending: Lending, *, cost: CostModel) -> None:
+        self._blocks = blocks
+        self._lending = lending
+        self._cost = cost
+        self._fetches: dict[Move, Handover] = {}
+
+    def prepare(self, handover: Handover) -> bool:
+        """Takes what is kept for a group and has come for it; False if there is no room."""
+        return self._take_blocks(handover) and self._place_landed(handover)
+
+    def _take_blocks(self, handover: Handover) -> bool:
+        """Takes the GPU blocks that have been kept for a group since its handover began."""
+        num_wanted, handover.num_wanted = handover.num_wanted, 0
+        if num_wanted > self._blocks.gpu.num_free:
+            return False
+        handover.spare += [self._blocks.gpu.allocate() for _ in range(num_wanted)]
+        return True
+
+    def _place_landed(self, handover: Handover) -> bool:
+        """Brings what has arrived in the CPU pool to the GPU; False if there is no room."""
+        landed, handover.landed = handover.landed, []
+        gpu = self._blocks.gpu
+        for index, (name, block) in enumerate(landed):
+            found = gpu.find(name)
+            if found is None and not handover.spare and not gpu.num_free:
+                handover.landed = landed[index:]
+                return False
+            if found is not None:
+                gpu.share(found)
+                self._blocks.cpu.free(block)
+            else:
+                found = handover.spare.pop() if handover.spare else gpu.allocate()
+                self._blocks.copy_in(block, found)
+                if name not in handover.private:
+                    gpu.cache_block(found, name)
+            handover.arrived[name] = found
+        return True
+
+    def missing(self, handover: Handover) -> dict[BlockHash, int]:
+        """Returns what has to be copied, by name, with its block at the owner; takes what is here
+        already."""
+        missing = {}
+        for block, name in handover.names().items():
+            if name in handover.arrived:
+                continue
+            if (found := self._blocks.gpu.find(name)) is not None:
+                self._blocks.gpu.share(found)
+                handover.arrived[name] = found
+            else:
+                missing[name] = block
+        return missing
+
+    def begin(self, handover: Handover, missing: Mapping[BlockHash, int], now: float) -> bool:
+        """Fetches as much of what is missing as both CPU pools have room for.
+
+        Where there is none, because others move, it waits for them. Returns False if that leads to
+        nothing.
+        """
+        owner, pool = handover.owner.lending, self._blocks.cpu
+        most = min(pool.num_free, int(MAX_ROUND_SHARE * pool.num_blocks), owner.num_lendable)
+        if most < 1 and (self._fetches or owner.is_lending):
+            return True
+        is_in_vain = handover.num_missing is not None and len(missing) >= handover.num_missing
+        handover.num_rounds_in_vain = (handover.num_rounds_in_vain + 1) * is_in_vain
+        handover.num_missing = len(missing)
+        if most < 1 or handover.num_rounds_in_vain >= MAX_ROUNDS_IN_VAIN:
+            return False
+        names = list(itertools.islice(missing, most))
+        public = handover.owner.blocks.gpu.hashes
+        private = {name: missing[name] for name in names if public.get(missing[name]) != name}
+        load_s = owner.wait_s + self._cost.load_s(len(names), from_peer=True)
+        handover.until = now + 2 * load_s + GRACE_S
+        handover.fetch = self._lending.fetch(owner, names, now, private=private)
+        self._fetches[handover.fetch] = handover
+        return True
+
+    def fetched(self, move: Move, result: MoveResult) -> Handover | None:
+        """Takes the end of a round; returns its handover, None if the fetch was for something else.
+
+        Of what has arrived when the handover is over, others may make use.
+        """
+        handover = self._fetches.pop(move, None)
+        if handover is None:
+            return None
+        handover.fetch = None
+        num_blocks = 0 if move.is_void else result.num_blocks
+        for name, block in zip(move.hashes[:num_blocks], move.blocks, strict=False):
+            if name not in handover.private:
+                self._blocks.cpu.cache_block(block, name)
+            handover.landed.append((name, block))
+        for block in reversed(move.blocks[num_blocks:]):
+            self._blocks.cpu.free(block)
+        handover.num_blocks += num_blocks
+        handover.num_bytes += result.num_bytes
+        if handover.is_over:
+            self.free_landed(handover)
+        return handover
+
+    def free_landed(self, handover: Handover) -> None:
+        """Gives up what has come and is not on the GPU yet."""
+        for _, block in reversed(handover.landed):  # of a chain the end is forgotten first
+            self._blocks.cpu.free(block)
+        handover.landed = []

@@ -1,0 +1,39 @@
+"""Which running groups go from which worker to which: those of a draining one to any with room."""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.requests.sequence_group import SequenceGroup
+
+
+@dataclass(slots=True)
+class Handovers:
+    """The workers of the cluster that hand groups over, in the order in which they joined."""
+
+    members: list[WorkerHandovers] = field(default_factory=list)
+
+    def join(self, worker: WorkerHandovers) -> None:
+        self.members.append(worker)
+        worker.find_taker = self.begin_anywhere
+
+    def leave(self, worker: WorkerHandovers, now: float) -> None:
+        """Takes a worker out that is gone; its groups are where they were."""
+        self.members.remove(worker)
+        for handover in [*worker.coming.values(), *worker.leaving.values()]:
+            handover.taker.give_up(handover, now)
+
+    def begin(
+        self, group: SequenceGroup, owner: WorkerHandovers, taker: WorkerHandovers, now: float
+    ) -> bool:
+        """Begins to hand a running group over; False, changing nothing, if there is no room.
+
+        What follows needs no further call. Until the group runs at the taker it runs at its owner,
+        where it goes on if the handover comes to nothing.
+        """
+        return taker.reserve(group, owner, now)
+
+    def begin_anywhere(self, group: SequenceGroup, owner: WorkerHandovers, now: float) -> bool:
+        """Begins to hand a group over to the worker with most room that takes it, if any does."""
+        takers = [worker for worker in self.members if worker is not owner]
+        takers.sort(key=lambda worker: worker.blocks.gpu.num_free, reverse=True)
+        return any(taker.reserve(group, owner, now) for taker in takers)

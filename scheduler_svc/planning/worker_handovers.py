@@ -1,0 +1,333 @@
+"""The part of one worker in handovers: groups that come to it, and groups that leave it.
+
+What comes is looked after in this worker's plans: each begins the next round of copies, has the
+owner pause the group, or takes it in. A handover that fails in any of its states leaves the group
+to its owner, which goes on with it.
+"""
+
+from collections.abc import Callable
+
+from contract.sections.store_moves import MoveResult
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.store_moves import Move
+from scheduler_svc.planning.bookkeeping import Bookkeeping
+from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.handover import Handover
+from scheduler_svc.planning.handover_rounds import HandoverRounds
+from scheduler_svc.planning.lending import Lending
+from scheduler_svc.planning.worker_grammars import WorkerGrammars
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.stage_use import StageAccount
+
+MAX_COMING = 4
+"""Groups that may come to a worker at once."""
+MAX_LEAVING = 8
+"""Groups that a draining worker hands over at once."""
+RETRY_S = 0.25
+"""Time after which a draining worker tries again to hand a group over."""
+TAIL_BLOCKS = 2
+"""Whole blocks of each sequence that may be missing when the group is paused."""
+GROWTH_BLOCKS = 2
+"""Blocks of each sequence that are reserved beyond those which it has."""
+
+
+def _no_taker(_group: SequenceGroup, _owner: "WorkerHandovers", _now: float) -> bool:
+    """Answers of a worker that has not joined."""
+    return False
+
+
+class WorkerHandovers:
+    """One worker's."""
+
+    def __init__(
+        self,
+        books: Bookkeeping,
+        lending: Lending,
+        *,
+        group_selection: GroupSelection,
+        grammars: WorkerGrammars,
+        cost: CostModel,
+        stages: StageAccount,
+    ) -> None:
+        self.queues = books.queues
+        self.blocks = books.blocks
+        self.lending = lending
+        self.coming: dict[SequenceGroup, Handover] = {}
+        self.leaving: dict[SequenceGroup, Handover] = {}
+        self.num_taken_over = 0
+        self.num_handed_over = 0
+        self.num_given_up = 0
+        """Handovers from this worker that came to nothing."""
+        self.num_bytes = 0
+        """Bytes that came with groups."""
+        self.find_taker: Callable[[SequenceGroup, WorkerHandovers, float], bool] = _no_taker
+        """Begins to hand a group of a worker over to another, if one has room."""
+        self._retry_at: dict[SequenceGroup, float] = {}
+        self._books = books
+        self._group_selection = group_selection
+        self._grammars = grammars
+        self._stages = stages
+        self._rounds = HandoverRounds(books.blocks, lending, cost=cost)
+        self._ready: list[Handover] = []
+        """What has all its blocks here, in the plan that is being filled."""
+
+    # Reserving
+
+    def may_leave(self, group: SequenceGroup) -> bool:
+        """Says whether a group of this worker is in a state in which it can be handed over."""
+        if not self.queues.runs(group) or group in self.leaving:
+            return False
+        if group.suspicion is not None or group.pools:
+            return False
+        return all(seq.block_table for seq in group.unfinished)
+
+    def reserve(self, group: SequenceGroup, owner: "WorkerHandovers", now: float) -> bool:
+        """Begins to take a running group of another worker over, if there is room for it."""
+        if not self.queues.is_accepting or self.queues.swapped or len(self.coming) >= MAX_COMING:
+            return False
+        if not self.lending.can_read(owner.lending) or not owner.may_leave(group):
+            return False
+        selection = self._group_selection
+        if not selection.can_ever_run(group) or not selection.has_slots(group):
+            return False
+        hashes = owner.blocks.distinct_blocks(group).values()
+        found = {h: block for h in hashes if h and (block := self.blocks.gpu.find(h)) is not None}
+        num_slots = group.num_reserved_sequences
+        num_spare = len(hashes) - len(found) + GROWTH_BLOCKS * num_slots
+        num_unused = sum(map(self.blocks.gpu.is_cached, found.values()))
+        num_wanted = sum(handover.num_wanted for handover in self.coming.values())
+        if not self.blocks.has_room(num_spare + num_unused + num_wanted):
+            return False
+        for block in found.values():
+            self.blocks.gpu.share(block)
+        handover = Handover(
+            group=group,
+            owner=owner,
+            taker=self,
+            began_at=now,
+            num_slots=num_slots,
+            num_wanted=num_spare,
+            arrived=found,
+        )
+        self.queues.num_held_slots += num_slots
+        self.coming[group] = owner.leaving[group] = handover
+        self.lending.wake()
+        return True
+
+    # Rounds
+
+    def plan(self, now: float) -> None:
+        """Goes on with what comes, before this worker's plan is filled."""
+        self._ready.clear()
+        for handover in list(self.coming.values()):
+            is_valid = handover.is_valid and self.queues.is_accepting
+            if not (is_valid and self._rounds.prepare(handover) and self._advance(handover, now)):
+                self.give_up(handover, now)
+        if not self.queues.is_accepting and self.queues.running:
+            self._leave(now)
+
+    def _advance(self, handover: Handover, now: float) -> bool:
+        """Does what is next for a group on its way; returns False if nothing can come of it."""
+        if handover.fetch is not None:
+            return not self._is_late(handover, now)
+        has_grammar = self._grammars.has(handover.group)
+        if not has_grammar:
+            self._grammars.want(handover.group)
+        missing = self._rounds.missing(handover)
+        if not handover.has_paused:
+            if len(missing) > TAIL_BLOCKS * handover.num_slots:
+                return self._rounds.begin(handover, missing, now)
+            if not (handover.may_pause and has_grammar):
+                return True
+            handover.owner.pause(handover, now)
+            missing = self._rounds.missing(handover)
+        if handover.group.is_inflight:
+            return True
+        if missing:
+            return self._rounds.begin(handover, missing, now)
+        self._ready.append(handover)
+        return True
+
+    def _is_late(self, handover: Handover, now: float) -> bool:
+        fetch = handover.fetch
+        return fetch is not None and now >= handover.until and self.lending.came_late(fetch, now)
+
+    def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
+        """Takes the end of a round; False if the fetch was for something else."""
+        handover = self._rounds.fetched(move, result)
+        if handover is None:
+            return False
+        if not handover.is_over and (result.failed or not handover.landed):
+            self.give_up(handover, now)
+        return True
+
+    # Taking in
+
+    @property
+    def has_ready(self) -> bool:
+        """True if `take_in` has something to do in the plan that is being filled."""
+        return bool(self._ready)
+
+    def take_in(self, now: float) -> list[SequenceGroup]:
+        """Lets groups that have all their blocks here run here; returns them."""
+        ready, self._ready = self._ready, []
+        taken = []
+        for handover in ready:
+            if self._is_complete(handover):
+                self._take(handover, now)
+                taken.append(handover.group)
+            else:
+                self.give_up(handover, now)
+        return taken
+
+    def _is_complete(self, handover: Handover) -> bool:
+        """Says whether there is room for the group as it is now."""
+        if handover.is_over or handover.group.num_reserved_sequences > handover.num_slots:
+            return False
+        num_blocks = len(handover.owner.blocks.distinct_blocks(handover.group))
+        return num_blocks - len(handover.reserved) <= self.blocks.gpu.num_free
+
+    def _take(self, handover: Handover, now: float) -> None:
+        """Moves a group from its owner to this worker."""
+        group, owner, gpu = handover.group, handover.owner, self.blocks.gpu
+        names, kept = handover.names(), handover.reserved
+        placed: dict[int, int] = {}  # block at the owner: its copy here
+        for block in owner.blocks.distinct_blocks(group):
+            if (name := names.get(block)) is not None:
+                placed[block] = handover.arrived[name]
+            elif handover.spare:
+                placed[block] = handover.spare.pop()
+            else:
+                placed[block] = gpu.allocate()
+                kept.append(placed[block])
+        tables = {seq: [placed[block] for block in seq.block_table] for seq in group.unfinished}
+        num_cached = {seq: seq.num_cached_blocks for seq in group.unfinished}
+        owner.release(group)
+        for seq, table in tables.items():
+            self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq])
+        self._forget(handover)
+        self.blocks.give_up(kept)
+        self.queues.run(group)
+        group.max_length = self.blocks.sizes.longest(group)
+        self._grammars.record_use(group)
+        self.num_taken_over += 1
+        self.num_bytes += handover.num_bytes
+        owner.num_handed_over += 1
+        owner.retry_now()
+        owner.lending.wake()
+        group.timeline.handed_over(
+            now,
+            worker=self.lending.identity.address,
+            stages=self._stages,
+            num_blocks=handover.num_blocks,
+            num_bytes=handover.num_bytes,
+            seconds=now - handover.paused_at,
+        )
+
+    def release(self, group: SequenceGroup) -> None:
+        """Gives up what this worker has of a group that runs at another from now on."""
+        for seq in group.unfinished:
+            self._books.worker_state.forget(seq)
+            self.blocks.free(seq)
+        self.queues.remove(group)
+
+    # Leaving
+
+    def pause(self, handover: Handover, now: float) -> None:
+        """Lets no step take a group of this worker any more until its handover has ended."""
+        self._books.decode_columns.release(handover.group)
+        self.queues.pause(handover.group)
+        handover.has_paused = True
+        handover.paused_at = now
+
+    def retry_later(self, group: SequenceGroup, now: float) -> None:
+        """Leaves a group here for a while that could not be handed over."""
+        self._retry_at[group] = now + RETRY_S
+
+    def retry_now(self) -> None:
+        """Tries again to hand over what waits: there is room for another group on its way."""
+        self._retry_at.clear()
+
+    def _leave(self, now: float) -> None:
+        """Begins to hand over what runs on this worker, which drains."""
+        self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
+        for group in self.queues.running:
+            if len(self.leaving) >= MAX_LEAVING:
+                return
+            may_leave = group not in self._retry_at and self.may_leave(group)
+            if may_leave and not self.find_taker(group, self, now):
+                self.retry_later(group, now)
+
+    def answered(self) -> None:
+        """Lets takers see what a step of this worker has brought."""
+        for handover in self.leaving.values():
+            handover.taker.lending.wake()
+
+    def drop_left(self, now: float) -> None:
+        """Calls off handovers of groups that have ended, or yielded, in the plan that is filled.
+
+        Comes before lends are planned: their blocks may have been given to other sequences.
+        """
+        for handover in list(self.leaving.values()):
+            if not handover.is_valid:
+                handover.taker.give_up(handover, now)
+
+    def distrust(self, block_hash: BlockHash, now: float) -> None:
+        """Calls off handovers from here of which a block has gone to the taker and went wrong."""
+        for handover in list(self.leaving.values()):
+            landed = (name for name, _ in handover.landed)
+            if block_hash in handover.arrived or block_hash in landed:
+                handover.taker.give_up(handover, now)
+
+    # Giving up
+
+    def give_up(self, handover: Handover, now: float) -> None:
+        """Ends a handover to this worker; the group goes on where it is."""
+        if handover.fetch is not None:
+            self.lending.cancel(handover.fetch, now)
+        kept = handover.reserved
+        self._forget(handover)
+        self.blocks.give_up(kept)
+        owner, group = handover.owner, handover.group
+        owner.num_given_up += 1
+        owner.retry_later(group, now)
+        if handover.has_paused:
+            owner.queues.go_on(group)
+            owner.lending.wake()
+
+    def yield_room(self, now: float) -> bool:
+        """Gives the youngest reservation up for the sake of what runs here; False if none is."""
+        if not self.coming:
+            return False
+        self.give_up(next(reversed(self.coming.values())), now)
+        return True
+
+    def _forget(self, handover: Handover) -> None:
+        handover.is_over = True
+        del self.coming[handover.group]
+        del handover.owner.leaving[handover.group]
+        self.queues.num_held_slots -= handover.num_slots
+        handover.arrived, handover.spare = {}, []
+        self._rounds.free_landed(handover)
+
+    @property
+    def landed(self) -> list[int]:
+        """Blocks of this worker's CPU pool that have come for groups, until the next plan."""
+        return [block for handover in self.coming.values() for _, block in handover.landed]
+
+    @property
+    def reserved(self) -> list[int]:
+        """GPU blocks of this worker, once for each handover that they are kept for."""
+        return [block for handover in self.coming.values() for block in handover.reserved]
+
+    def check(self) -> None:
+        """Asserts that handovers are known at both ends, and what the taker keeps for them."""
+        held = [handover.num_slots for handover in self.coming.values()]
+        assert self.queues.num_held_slots == sum(held)
+        for group, handover in self.coming.items():
+            assert handover.owner.leaving[group] is handover
+        for group, handover in self.leaving.items():
+            assert handover.taker.coming[group] is handover
+        for group in self.queues.running:
+            assert not group.is_paused or group in self.leaving, f"{group.request_id} waits"

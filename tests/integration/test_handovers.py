@@ -1,0 +1,151 @@
+"""Workers that drain hand what runs on them over, via gRPC: right tokens, and no recompute."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.kv_peers import peer_client
+from gpu_worker.simulated.simulated_runner import expected_tokens
+from protos.scheduler.v1 import explain_pb2
+from scheduler_svc.cluster import Cluster
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.planning import handover_rounds, loading
+from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.replay.replay_codec import Replay
+from tests.integration.stack import (
+    Router,
+    RunningScheduler,
+    RunningWorker,
+    router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
+from tests.integration.test_kv_store import assert_idle, conversations
+from tests.waiting import eventually
+
+CONFIG = {
+    "block_size": 8,
+    "num_gpu_blocks": 1000,
+    "num_cpu_blocks": 200,
+    "max_num_batched_tokens": 64,
+    "step_ns": 2_000_000,
+    "token_ns": 50_000,
+}
+NUM_STREAMS, NUM_TOKENS = 8, 300
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no round be late because the machine is busy."""
+    monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
+    monkeypatch.setattr(loading, "GRACE_S", 60.0)
+    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+
+
+def of(cluster: Cluster, number: int) -> WorkerHandovers:
+    handovers = cluster.step_loops[number].scheduler.handovers
+    assert handovers is not None
+    return handovers
+
+
+def prompt_of(handle: int) -> list[int]:
+    return [100 + handle] * (20 + 3 * handle)
+
+
+class Streams:
+    """Requests that run on a worker beside which another has joined."""
+
+    def __init__(self, scheduler: RunningScheduler, client: Router, first: RunningWorker) -> None:
+        self.scheduler, self.client, self.first = scheduler, client, first
+
+    async def assert_right(self) -> None:
+        for handle, got in enumerate(await self.client.ended(*range(NUM_STREAMS))):
+            assert got.end is not None
+            assert got.end.code == 0, got.end.message
+            for branch, tokens in got.tokens.items():
+                wanted = expected_tokens(prompt_of(handle), num_tokens=NUM_TOKENS, branch=branch)
+                assert tokens == wanted
+
+
+@contextlib.asynccontextmanager
+async def streams(recording: str = "", **request: object) -> AsyncIterator[Streams]:
+    async with (
+        running_scheduler(SchedulerConfig(port=0, record=recording)) as scheduler,
+        router(scheduler.address) as client,
+        running_worker(scheduler.address, simulated(**CONFIG)) as first,
+    ):
+        loops = scheduler.cluster.step_loops
+        await eventually(lambda: len(loops) == 1)
+        for handle in range(NUM_STREAMS):
+            await client.add(handle, prompt_of(handle), max_tokens=NUM_TOKENS, **request)
+        await eventually(lambda: all(got.tokens for got in client.got.values()))
+        async with running_worker(scheduler.address, simulated(**CONFIG)):
+            await eventually(lambda: len(loops) == 2)
+            yield Streams(scheduler, client, first)
+            await assert_idle(scheduler)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+async def test_a_worker_that_drains_hands_its_streams_over(
+    num_sequences: int, tmp_path: Path
+) -> None:
+    recording = tmp_path / "decisions"
+    async with streams(str(recording), num_sequences=num_sequences) as running:
+        cluster, owner = running.scheduler.cluster, of(running.scheduler.cluster, 0)
+        await running.first.registration.drain(timeout_s=60)
+        await eventually(lambda: len(cluster.step_loops) == 1)
+        assert owner.num_handed_over == of(cluster, 0).num_taken_over == NUM_STREAMS
+        await running.assert_right()
+        scheduler = cluster.step_loops[0].scheduler
+        assert scheduler.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
+        assert scheduler.planner.num_prefix_queries == 0
+        request = explain_pb2.ExplainRequest(request_id="r3")
+        events = (await running.client.stub.Explain(request)).events
+        (event,) = (one for one in events if one.kind == explain_pb2.EVENT_KIND_HANDED_OVER)
+        assert event.worker == scheduler.worker_name
+        assert event.num_bytes == 64 * event.num_blocks > 0
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0
+
+
+async def test_a_taker_that_dies_leaves_the_streams_where_they_are() -> None:
+    async with streams() as running:
+        cluster, owner = running.scheduler.cluster, of(running.scheduler.cluster, 0)
+        running.scheduler.cluster.step_loops[0].scheduler.drain()
+        await eventually(lambda: bool(owner.leaving))
+        async with running_worker(running.scheduler.address, simulated(**CONFIG)):
+            await eventually(lambda: len(cluster.step_loops) == 3)
+            cluster.leave(cluster.step_loops[1])
+            await running.assert_right()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_tokens_are_right_while_workers_drain_and_come(seed: int, tmp_path: Path) -> None:
+    recording = tmp_path / "decisions"
+    config = SchedulerConfig(port=0, record=str(recording))
+    make_runner = simulated(**CONFIG | {"num_gpu_blocks": 60, "num_cpu_blocks": 40})
+    async with (
+        running_scheduler(config) as scheduler,
+        running_worker(scheduler.address, make_runner) as first,
+        running_worker(scheduler.address, make_runner),
+        running_worker(scheduler.address, make_runner),
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 3)
+        draining: list[asyncio.Task[None]] = []
+
+        def drain() -> None:
+            draining.append(asyncio.create_task(first.registration.drain(timeout_s=60)))
+
+        await conversations(client, random.Random(seed), drain)
+        await asyncio.gather(*draining)
+        await assert_idle(scheduler)
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0

@@ -1,0 +1,86 @@
+"""A worker of a model hands running requests over, with the tokens that it would have drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.kv_peers import peer_client
+from gpu_worker.runner_factory import make_runner
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.planning import handover_rounds
+from scheduler_svc.scheduler import Scheduler
+from tests.gpu_worker.tiny_models import make_llama
+from tests.integration.stack import Router, router, running_scheduler, running_worker
+from tests.integration.test_kv_store import assert_idle
+from tests.waiting import eventually
+
+NUM_STREAMS, NUM_TOKENS = 8, 180
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
+    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+
+
+async def start(client: Router, first_handle: int) -> range:
+    """Begins greedy and sampled requests, each of two sequences; returns their handles."""
+    handles = range(first_handle, first_handle + NUM_STREAMS)
+    for index, handle in enumerate(handles):
+        await client.add(
+            handle,
+            range(3 + index, 50 + 2 * index),
+            max_tokens=NUM_TOKENS,
+            num_sequences=2,
+            sampling_params={"top_p": 1.0, "temperature": 0.8 * (index % 2), "seed": index},
+        )
+    return handles
+
+
+async def outputs(client: Router, handles: range) -> list[dict[int, list[int]]]:
+    answers = await client.ended(*handles)
+    for got in answers:
+        assert got.end is not None
+        assert got.end.code == 0, got.end.message
+    return [got.tokens for got in answers]
+
+
+def take_nothing_new(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler._group_selection, "next_group", lambda: None)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+async def test_requests_of_a_model_go_on_at_another_worker(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_llama(tmp_path)
+
+    def load() -> Runner:
+        return make_runner(
+            ModelConfig(model=str(tmp_path), max_model_len=250),
+            CacheConfig(kv_cache_memory=0.05, swap_space=0.05),
+            device_config=DeviceConfig(cpu_backend=backend, num_threads=1),
+        )
+
+    async with (
+        running_scheduler(SchedulerConfig(port=0, prefix_caching=True)) as scheduler,
+        router(scheduler.address) as client,
+        running_worker(scheduler.address, load),
+    ):
+        cluster, loops = scheduler.cluster, scheduler.cluster.step_loops
+        await eventually(lambda: len(loops) == 1)
+        expected = await outputs(client, await start(client, 0))
+        async with running_worker(scheduler.address, load):
+            await eventually(lambda: len(loops) == 2)
+            taker = loops[1].scheduler
+            take_nothing_new(taker, monkeypatch)
+            handles = await start(client, 100)
+            await eventually(lambda: all(client.got[handle].tokens for handle in handles))
+            cluster.drain(loops[0])
+            assert await outputs(client, handles) == expected
+            assert taker.handovers is not None
+            assert taker.handovers.num_taken_over > 0
+            assert taker.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
+            await assert_idle(scheduler)

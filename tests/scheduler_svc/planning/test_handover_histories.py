@@ -1,0 +1,131 @@
+"""Random histories of workers that hand running groups over: exact output, and no block lost."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from contract.request import BeamSearchParams
+from scheduler_svc.planning.handovers import Handovers
+from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from tests.scheduler_svc.beams import assert_found
+from tests.scheduler_svc.fake_store import Ending
+from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.make import Loop, content_of, make_request, outputs
+from tests.scheduler_svc.planning.test_lending_histories import History
+
+GRAMMARS = [None, None, ("regex", "a"), ("regex", "b")]
+
+
+class HandoverHistory(History):
+    """What happens to workers whose groups go elsewhere in the middle of everything."""
+
+    def __init__(self, seed: int) -> None:
+        self.handovers = Handovers()
+        self.num_begun = self.num_handed_over = self.num_given_up = 0
+        self.has_beams = False
+        super().__init__(seed)
+
+    def _join(self) -> Loop:
+        self.options |= {"max_num_seqs": 6, "num_gpu_blocks": self.rng.choice([20, 40])}
+        self.options["num_cpu_blocks"] = self.rng.choice([12, 20, 40])
+        loop = super()._join()
+        assert loop.worker.store is not None
+        loop.worker.store.patience = 20
+        self.handovers.join(of(loop))
+        return loop
+
+    def add(self) -> None:
+        rng = self.rng
+        search = rng.choice([None, None, None, BeamSearchParams(width=2)])
+        group = make_request(
+            [rng.randrange(3)] * rng.choice([3, 9, 13, 17]),
+            max_tokens=rng.choice([1, 8, 30, 60]),
+            arrival=float(len(self.groups)),
+            n=1 if search else rng.choice([1, 1, 2, 3]),
+            beam_search=search,
+            structured_output=None if search else rng.choice(GRAMMARS),
+            tenant=rng.choice(["", "", "other"]),
+        )
+        if all(loop.scheduler.blocks.sizes.can_ever_hold(group) for loop in self.loops):
+            self.has_beams |= search is not None
+            if search is None:
+                self.content |= content_of(group, block_size=4)
+            self.groups.append(group)
+            self.admission.add(group)
+
+    def _endings(self) -> Iterator[Ending]:
+        """Most rounds end well, else no handover would."""
+        for ending in super()._endings():
+            yield ending if self.rng.random() < 0.5 else Ending(self.rng.choice([1, 2]))
+
+    def hand_over(self) -> None:
+        owner, taker = map(of, self.rng.sample(self.loops, 2))
+        groups = self.rng.sample(owner.queues.running, len(owner.queues.running))
+        self.num_begun += any(self.handovers.begin(one, owner, taker, self.now) for one in groups)
+
+    def abort_on_its_way(self) -> None:
+        """Aborts what is being handed over, in whatever state that is."""
+        leaving = [group for loop in self.loops for group in of(loop).leaving]
+        if leaving:
+            self.gone.add(group := self.rng.choice(leaving))
+            for loop in self.loops:
+                if loop.scheduler.holds(group):
+                    loop.scheduler.abort(group)
+
+    def stop(self) -> None:
+        """Ends a branch at a stop string."""
+        loop = self.rng.choice(self.loops)
+        for group in loop.scheduler.running:
+            seqs = [seq for seq in group.unfinished if seq.output_token_ids]
+            if seqs and not group.awaits_answers:
+                seq = self.rng.choice(seqs)
+                keep = self.rng.randrange(1, len(seq.output_token_ids) + 1)
+                loop.scheduler.stop_sequence(group, index=seq.branch, keep_tokens=keep)
+                return
+
+    def _leave(self, loop: Loop) -> None:
+        super()._leave(loop)
+        self.handovers.leave(of(loop), self.now)
+
+    def _count(self, loop: Loop) -> None:
+        super()._count(loop)
+        self.num_handed_over += of(loop).num_handed_over
+        self.num_given_up += of(loop).num_given_up
+
+    @property
+    def events(self) -> dict[Callable[[], None], float]:
+        rare = {self.abort_on_its_way: 0.7, self.stop: 0.5}
+        return super().events | rare | {self.add: 4, self.hand_over: 12, self.drain: 0.2}
+
+    def check(self) -> None:
+        held = list(self.admission)
+        for loop in self.loops:
+            scheduler = loop.scheduler
+            scheduler.check()
+            loop.check_content(self.content, knows_all=not self.has_beams)
+            held += [*scheduler.running, *scheduler.swapped, *scheduler.loading]
+        assert len(held) == len(set(held)), "a group is in two places"
+
+    def assert_output(self, group: SequenceGroup) -> None:
+        assert group.failure is None
+        if group.search is not None:
+            assert_found(group)
+            return
+        prompt = group.request.prompt_token_ids
+        for branch, tokens in enumerate(outputs(group)):
+            assert tokens == expected(prompt, num_tokens=len(tokens), branch=branch)
+
+
+def of(loop: Loop) -> WorkerHandovers:
+    assert loop.scheduler.handovers is not None
+    return loop.scheduler.handovers
+
+
+@pytest.mark.parametrize("first", range(0, 80, 10))
+def test_whatever_happens_output_is_exact_and_blocks_are_conserved(first: int) -> None:
+    histories = [HandoverHistory(seed) for seed in range(first, first + 10)]
+    for history in histories:
+        history.run()
+    assert sum(one.num_handed_over for one in histories) > 20, "else this proves little"
+    assert sum(one.num_given_up for one in histories) > 20, "else this proves little"

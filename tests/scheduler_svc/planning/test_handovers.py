@@ -1,0 +1,385 @@
+"""A running group goes to another worker with its blocks; what fails leaves it where it is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from contract.request import BeamSearchParams
+from scheduler_svc.planning.handover_rounds import GRACE_S
+from scheduler_svc.planning.handovers import Handovers
+from scheduler_svc.planning.worker_handovers import RETRY_S, WorkerHandovers
+from scheduler_svc.requests.sequence_group import SequenceGroup
+from scheduler_svc.requests.timeline import EventKind
+from tests.scheduler_svc.beams import assert_found
+from tests.scheduler_svc.fake_store import BLOCK_BYTES
+from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.make import Loop, assert_all_free, content_of, make_request, outputs
+from tests.scheduler_svc.planning.test_lending import PROMPT, Workers
+
+NUM_TOKENS = 24
+NUM_TURNS = 12
+"""Turns after which any handover of these tests has ended."""
+
+
+class Pair(Workers):
+    """A worker that runs groups, and one that may take them over."""
+
+    def __init__(self, num: int = 2, **fields: Any) -> None:
+        self.handovers = Handovers()
+        self.groups: list[SequenceGroup] = []
+        self.num_computed = 0
+        """Tokens that the workers were asked to compute."""
+        self.knows_all = True
+        super().__init__(num, **fields)
+
+    def join(self, number: int, *, kv_format: str = "one", **fields: Any) -> Loop:
+        loop = super().join(number, kv_format=kv_format, **fields)
+        assert loop.scheduler.handovers is not None
+        self.handovers.join(loop.scheduler.handovers)
+        return loop
+
+    def of(self, number: int) -> WorkerHandovers:
+        handovers = self.loops[number].scheduler.handovers
+        assert handovers is not None
+        return handovers
+
+    def start(
+        self, prompt: list[int] = PROMPT, *, num_steps: int = 3, **request: Any
+    ) -> SequenceGroup:
+        """Has the first worker run a request."""
+        fields = {"max_tokens": NUM_TOKENS, "arrival": float(len(self.groups)), **request}
+        group = make_request(prompt, **fields)
+        if group.search is None:
+            self.content |= content_of(group, block_size=4)
+        else:
+            self.knows_all = False
+        self.groups.append(group)
+        self.admission.add(group)
+        for _ in range(num_steps):
+            self.step(0)
+            self.loops[0].compile()
+        return group
+
+    def begin(self, group: SequenceGroup) -> bool:
+        return self.handovers.begin(group, self.of(0), self.of(1), self.now)
+
+    def turn(self) -> None:
+        """Lets each worker take a step."""
+        for number in range(len(self.loops)):
+            self.step(number)
+            self.loops[number].compile()
+
+    def lose(self, number: int) -> None:
+        scheduler = self.loops[number].scheduler
+        assert scheduler.lending is not None
+        self.peers.leave(scheduler.lending, self.now)
+        self.handovers.leave(self.of(number), self.now)
+        for group in scheduler.evacuate():
+            self.admission.add(group)
+        del self.loops[number]
+
+    def check(self) -> None:
+        for loop in self.loops:
+            loop.scheduler.check()
+            loop.check_content(self.content, knows_all=self.knows_all)
+
+    def assert_right(self) -> None:
+        """All requests end with the tokens that they would have had anyway."""
+        for _ in range(400):
+            if not any(map(is_busy, self.loops)):
+                break
+            self.turn()
+        for loop in self.loops:
+            assert_all_free(loop)
+            assert not is_busy(loop)
+        for group in self.groups:
+            prompt = group.request.prompt_token_ids
+            if group.search is not None:
+                assert_found(group)
+                continue
+            for branch, tokens in enumerate(outputs(group)):
+                assert tokens == expected(prompt, num_tokens=len(tokens), branch=branch)
+            assert len(outputs(group)) == group.request.num_sequences
+
+    def hand_over(self, group: SequenceGroup) -> None:
+        assert self.begin(group)
+        for _ in range(NUM_TURNS):
+            self.turn()
+        assert group in self.of(1).queues.running
+
+
+def is_busy(loop: Loop) -> bool:
+    store, handovers = loop.scheduler.store, loop.scheduler.handovers
+    assert store is not None
+    assert handovers is not None
+    return loop.scheduler.has_unfinished or bool(store.moves or handovers.coming)
+
+
+def num_recomputed(group: SequenceGroup) -> int:
+    """Tokens that were computed though they had been before."""
+    events = [event for event in group.timeline.events if event.kind is EventKind.PREFILL]
+    num_new = group.num_prompt_tokens - group.num_cached_tokens
+    return sum(event.num_tokens for event in events) - num_new
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "branches": {"n": 3},
+    "beams": {"beam_search": BeamSearchParams(width=3)},
+    "structured": {"structured_output": ("regex", "a")},
+    "whole blocks": {"prompt": PROMPT[:20]},
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 5])
+def test_a_running_group_goes_on_at_another_worker_without_recompute(
+    kind: str, num_steps: int
+) -> None:
+    pair = Pair()
+    group = pair.start(num_steps=num_steps, **REQUESTS[kind])
+    pair.hand_over(group)
+    assert not pair.of(0).queues.running
+    pair.assert_right()
+    assert num_recomputed(group) == 0
+    assert group.num_preemptions == 0
+    (event,) = (one for one in group.timeline.events if one.kind is EventKind.HANDED_OVER)
+    assert event.worker == "w1:1"
+    assert event.num_bytes == event.num_blocks * BLOCK_BYTES > 0
+    assert (pair.of(0).num_handed_over, pair.of(1).num_taken_over) == (1, 1)
+    assert pair.of(1).num_bytes == event.num_bytes
+
+
+def test_a_group_computes_while_its_whole_blocks_are_copied() -> None:
+    pair = Pair()
+    group = pair.start()
+    assert pair.begin(group)
+    before = len(group.sequences[0].output_token_ids)
+    num_paused = 0
+    while group in pair.of(0).leaving:
+        pair.turn()
+        num_paused += group.is_paused
+    assert len(group.sequences[0].output_token_ids) > before
+    assert 0 < num_paused <= 3
+    pair.assert_right()
+
+
+@pytest.mark.parametrize("num_tokens", [21, 61, 101])
+def test_the_pause_does_not_grow_with_the_context(num_tokens: int) -> None:
+    pair = Pair(num_cpu_blocks=80)
+    group = pair.start(list(range(num_tokens)), num_steps=4, max_tokens=20)
+    assert pair.begin(group)
+    num_paused = num_moved = 0
+    while group in pair.of(0).leaving:
+        num_moved += group.is_paused and pair.store(1).num_borrowed
+        pair.turn()
+        num_paused += group.is_paused
+    assert num_paused <= 3
+    pair.assert_right()
+
+
+def test_a_group_goes_on_copying_until_its_prompt_is_computed() -> None:
+    pair = Pair(max_num_batched_tokens=8, num_cpu_blocks=80)
+    group = pair.start(list(range(60)), num_steps=2, max_tokens=10)
+    assert group.times.first_token is None
+    pair.hand_over(group)
+    pair.assert_right()
+    assert num_recomputed(group) == 0
+
+
+def test_what_the_taker_has_cached_is_not_copied() -> None:
+    pair = Pair()
+    pair.hand_over(pair.start())
+    group = pair.start()  # with the five whole blocks of the same prompt
+    pair.hand_over(group)
+    (event,) = (one for one in group.timeline.events if one.kind is EventKind.HANDED_OVER)
+    assert event.num_blocks < 5
+    pair.assert_right()
+
+
+def test_groups_that_share_a_prefix_share_it_at_the_taker() -> None:
+    pair = Pair()
+    groups = [pair.start(num_steps=2), pair.start(num_steps=2)]
+    assert all(map(pair.begin, groups))
+    for _ in range(NUM_TURNS):
+        pair.turn()
+    tables = [group.sequences[0].block_table for group in groups]
+    assert tables[0][:5] == tables[1][:5]
+    assert pair.of(1).queues.running == groups
+    pair.assert_right()
+
+
+def test_a_group_goes_back_to_where_it_came_from() -> None:
+    pair = Pair()
+    group = pair.start(max_tokens=60)
+    pair.hand_over(group)
+    assert pair.handovers.begin(group, pair.of(1), pair.of(0), pair.now)
+    for _ in range(NUM_TURNS):
+        pair.turn()
+    assert pair.of(0).queues.running == [group]
+    pair.assert_right()
+    assert num_recomputed(group) == 0
+
+
+def test_an_owner_that_drains_hands_all_over() -> None:
+    pair = Pair(num_cpu_blocks=80, num_gpu_blocks=160)
+    groups = [pair.start(num_steps=1) for _ in range(6)]
+    pair.loops[0].scheduler.drain()
+    for _ in range(3 * NUM_TURNS):
+        pair.turn()
+    assert not pair.loops[0].scheduler.has_unfinished
+    pair.assert_right()
+    assert sum(map(num_recomputed, groups)) == 0
+
+
+# What cannot be taken
+
+
+@pytest.mark.parametrize(
+    "fields", [{"num_gpu_blocks": 12}, {"max_num_seqs": 1}, {"kv_format": "other"}]
+)
+def test_a_worker_without_room_or_of_another_format_takes_nothing(fields: dict[str, Any]) -> None:
+    pair = Pair(1)
+    group = pair.start(n=2)
+    pair.loops.append(pair.join(1, **fields))
+    assert not pair.begin(group)
+    assert not pair.of(1).reserved
+    assert not pair.of(0).leaving
+    pair.assert_right()
+
+
+def test_what_is_kept_for_a_group_is_nobody_elses() -> None:
+    pair = Pair()
+    group = pair.start(n=3)
+    num_free = pair.loops[1].scheduler.blocks.gpu.num_free
+    assert pair.begin(group)
+    pair.step(1)
+    assert pair.of(1).queues.num_held_slots == 3
+    num_blocks = len(pair.of(0).blocks.distinct_blocks(group))
+    assert pair.loops[1].scheduler.blocks.gpu.num_free <= num_free - num_blocks
+    pair.assert_right()
+
+
+def test_what_runs_at_the_taker_comes_before_what_may_come() -> None:
+    pair = Pair(num_gpu_blocks=26, num_cpu_blocks=40)
+    group = pair.start()
+    pair.store(1).ends_at_once = False  # so that nothing comes
+    other = make_request(list(range(50, 83)), max_tokens=30, arrival=9.0)
+    pair.content |= content_of(other, block_size=4)
+    pair.groups.append(other)
+    pair.admission.add(other)
+    pair.step(1)
+    assert pair.begin(group)
+    while pair.of(1).coming:
+        pair.step(1)
+    assert other.num_preemptions == 0
+    pair.store(1).ends_at_once = True
+    pair.assert_right()
+
+
+# What fails
+
+
+def abort(pair: Pair, group: SequenceGroup) -> None:
+    pair.groups.remove(group)
+    for loop in pair.loops:
+        if loop.scheduler.holds(group):
+            loop.scheduler.abort(group)
+
+
+def lose_owner(pair: Pair, group: SequenceGroup) -> None:
+    pair.lose(0)
+
+
+def lose_taker(pair: Pair, group: SequenceGroup) -> None:
+    pair.lose(1)
+
+
+def drain_taker(pair: Pair, group: SequenceGroup) -> None:
+    pair.loops[1].scheduler.drain()
+
+
+def stop_a_branch(pair: Pair, group: SequenceGroup) -> None:
+    for loop in pair.loops:
+        if loop.scheduler.holds(group) and not group.awaits_answers:
+            loop.scheduler.stop_sequence(group, index=0, keep_tokens=1)
+
+
+def preempt(pair: Pair, group: SequenceGroup) -> None:
+    """A group before it needs all blocks of the owner."""
+    large = make_request(list(range(100)), max_tokens=28, arrival=-1.0)
+    pair.content |= content_of(large, block_size=4)
+    pair.groups.append(large)
+    pair.admission.add(large)
+    pair.step(0)
+
+
+def fail_a_round(pair: Pair, group: SequenceGroup) -> None:
+    for move_id in list(pair.store(1).pending):
+        pair.store(1).end(move_id, most=1, failed="UNAVAILABLE")
+
+
+def be_late(pair: Pair, group: SequenceGroup) -> None:
+    pair.now += 10 * GRACE_S
+
+
+def go_wrong(pair: Pair, group: SequenceGroup) -> None:
+    """A sequence fails with which the group shares its prompt."""
+    other = pair.start(num_steps=1, max_tokens=3)
+    pair.groups.remove(other)
+    for loop in pair.loops:
+        if loop.scheduler.holds(other):
+            loop.scheduler.blocks.retract(other.sequences[0])
+            loop.scheduler.abort(other)
+
+
+HARMS = [
+    abort,
+    lose_owner,
+    lose_taker,
+    drain_taker,
+    stop_a_branch,
+    preempt,
+    fail_a_round,
+    be_late,
+    go_wrong,
+]
+
+
+@pytest.mark.parametrize("kind", ["one", "branches", "beams"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_whatever_happens_in_whatever_state_tokens_are_right_and_nothing_is_left(
+    harm: Callable[[Pair, SequenceGroup], None], kind: str
+) -> None:
+    """Each worker takes a step a turn; a step of one lies between the harm and its next."""
+    states = set()
+    for num_steps in range(NUM_TURNS + 2):
+        pair = Pair(num_cpu_blocks=40)
+        group = pair.start(**REQUESTS[kind])
+        assert pair.begin(group)
+        for index in range(num_steps):
+            pair.step(index % 2)
+        if (handover := pair.of(0).leaving.get(group)) is not None:
+            states.add((handover.has_paused, handover.fetch is not None))
+        harm(pair, group)
+        pair.assert_right()
+    assert states >= {(False, True), (True, True), (True, False)}, "else some state was not tried"
+
+
+def test_a_draining_worker_tries_again_later() -> None:
+    pair = Pair()
+    group = pair.start()
+    pair.store(1).ends_at_once = False
+    pair.loops[0].scheduler.drain()
+    pair.turn()
+    fail_a_round(pair, group)
+    pair.turn()
+    assert pair.of(0).num_given_up == 1
+    assert not pair.of(0).leaving
+    pair.store(1).ends_at_once = True
+    pair.now += RETRY_S
+    for _ in range(NUM_TURNS):
+        pair.turn()
+    assert pair.of(1).queues.running == [group]
+    pair.assert_right()
