@@ -20,7 +20,7 @@ from signalbox.llm.controls import CoreControls
 from signalbox.llm.engine_args import AsyncEngineArgs, EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.in_process_request import InProcessRequest
-from signalbox.llm.in_process.pooled_call import PooledCall, pooled_fields
+from signalbox.llm.in_process.pooled_run import PooledRun, pooled_fields
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.metrics import Metric
 from signalbox.llm.requests import prompts
@@ -118,9 +118,9 @@ class AsyncLLMEngine:
         if the request fails.
         """
         check_arguments("encode", unserved)
-        call = PooledCall(self._core, "encode", pooling_params, None)
+        run = PooledRun(self._core, "encode", pooling_params, None)
         given = prompts.given_prompts([prompt], None)
-        (encoded,) = await call.encoded(call.requests(given))
+        (encoded,) = await run.encoded(run.requests(given))
         encoded = await self._of_adapter(encoded, lora_request)
         encoded = encoded._replace(cache_salt=given[0].cache_salt)
         request = self._start(request_id, encoded, POOLED, priority)
@@ -134,7 +134,7 @@ class AsyncLLMEngine:
             if output.error is not None:
                 raise RuntimeError(f"request {request.request_id} failed: {output.error}")
             if request.vector is not None:
-                vector = PoolingOutput(call.finished(request.vector))
+                vector = PoolingOutput(run.finished(request.vector))
                 yield PoolingRequestOutput(**pooled_fields(output), outputs=vector)
         finally:
             self._end(request)

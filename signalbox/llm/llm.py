@@ -14,7 +14,7 @@ from signalbox.llm.engine_options import check_known, takes_options_of
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.llm_engine import LLMEngine
-from signalbox.llm.pooling_calls import PoolingCalls
+from signalbox.llm.pooling_methods import PoolingMethods
 from signalbox.llm.requests.beam_search import (
     BeamSearchOutput,
     BeamSearchParams,
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 ParamsInput = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(PoolingCalls, Controls):
+class LLM(PoolingMethods, Controls):
     """Loads a model, and generates for lists of prompts; see `EngineArgs` for the options.
 
     The scheduler and the worker are those of the services, without gRPC between them. An option

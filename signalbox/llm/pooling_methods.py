@@ -11,7 +11,7 @@ from router.pooling.calls import ScoreCall
 from router.pooling.prompt_encoder import check_one_output
 from router.requests.api_request import ApiRequest
 from signalbox.llm.in_process.engine_core import EngineCore
-from signalbox.llm.in_process.pooled_call import PooledCall, pooled_fields
+from signalbox.llm.in_process.pooled_run import PooledRun, pooled_fields
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.lora_request import LoRAInput, lora_for_each
 from signalbox.llm.requests.outputs import RequestOutput
@@ -43,8 +43,8 @@ class PooledRequests(Protocol):
     ) -> list[tuple[RequestOutput, Vector]]: ...
 
 
-class PoolingCalls:
-    """The calls of an LLM whose model pools; a model that generates refuses them with
+class PoolingMethods:
+    """Methods of `LLM` for a model that pools; one that generates refuses them with
     ValueError."""
 
     def embed(
@@ -148,7 +148,7 @@ class PoolingCalls:
         ]
 
 
-class _Run(PooledCall):
+class _Run(PooledRun):
     """One call of an LLM: encodes its prompts, runs them, and applies the last function."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One call whose prompts are pooled: checks them, encodes them, and finishes their vectors."""
+"""Checks and encodes prompts that a call of an engine has pooled, and finishes their vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from signalbox.llm.requests.pooling_params import PoolingParams, checked_pooling
 from signalbox.llm.requests.prompts import GivenPrompt, Prompt
 
 
-class PooledCall:
-    """A call of an engine whose model pools."""
+class PooledRun:
+    """The prompts of one call, and what it asks of their vectors."""
 
     def __init__(
         self, core: EngineCore, name: str, params: PoolingParams | None, task: str | None
