@@ -92,7 +92,7 @@ class Scheduler:
                 stages=self.steps.stages,
             )
         if self.lending is not None:
-            self.lending.num_tokens_ahead = self._num_tokens_in_flight
+            self.lending.seconds_ahead = self._seconds_in_flight
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
@@ -262,8 +262,14 @@ class Scheduler:
 
     # Looking inside
 
-    def _num_tokens_in_flight(self) -> int:
-        return sum(plan.total_tokens for plan in self.inflight)
+    def _seconds_in_flight(self) -> float:
+        """Returns how long the steps in flight take, as prompts do or as the last decodes did."""
+        return sum(
+            self.steps.decode_s
+            if plan.num_decodes == plan.total_tokens
+            else self.cost.recompute_s(plan.total_tokens)
+            for plan in self.inflight
+        )
 
     @property
     def lending(self) -> Lending | None:

@@ -23,6 +23,8 @@ class StepStats:
     duration_ns: Histogram = field(default_factory=times)
     inter_token_ns: Histogram = field(default_factory=times)
     """Times between two tokens of a sequence: the duration of a step, or of a preemption."""
+    decode_s: float = 0.0
+    """Duration of the last step that only decoded, which grows with the contexts."""
     num_prefill_tokens: int = 0
     wait_ns: int = 0
     swap_ns: int = 0
@@ -40,6 +42,8 @@ class StepStats:
         self.tokens.observe(num_tokens)
         self.num_prefill_tokens += num_tokens - num_decodes
         self.duration_ns.observe(duration_ns)
+        if num_decodes == num_tokens:
+            self.decode_s = duration_ns / S
         if num_decodes:
             self.inter_token_ns.observe(duration_ns, times=num_decodes)
         self._last_answer_at = now

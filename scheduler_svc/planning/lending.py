@@ -80,8 +80,8 @@ class Lending:
         self.identity = identity
         self.wake: Callable[[], None] = lambda: None
         """Makes the worker's driver plan."""
-        self.num_tokens_ahead: Callable[[], int] = lambda: 0
-        """Returns how many tokens the worker computes before the step that is planned next."""
+        self.seconds_ahead: Callable[[], float] = lambda: 0.0
+        """Returns how long the worker computes before the step that is planned next."""
         self.num_queries = 0  # tokens asked for, and fetched
         self.num_hits = 0
         self.num_bytes = 0
@@ -192,7 +192,7 @@ class Lending:
     @property
     def wait_s(self) -> float:
         """Seconds until the step begins that lends what is wanted now."""
-        return self._cost.recompute_s(self.num_tokens_ahead())
+        return self.seconds_ahead()
 
     @property
     def is_lending(self) -> bool:
