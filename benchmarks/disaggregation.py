@@ -1,22 +1,25 @@
 """Long prompts beside streams of short chats: goodput, and how long tokens are apart.
 
     python -m benchmarks.disaggregation [--profile h100 cpu] [--workers 4] [--rates 16 32 48]
+        [--prefill 0 1 2] [--auto] [--budgets 512 2048] [--answer-tokens N]
 
 The real scheduler plans for workers in simulated time, whose steps cost what was measured or what a
 data sheet says: see simulated_time/step_costs.py. Requests come at random times; one of ten has a
-long prompt. A request is good if its first token and its mean time between tokens are
-within the objectives, and goodput is good requests a second. Each pool gets the same requests.
+long prompt. A request is good if its first token and its mean time between tokens are within the
+objectives, and goodput is good requests a second. Each pool gets the same requests: one of workers
+that all do both (0), of so many that compute prompts for the others, and of roles by the load.
 """
 
 import argparse
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.simulated_time.simulated_pool import Answer, Asked, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
-from scheduler_svc.config import SchedulerConfig
+from contract.worker_role import WorkerRole
+from scheduler_svc.config import Disaggregation, SchedulerConfig
 from signalbox.bench.measurements import percentile_ms
 
 LONG_SHARE = 0.1
@@ -68,8 +71,30 @@ LOADS = {
 class PoolKind:
     """Arrangement of the workers of a pool, and the budget of their steps."""
 
-    name: str
     max_num_batched_tokens: int
+    num_prefill: int = 0
+    """Workers that compute prompts for the others; 0 is none."""
+    is_auto: bool = False
+
+    @property
+    def name(self) -> str:
+        roles = f"{self.num_prefill} for prompts" if self.num_prefill else "all do both"
+        return f"{'auto' if self.is_auto else roles}, steps of {self.max_num_batched_tokens}"
+
+    def make(self, costs: StepCosts, load: Load, num_workers: int) -> SimulatedPool:
+        mode = Disaggregation.AUTO if self.is_auto else Disaggregation.STATIC
+        pool = SimulatedPool(
+            costs,
+            num_workers=0,
+            max_num_seqs=load.max_num_seqs,
+            num_gpu_blocks=load.num_gpu_blocks,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            settings=SchedulerConfig(max_queued_requests=1 << 20, disaggregation=mode),
+        )
+        for number in range(num_workers):
+            others = WorkerRole.DECODE if self.num_prefill else WorkerRole.BOTH
+            pool.join(WorkerRole.PREFILL if number < self.num_prefill else others)
+        return pool
 
 
 def arrivals(
@@ -92,14 +117,7 @@ def measure(
     seed: int = 0,
 ) -> list[Answer]:
     """Puts requests of so many seconds to a pool, and lets it end them all."""
-    pool = SimulatedPool(
-        costs,
-        num_workers=num_workers,
-        max_num_seqs=load.max_num_seqs,
-        num_gpu_blocks=load.num_gpu_blocks,
-        max_num_batched_tokens=kind.max_num_batched_tokens,
-        settings=SchedulerConfig(max_queued_requests=1 << 20),
-    )
+    pool = kind.make(costs, load, num_workers)
     for when, asked in arrivals(load, rate=rate, seconds=seconds, seed=seed):
         pool.ask_at(when, asked)
     pool.clock.run(until=1e9)
@@ -137,17 +155,23 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rates", type=float, nargs="+", help="requests a second")
     parser.add_argument("--seconds", type=float, default=60.0, help="of simulated arrivals")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[0, 1, 2], metavar="N")
+    parser.add_argument("--auto", action="store_true", help="roles by the load, too")
+    parser.add_argument("--answer-tokens", type=int, help="of a chat, instead of the profile's")
     args = parser.parse_args()
     for profile in args.profile:
         costs, load = PROFILES[profile], LOADS[profile]
+        if args.answer_tokens:
+            load = replace(load, chat=Asked(load.chat.prompt_tokens, args.answer_tokens))
         print(
             f"\n{costs.name}: {args.workers} workers; chats of {load.chat.prompt_tokens} +"
             f" {load.chat.max_tokens} tokens, {LONG_SHARE:.0%} of {load.long.prompt_tokens} +"
             f" {load.long.max_tokens}; TTFT within {load.first_token_s:g} s, TPOT within"
             f" {1e3 * load.per_token_s:g} ms\n\n{HEADER}"
         )
-        kinds = [PoolKind(f"mixed, steps of {budget}", budget) for budget in args.budgets]
+        kinds = [PoolKind(budget, number) for budget in args.budgets for number in args.prefill]
+        kinds += [PoolKind(budget, is_auto=True) for budget in args.budgets if args.auto]
         for rate in args.rates or load.rates:
             for kind in kinds:
                 answers = measure(

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks.simulated_time.event_clock import EventClock
+from benchmarks.simulated_time.peer_links import PeerLinks
 from benchmarks.simulated_time.simulated_worker import SimulatedWorker
 from benchmarks.simulated_time.step_costs import StepCosts
 from contract.model import ModelInfo, WorkerCapacity
 from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestUpdates
+from contract.worker_role import WorkerRole
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_cluster
 from scheduler_svc.requests.sequence_group import new_group
@@ -89,7 +91,7 @@ class SimulatedPool:
         max_num_seqs: int,
         num_gpu_blocks: int,
         max_num_batched_tokens: int = 2048,
-        num_cpu_blocks: int = 0,
+        num_cpu_blocks: int = 1024,
         max_model_len: int = 16_384,
         settings: SchedulerConfig | None = None,
         seed: int = 0,
@@ -99,6 +101,7 @@ class SimulatedPool:
         self.workers: list[SimulatedWorker] = []
         self._rng = random.Random(seed)
         self._costs = costs
+        self._links = PeerLinks(self.clock, costs)
         self._config = settings or SchedulerConfig(max_queued_requests=1 << 20)
         self._model = ModelInfo(
             name="simulated",
@@ -119,13 +122,14 @@ class SimulatedPool:
             prefill_tokens_per_s=1024 / costs.prefill_s(1024),
             grammar_bytes=1 << 20,
             max_steps_in_flight=2,
+            block_format="simulated",
         )
         self.cluster = make_cluster(self._config, clock=self.clock)
         self.cluster.serve(self._model)
         for _ in range(num_workers):
             self.join()
 
-    def join(self) -> SimulatedWorker:
+    def join(self, role: WorkerRole = WorkerRole.BOTH) -> SimulatedWorker:
         """Adds a worker now."""
         worker = SimulatedWorker(
             f"worker {len(self.workers)}",
@@ -135,6 +139,8 @@ class SimulatedPool:
             model=self._model,
             capacity=self._capacity,
             costs=self._costs,
+            links=self._links,
+            role=role,
         )
         self.workers.append(worker)
         self.cluster.join(worker.loop)

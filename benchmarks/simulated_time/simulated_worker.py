@@ -4,10 +4,12 @@ import math
 from functools import partial
 
 from benchmarks.simulated_time.event_clock import EventClock
+from benchmarks.simulated_time.peer_links import PeerLink, PeerLinks
 from benchmarks.simulated_time.step_costs import StepCosts, StepWork
 from contract.columns import int32s, int64s
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step_result import StepResult, StepTimings
+from contract.worker_role import WorkerRole
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_scheduler
@@ -32,8 +34,13 @@ class SimulatedWorker:
         model: ModelInfo,
         capacity: WorkerCapacity,
         costs: StepCosts,
+        links: PeerLinks,
+        role: WorkerRole = WorkerRole.BOTH,
     ) -> None:
         self._clock = clock
+        self._links = links
+        self._peer_link = PeerLink()
+        self._poll_at = math.inf
         self._costs = costs
         self._free_at = 0.0
         self._is_woken = self._is_gone = False
@@ -43,6 +50,8 @@ class SimulatedWorker:
             capacity=capacity,
             admission=cluster.admission,
             worker_name=name,
+            peers=cluster.peers,
+            epoch=1 + len(cluster.step_loops),
         )
         self.loop = StepLoop(
             scheduler,
@@ -51,10 +60,12 @@ class SimulatedWorker:
             wake=self._wake,
             wake_all=cluster.wake,
         )
+        self.loop.asked_role = role
 
     def leave(self) -> None:
         """Executes nothing any more."""
         self._is_gone = True
+        self._links.leave(self._peer_link)
 
     def _wake(self) -> None:
         if not self._is_woken:
@@ -67,13 +78,21 @@ class SimulatedWorker:
             return
         while (plan := self.loop.fill(self._clock.now)) is not None:
             self._start(plan)
-        if (poll_at := self.loop.next_poll_at) < math.inf:
-            self._clock.call_at(poll_at, self._fill)
+        if (poll_at := self.loop.next_poll_at) < self._poll_at:
+            self._poll_at = poll_at
+            self._clock.call_at(poll_at, self._poll)
+
+    def _poll(self) -> None:
+        self._poll_at = math.inf
+        self._fill()
 
     def _start(self, plan: StepPlan) -> None:
         """Takes a step in behind those before it."""
         duration_s = self._costs.step_s(work_of(plan, self.loop))
-        self._free_at = max(self._clock.now + MESSAGE_S, self._free_at) + duration_s
+        begins_at = max(self._clock.now + MESSAGE_S, self._free_at)
+        self._free_at = begins_at + duration_s
+        if (moves := plan.store_moves) is not None:
+            self._clock.call_at(begins_at, partial(self._links.begin, self._peer_link, moves))
         drawing = [seq_id for seq_id, n in zip(plan.seq_ids, plan.num_samples, strict=True) if n]
         result = StepResult(
             step_id=plan.step_id,
@@ -85,6 +104,7 @@ class SimulatedWorker:
 
     def _answer(self, result: StepResult) -> None:
         if not self._is_gone:
+            result.moves = self._peer_link.pop_ended()
             self.loop.complete(result, self._clock.now)
             self._fill()
 

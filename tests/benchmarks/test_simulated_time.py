@@ -1,12 +1,15 @@
 """Benchmarks in simulated time: the scheduler is the real one, and its clients get every token."""
 
+from collections import Counter
+
 import pytest
 
 from benchmarks import disaggregation, drain
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.simulated_pool import Answer, Asked, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts, StepWork
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from contract.worker_role import WorkerRole
+from scheduler_svc.config import Disaggregation, PreemptionMode, SchedulerConfig
 
 COSTS = StepCosts(
     name="costs",
@@ -87,7 +90,7 @@ def test_what_a_drained_worker_leaves_is_computed_on_another() -> None:
 
 def test_pools_are_put_the_same_requests() -> None:
     load = disaggregation.LOADS["h100"]
-    kinds = [disaggregation.PoolKind(str(budget), budget) for budget in (512, 8192)]
+    kinds = [disaggregation.PoolKind(512), disaggregation.PoolKind(2048, num_prefill=1)]
     first, second = (
         disaggregation.measure(PROFILES["h100"], load, kind, num_workers=2, rate=8.0, seconds=3.0)
         for kind in kinds
@@ -114,7 +117,29 @@ def test_an_answer_is_good_within_both_objectives() -> None:
         assert load.is_good(answer) is is_good, times
 
 
-def test_a_drain_shows_in_the_longest_gap() -> None:
-    gaps = drain.measure(PROFILES["h100"], context=512, num_streams=4, within_s=0.1)
-    assert gaps.usual < gaps.median <= gaps.longest
-    assert gaps.longest > PROFILES["h100"].prefill_s(512)
+def test_streams_that_are_handed_over_stop_for_less_than_those_that_are_computed_anew() -> None:
+    costs = PROFILES["h100"]
+    anew, over = (
+        drain.measure(costs, context=2048, num_streams=4, within_s=5.0, hands_over=hands_over)
+        for hands_over in (False, True)
+    )
+    assert (anew.num_handed_over, over.num_handed_over) == (0, 4)
+    assert anew.longest > costs.prefill_s(2048) > over.longest >= over.median
+
+
+def test_roles_follow_the_load() -> None:
+    settings = SchedulerConfig(disaggregation=Disaggregation.AUTO)
+    pool = SimulatedPool(
+        COSTS, num_workers=3, max_num_seqs=32, num_gpu_blocks=2000, settings=settings
+    )
+    for number in range(60):
+        pool.ask_at(0.5 * number, Asked(200, 100))
+    pool.ask_at(60.0, Asked(8, 3000))  # a request with hardly a prompt
+    seen: list[Counter[WorkerRole]] = []
+    for until in (4.0, 25.0, 75.0):
+        pool.clock.run(until=until)
+        seen.append(Counter(map(pool.cluster.roles.of, pool.cluster.step_loops)))
+    assert seen[0] == seen[2] == {WorkerRole.BOTH: 3}
+    assert seen[1] == {WorkerRole.PREFILL: 1, WorkerRole.DECODE: 2}
+    pool.clock.run(until=1e9)
+    pool.check()
