@@ -88,6 +88,7 @@ async def run(
                 tls=tls,
                 on_accepted=end_reports,
                 launched_as=launched_as,
+                role=settings.role,
             )
             async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
                 await _serve(server, registration, worker, grace_s=settings.drain_timeout)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import grpc
 
 from contract.model import encode_capacity, encode_model
+from contract.worker_role import WorkerRole
 from gpu_worker.worker import NO_EPOCH, Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
@@ -70,13 +71,16 @@ class Registration:
         tls: TlsConfig = CLEAR,
         on_accepted: Callable[[], object] = lambda: None,
         launched_as: str = "",
+        role: WorkerRole = WorkerRole.BOTH,
     ) -> None:
         """
         Args:
             on_accepted: called each time that the scheduler takes this worker in.
             launched_as: name that the worker's launcher knows it by; empty if none keeps it.
+            role: part of the work that the worker asks for.
         """
         self._launched_as = launched_as
+        self._role = role
         self._on_accepted = on_accepted
         self._tls = tls
         self._worker = worker
@@ -203,6 +207,7 @@ class Registration:
             model=encode_model(worker.model),
             capacity=encode_capacity(worker.capacity),
             launched_as=self._launched_as,
+            role=self._role,
         )
 
     async def _beat(self, call: _Call, interval_s: float) -> None:

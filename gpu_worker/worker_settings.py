@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from contract.worker_role import WorkerRole
 from gpu_worker.config import (
     CacheConfig,
     DeviceConfig,
@@ -231,6 +232,12 @@ class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSetti
 
     port: Port = Field(0, description="port to listen on; 0 picks one")
     scheduler: Address = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to join")
+    role: WorkerRole = Field(
+        WorkerRole.BOTH,
+        description="what the worker computes in a pool whose scheduler divides the work: prompts"
+        " (prefill), tokens after the first (decode), or both; a role that no worker has is taken"
+        " by the others",
+    )
     advertise: HostOrAddress | None = Field(
         None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
     )

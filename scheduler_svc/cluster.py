@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from contract.model import Adapter, ModelInfo
-from scheduler_svc.config import AdmissionBounds
+from scheduler_svc.config import AdmissionBounds, Disaggregation
 from scheduler_svc.planning.handovers import Handovers
 from scheduler_svc.planning.lending import Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
@@ -20,6 +20,7 @@ from scheduler_svc.request_lifecycle import RequestLifecycle
 from scheduler_svc.requests.failures import model_changed
 from scheduler_svc.workers.loss_attribution import record_loss
 from scheduler_svc.workers.quarantine import WorkerRecords
+from scheduler_svc.workers.roles import Roles
 from scheduler_svc.workers.step_loop import StepLoop
 from scheduler_svc.workers.worker_pool import StepLoops
 
@@ -37,6 +38,7 @@ class Cluster:
         worker_wait_s: float = 0.0,
         worker_records: WorkerRecords | None = None,
         explain_history: int = 1024,
+        disaggregation: Disaggregation = Disaggregation.STATIC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = AdmissionQueue(policy)
@@ -45,6 +47,7 @@ class Cluster:
         self.handovers = Handovers()
         """Those that hand groups over to each other."""
         self.step_loops = StepLoops()
+        self.roles = Roles(disaggregation, self.step_loops)
         self.tokenizer_files: dict[str, bytes] = {}
         self.worker_records = worker_records or WorkerRecords()
         self.requests = RequestLifecycle(
@@ -119,6 +122,8 @@ class Cluster:
             self.peers.join(lending)
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.join(handovers)
+        step_loop.answered = self._balance
+        self.roles.settle()
         self.tell_watchers()
         self.requests.sort_out_waiting()
         step_loop.wake()
@@ -126,6 +131,7 @@ class Cluster:
     def drain(self, step_loop: StepLoop) -> None:
         """Lets a worker finish what it has; requests that only it would have taken wait."""
         step_loop.scheduler.drain()
+        self.roles.settle()
         self.tell_watchers()
         self.requests.sort_out_waiting()
         self.wake()
@@ -139,6 +145,8 @@ class Cluster:
             self.peers.leave(lending, self._clock())
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.leave(handovers, self._clock())
+        self.roles.leave(step_loop)
+        self.roles.settle()
         self.tell_watchers()
         is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes
         if is_lost:
@@ -149,6 +157,13 @@ class Cluster:
         self.requests.requeue(groups, is_lost=is_lost)
         self.requests.sort_out_waiting()
         self.wake()
+
+    def _balance(self, now: float) -> None:
+        """Lets the load change roles, after a result."""
+        if self.roles.balance(now):
+            self.tell_watchers()
+            self.requests.sort_out_waiting()
+            self.wake()
 
     def wake(self) -> None:
         """Lets every step loop look for work."""

@@ -30,6 +30,17 @@ class PreemptionMode(StrEnum):
     RECOMPUTE = "recompute"
 
 
+class Disaggregation(StrEnum):
+    """What decides which workers compute prompts, and which decode; see workers/roles.py."""
+
+    OFF = "off"
+    """All workers do both."""
+    STATIC = "static"
+    """The roles that the workers ask for."""
+    AUTO = "auto"
+    """The load."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
     """Limits of one worker's steps."""
@@ -143,6 +154,11 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         ge=1,
         description="most steps of a worker that are planned and not answered; 1 plans none while"
         " one runs (default: 2, and one more than the stages of a pipeline-parallel worker)",
+    )
+    disaggregation: Disaggregation = Field(
+        Disaggregation.STATIC,
+        description="what decides which workers compute prompts and which decode: static is the"
+        " workers' --role, auto the load, and with off all do both",
     )
     max_loras: int | None = Field(
         None,

@@ -24,6 +24,7 @@ def make_cluster(
         worker_wait_s=config.worker_wait,
         worker_records=WorkerRecords(max_pause_s=config.worker_quarantine),
         explain_history=config.explain_history,
+        disaggregation=config.disaggregation,
         clock=clock,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from contract.model import Adapter, ModelInfo, WorkerCapacity
+from contract.worker_role import WorkerRole
 from scheduler_svc.queue.grammar_queue import Constraint
 
 
@@ -32,6 +33,7 @@ class WorkerRecorder:
         model: ModelInfo,
         capacity: WorkerCapacity,
         certified_name: str,
+        role: WorkerRole,
     ) -> None:
         """Says what `joined` will write."""
 

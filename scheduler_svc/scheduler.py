@@ -15,6 +15,7 @@ from contract.model import Arithmetic, StoreCapacity, WorkerRank
 from contract.sections.block_moves import NO_MOVES
 from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
+from contract.worker_role import WorkerRole
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.cost_model import CostModel
@@ -243,6 +244,15 @@ class Scheduler:
         if self.store is not None:
             self.store.drain()
 
+    def set_role(self, role: WorkerRole) -> None:
+        """Says which part of the work is this worker's from now on; what runs stays, or moves."""
+        self._queues.only_decodes = role is WorkerRole.DECODE
+        if self._queues.only_decodes:
+            self.admission.release(self._queues)
+        if self.handovers is not None:
+            self.handovers.only_prefills = role is WorkerRole.PREFILL
+            self.handovers.lending.wake()
+
     def evacuate(self) -> list[SequenceGroup]:
         """Takes everything out that had not ended: the worker is gone, and its KV with it.
 
@@ -306,6 +316,13 @@ class Scheduler:
         return self._queues.is_accepting
 
     @property
+    def share_in_use(self) -> float:
+        """Share of the worker that running sequences take: of its places or of its blocks."""
+        blocks = self.blocks.gpu
+        share_of_places = self._queues.num_sequence_slots / self.limits.max_num_seqs
+        return max(share_of_places, 1 - blocks.num_free / blocks.num_blocks)
+
+    @property
     def has_unfinished(self) -> bool:
         """True if a group is running, swapped or to be recomputed, or a step is in flight."""
         on_worker = self.running or self.swapped or self.loading or self.inflight
@@ -321,18 +338,18 @@ class Scheduler:
 
     def can_ever_take(self, group: SequenceGroup) -> bool:
         """Says whether a waiting group could come in here, if not now then when others are gone."""
-        return (self.is_accepting or group.has_started) and self._group_selection.can_ever_run(
+        return (self._queues.takes_new or group.has_started) and self._group_selection.can_ever_run(
             group
         )
 
     def most_new_tokens(self, group: SequenceGroup) -> int:
         """Returns the greatest max_tokens of a new group that is taken here; else below 1."""
-        return self._group_selection.most_new_tokens(group) if self.is_accepting else 0
+        return self._group_selection.most_new_tokens(group) if self._queues.takes_new else 0
 
     @property
     def effective_max_model_len(self) -> int:
         """Tokens of the longest sequence of a new group that is taken here; 0 if none is."""
-        return self.blocks.sizes.longest_alone if self.is_accepting else 0
+        return self.blocks.sizes.longest_alone if self._queues.takes_new else 0
 
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""

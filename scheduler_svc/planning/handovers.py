@@ -33,7 +33,14 @@ class Handovers:
         return taker.reserve(group, owner, now)
 
     def begin_anywhere(self, group: SequenceGroup, owner: WorkerHandovers, now: float) -> bool:
-        """Begins to hand a group over to the worker with most room that takes it, if any does."""
-        takers = [worker for worker in self.members if worker is not owner]
-        takers.sort(key=lambda worker: worker.blocks.gpu.num_free, reverse=True)
+        """Begins to hand a group over to the worker with most room that takes it, if any does.
+
+        A worker that computes prompts is the last choice, and no choice of another one.
+        """
+        takers = [
+            worker
+            for worker in self.members
+            if worker is not owner and not (owner.only_prefills and worker.only_prefills)
+        ]
+        takers.sort(key=lambda worker: (worker.only_prefills, -worker.blocks.gpu.num_free))
         return any(taker.reserve(group, owner, now) for taker in takers)

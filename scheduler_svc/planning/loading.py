@@ -100,7 +100,7 @@ class Loading:
                 if group in self._queues.loading:
                     self._count_late(load.move, now)
                 self._return(group, now)
-        if may_begin and self._queues.is_accepting and self._queues.admission.groups:
+        if may_begin and self._queues.takes_new and self._queues.admission.groups:
             self._begin_loads(now)
 
     def _count_late(self, move: Move, now: float) -> None:

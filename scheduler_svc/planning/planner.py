@@ -85,6 +85,8 @@ class Planner:
             self._fill_beside_columns(plan, now)
         if self._has_turns and self.is_empty(plan):
             self._take_other_turns(plan, token_budget, now)
+        if queues.only_decodes:
+            return  # what waits does not wait for this worker
         if admission.groups or admission.waits.reason is not WaitReason.NEXT_STEP:
             admission.waits.record(self._what_waits(plan), now)
 

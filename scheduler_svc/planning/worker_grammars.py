@@ -97,7 +97,7 @@ class WorkerGrammars:
 
         The other worker will most often take its group; this one helps if it does not for long.
         """
-        parked = self._admission.parked.next() if self._queues.is_accepting else None
+        parked = self._admission.parked.next() if self._queues.takes_new else None
         if wanted is None or (parked is not None and self._num_passed_over < MAX_PASSED_OVER):
             self._num_passed_over += wanted is not None
             return parked

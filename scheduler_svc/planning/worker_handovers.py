@@ -55,6 +55,8 @@ class WorkerHandovers:
         self.lending = lending
         self.coming: dict[SequenceGroup, Handover] = {}
         self.leaving: dict[SequenceGroup, Handover] = {}
+        self.only_prefills = False
+        """True if what runs here is handed over to workers that decode."""
         self.num_taken_over = 0
         self.num_handed_over = 0
         self.num_given_up = 0
@@ -124,7 +126,8 @@ class WorkerHandovers:
             is_valid = handover.is_valid and self.queues.is_accepting
             if not (is_valid and self._rounds.prepare(handover) and self._advance(handover, now)):
                 self.give_up(handover, now)
-        if not self.queues.is_accepting and self.queues.running:
+        leaves = self.only_prefills or not self.queues.is_accepting
+        if leaves and self.queues.running:
             self._leave(now)
 
     def _advance(self, handover: Handover, now: float) -> bool:
@@ -250,7 +253,7 @@ class WorkerHandovers:
         self._retry_at.clear()
 
     def _leave(self, now: float) -> None:
-        """Begins to hand over what runs on this worker, which drains."""
+        """Begins to hand over what runs on this worker, which drains or computes prompts alone."""
         self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
         for group in self.queues.running:
             if len(self.leaving) >= MAX_LEAVING:

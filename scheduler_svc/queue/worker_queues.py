@@ -27,6 +27,8 @@ class GroupQueues:
         self.loading: dict[SequenceGroup, None] = {}
         """Groups whose prefix is looked for in the worker's store, or on its way from there."""
         self.is_accepting = True
+        self.only_decodes = False
+        """True if other workers compute prompts, and hand the groups over."""
         self.num_sequence_slots = 0
         """Sequences of the running groups, those that forks will add included."""
         self.num_held_slots = 0
@@ -40,7 +42,12 @@ class GroupQueues:
     @property
     def candidates(self) -> Iterable[SequenceGroup]:
         """Waiting groups that this worker may take, in order."""
-        return self.admission.candidates if self.is_accepting else self.admission.started
+        return self.admission.candidates if self.takes_new else self.admission.started
+
+    @property
+    def takes_new(self) -> bool:
+        """True if groups that no worker has worked on may come in out of the queue."""
+        return self.is_accepting and not self.only_decodes
 
     def run(self, group: SequenceGroup) -> None:
         """Puts a group, which is in no queue, among those that run."""

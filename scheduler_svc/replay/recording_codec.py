@@ -13,6 +13,7 @@ from contract.model import (
     encode_model,
 )
 from contract.structured_output import constraint_codec
+from contract.worker_role import WorkerRole
 from protos.recording.v1 import recording_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from protos.worker.v1 import worker_pb2
@@ -92,6 +93,7 @@ class _FileWorkerRecorder(WorkerRecorder):
         model: ModelInfo,
         capacity: WorkerCapacity,
         certified_name: str,
+        role: WorkerRole,
     ) -> None:
         self._description = pb.WorkerJoined(
             worker=self._number,
@@ -100,6 +102,7 @@ class _FileWorkerRecorder(WorkerRecorder):
             model=encode_model(model),
             capacity=encode_capacity(capacity),
             certified_name=certified_name,
+            role=role,
         )
 
     def joined(self, now: float) -> None:

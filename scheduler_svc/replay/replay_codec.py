@@ -15,6 +15,7 @@ from contract.model import decode_adapter, decode_capacity, decode_model
 from contract.step import encode_step
 from contract.step_result import decode_result
 from contract.structured_output import constraint_codec
+from contract.worker_role import WorkerRole
 from protos.recording.v1 import recording_pb2 as pb
 from protos.scheduler.v1 import state_pb2
 from protos.worker.v1 import worker_pb2
@@ -201,6 +202,7 @@ def _join(replayed: ReplayedCluster, joined: pb.WorkerJoined) -> None:
         model=decode_model(joined.model),
         capacity=decode_capacity(joined.capacity),
         certified_name=joined.certified_name,
+        role=WorkerRole(joined.role or WorkerRole.BOTH),
     )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step_result import StepResult
 from contract.updates import RequestUpdates
+from contract.worker_role import WorkerRole
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_cluster, make_scheduler
 from scheduler_svc.planning.plan import StepPlan
@@ -71,6 +72,7 @@ class ReplayedCluster:
         model: ModelInfo,
         capacity: WorkerCapacity,
         certified_name: str,
+        role: WorkerRole,
     ) -> None:
         scheduler = make_scheduler(
             self.config,
@@ -87,6 +89,7 @@ class ReplayedCluster:
             send_updates=self.cluster.requests.send_updates,
             prepare=lambda _: None,
         )
+        loop.asked_role = role
         self.cluster.serve(model)
         self.workers[number] = ReplayedWorker(epoch, loop)
         self.cluster.join(loop)

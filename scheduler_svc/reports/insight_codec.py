@@ -159,6 +159,7 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         launched_as=step_loop.launched_as,
         store=_store_stats(scheduler.store, scheduler),
         peers=_peer_stats(scheduler.lending, scheduler),
+        role=cluster.roles.of(step_loop),
     )
 
 

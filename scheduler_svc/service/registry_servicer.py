@@ -13,6 +13,7 @@ import grpc
 from contract.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from contract.model import ModelInfo, WorkerCapacity
 from contract.tokenizer_files import hash_files
+from contract.worker_role import WorkerRole
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.interceptors.peer_roles import WORKER, names_of
@@ -64,6 +65,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         join = await _first(requests)
         address = _address(join.address, context.peer())
         self._check_quarantine(address)
+        role = _role(join.role)
         worker = WorkerClient(
             address=address,
             epoch=join.epoch,
@@ -79,15 +81,18 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await self._open(worker, scheduler)
             engine = self._make_engine(worker, scheduler)
             engine.loop.launched_as = join.launched_as
+            engine.loop.asked_role = role
             async with contextlib.aclosing(self._lease(engine, requests)) as answers:
                 async with self._adapters.joining(worker.adapters, engine.loop, model) as served:
                     self._serve(served, files)
+                    self._check_roles(engine.loop)
                     worker.recorder.describe(
                         address=worker.address,
                         epoch=worker.epoch,
                         model=served,
                         capacity=capacity,
                         certified_name=worker.certified_name,
+                        role=role,
                     )
                     accepted = await anext(answers)
                 yield accepted
@@ -188,6 +193,10 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         if served and (difference := served.difference(model)):
             raise FailedPrecondition(f"this worker serves another model: its {difference}")
 
+    def _check_roles(self, loop: StepLoop) -> None:
+        if refusal := self._cluster.roles.refusal(loop):
+            raise FailedPrecondition(f"this worker cannot be used: {refusal}")
+
     async def _lease(
         self, engine: Engine, requests: Requests
     ) -> AsyncGenerator[pb.RegisterResponse, None]:
@@ -260,6 +269,13 @@ async def _first(requests: Requests) -> pb.Join:
     if first is None or first.WhichOneof("message") != "join" or not first.join.epoch:
         raise InvalidArgument("join", "missing", "a first message `join` with an epoch")
     return first.join
+
+
+def _role(name: str) -> WorkerRole:
+    try:
+        return WorkerRole(name or WorkerRole.BOTH)
+    except ValueError:
+        raise InvalidArgument("join.role", name, ", ".join(WorkerRole)) from None
 
 
 def _address(advertised: str, peer: str) -> str:

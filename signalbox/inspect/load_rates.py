@@ -44,6 +44,8 @@ class WorkerLoad:
 
     address: str
     is_draining: bool
+    role: str
+    """What it computes: prefill, decode or both."""
     num_running: int
     num_swapped: int
     num_gpu_blocks: int
@@ -202,6 +204,7 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
     return WorkerLoad(
         address=after.address,
         is_draining=after.is_draining,
+        role=after.role or "both",
         num_running=after.num_requests_running,
         num_swapped=after.num_requests_swapped,
         num_gpu_blocks=after.num_gpu_blocks,

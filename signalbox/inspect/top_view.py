@@ -92,7 +92,9 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
         f"preempted {worker.preemptions_per_s:,.1f}/s"
         f"  (so far {worker.num_swaps:,} by swap, {worker.num_recomputes:,} by recompute)",
     )
-    state = "  draining" if worker.is_draining else ""
+    state = "" if worker.role == "both" else f"  {worker.role}"
+    if worker.is_draining:
+        state += "  draining"
     if worker.num_failures:
         state += f"  failed {worker.num_failures}x"
     title = f"{worker.address}  running {worker.num_running}  swapped {worker.num_swapped}{state}"

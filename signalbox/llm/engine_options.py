@@ -40,6 +40,7 @@ SERVICE_ONLY: Mapping[str, str] = {
     "worker_wait": _NO_SERVICE,
     "worker_quarantine": _NO_SERVICE,
     "record": "use `signalbox serve --record`",
+    "disaggregation": "there is one worker",
 }
 """Options of worker and scheduler that an engine refuses, and why."""
 

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contract import updates
 from contract.pooling import Vector
+from contract.worker_role import WorkerRole
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.registration_client import Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
@@ -81,6 +82,7 @@ async def running_worker(
     *,
     behind: FaultProxy | None = None,
     adapter_dir: Path | None = None,
+    role: WorkerRole = WorkerRole.BOTH,
 ) -> AsyncIterator[RunningWorker]:
     """A registered worker; `behind` a proxy, which has started, the scheduler reaches it there."""
     worker = await Worker.load(make_runner, adapter_dir=adapter_dir)
@@ -97,6 +99,7 @@ async def running_worker(
         worker=worker,
         scheduler_address=scheduler_address,
         advertised_address=f"127.0.0.1:{port}",
+        role=role,
     )
     running = RunningWorker(worker, server, registration, asyncio.create_task(registration.run()))
     try:

@@ -66,20 +66,22 @@ class RouterLeft(_message.Message):
     def __init__(self, router: _Optional[int] = ...) -> None: ...
 
 class WorkerJoined(_message.Message):
-    __slots__ = ("worker", "address", "epoch", "model", "capacity", "certified_name")
+    __slots__ = ("worker", "address", "epoch", "model", "capacity", "certified_name", "role")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     CERTIFIED_NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     address: str
     epoch: int
     model: _common_pb2.ModelInfo
     capacity: _common_pb2.WorkerCapacity
     certified_name: str
-    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., certified_name: _Optional[str] = ...) -> None: ...
+    role: str
+    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., certified_name: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
 class WorkerDrains(_message.Message):
     __slots__ = ("worker",)

@@ -371,18 +371,20 @@ class RegisterRequest(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("epoch", "address", "model", "capacity", "launched_as")
+    __slots__ = ("epoch", "address", "model", "capacity", "launched_as", "role")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     LAUNCHED_AS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     address: str
     model: _common_pb2.ModelInfo
     capacity: _common_pb2.WorkerCapacity
     launched_as: str
-    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., launched_as: _Optional[str] = ...) -> None: ...
+    role: str
+    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., launched_as: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("state",)
