@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from contract.model import Adapter, ModelInfo
 from scheduler_svc.config import AdmissionBounds, Disaggregation
@@ -135,6 +136,20 @@ class Cluster:
         self.tell_watchers()
         self.requests.sort_out_waiting()
         self.wake()
+
+    def clear_prefix_cache(self, tenant: str | None, on_cleared: Callable[[str, str], None]) -> int:
+        """Clears the caches and stores of all workers; returns their number.
+
+        Args:
+            tenant: see `Scheduler.clear_prefix_cache`.
+            on_cleared: called once for each worker, with its name and why its store could not be
+                cleared, or an empty text.
+        """
+        for step_loop in self.step_loops:
+            of_worker = partial(on_cleared, step_loop.worker_name)
+            step_loop.scheduler.clear_prefix_cache(tenant, of_worker)
+        self.wake()
+        return len(self.step_loops)
 
     def leave(self, step_loop: StepLoop) -> None:
         """Takes a worker out; what it was doing starts again on another, or waits for one."""

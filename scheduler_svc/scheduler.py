@@ -25,7 +25,7 @@ from scheduler_svc.planning.lending import Lending, PeerIdentity, Peers
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
-from scheduler_svc.planning.store_planning import StorePlanning
+from scheduler_svc.planning.store_planning import OnCleared, StorePlanning
 from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import token_budget
@@ -238,6 +238,22 @@ class Scheduler:
             return False
         return self.blocks.reset_prefix_cache() if self.store is None else self.store.reset()
 
+    def clear_prefix_cache(self, tenant: str | None, on_cleared: OnCleared) -> None:
+        """Lets no cached prefix be found, also while requests run, and clears the store.
+
+        What running requests compute from now on may be found again.
+
+        Args:
+            tenant: whose blocks are removed from the store; None is all. The pools, which do not
+                know whose blocks they have, forget all.
+            on_cleared: called when the store is cleared.
+        """
+        if self.store is None:
+            self.blocks.forget_prefixes()
+            on_cleared("")
+        else:
+            self.store.clear(tenant, on_cleared)
+
     def drain(self) -> None:
         """Admits no new groups from now on; groups that have started still return."""
         self._queues.drain()
@@ -261,7 +277,7 @@ class Scheduler:
         self.books.decode_columns.release_all()
         self.grammars.leave()
         if self.store is not None:
-            self.store.loading.forget_pins()
+            self.store.abandon()
         groups = self._queues.remove_all()
         for group in groups:
             for seq in group.sequences:

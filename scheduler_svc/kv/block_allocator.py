@@ -142,9 +142,9 @@ class BlockAllocator:
                 self._free.append(block)
         return block_hash
 
-    def forget_cached(self) -> None:
-        """Makes every cached block free, without telling `on_evict`."""
-        for block in self.cached_blocks:
+    def forget_hashes(self) -> None:
+        """Keeps all blocks from being found, without telling `on_evict`; cached ones are free."""
+        for block in list(self._hash_of):
             self.retract(block)
 
     def find(self, block_hash: BlockHash) -> int | None:

@@ -293,9 +293,13 @@ class BlockSpaceManager:
         """
         if self.gpu.num_free < self.gpu.num_blocks or self.cpu.num_owners() != moving:
             return False
-        for pool in (self.gpu, self.cpu):
-            pool.forget_cached()
+        self.forget_prefixes()
         return True
+
+    def forget_prefixes(self) -> None:
+        """Forgets what the blocks of both pools hold; those in use stay with their owners."""
+        for pool in (self.gpu, self.cpu):
+            pool.forget_hashes()
 
     def take_over(self, seq: Sequence, table: list[int], *, num_cached_blocks: int) -> None:
         """Gives a sequence that comes from another worker blocks that hold what it had there.

@@ -123,10 +123,12 @@ class MovesUnderWay:
         self._to_send.lends.append(Lend(move.move_id, hashes, blocks, ticket, reader, lasts_ns))
         return move
 
-    def clear(self, now: float) -> None:
-        """Empties the store, and voids what is under way."""
+    def clear(self, tenant: str | None, now: float) -> Move:
+        """Removes a tenant's blocks from the store, or all, and voids what is under way."""
         self.void(now)
-        self._to_send.clears.append(Clear(self._begin(MoveKind.CLEAR, now).move_id, None))
+        move = self._begin(MoveKind.CLEAR, now)
+        self._to_send.clears.append(Clear(move.move_id, tenant))
+        return move
 
     def void(self, now: float) -> None:
         """Lets what is under way come to nothing; its blocks are free when it has ended."""

@@ -7,7 +7,7 @@ steps, so that an empty step is planned now and then while nothing else is and m
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from contract.model import StoreCapacity
 from contract.sections.store_moves import MoveResult
@@ -30,6 +30,13 @@ LOADING_POLL_S = 0.002
 """Time between empty steps while a request loads."""
 POLL_S = 0.05
 """Time between empty steps while only writes are under way, for which no request waits."""
+
+OnCleared = Callable[[str], None]
+"""Called once with why a store could not be cleared, or with an empty text."""
+
+
+def _nothing(_fault: str) -> None:
+    """Takes the end of a clear that nothing waits for."""
 
 
 class StorePlanning:
@@ -82,6 +89,8 @@ class StorePlanning:
         self._cost = cost
         self._queues = books.queues
         self._blocks = books.blocks
+        self._clears: dict[Move, OnCleared] = {}
+        """Clears of the store that have not ended."""
         self._asked_at = -math.inf
         self._now = 0.0  # as of the last call that said it
         books.blocks.on_retract = self._distrust
@@ -136,6 +145,8 @@ class StorePlanning:
                 self.write_behind.stored(move, result, now)
             elif self.lending is not None and move.kind is MoveKind.LEND:
                 self.lending.lent(move, result)
+            elif move.kind is MoveKind.CLEAR:
+                self._clears.pop(move)(result.failed)
 
     def _found(self, move: Move, result: MoveResult, now: float) -> None:
         if self.write_behind is not None and not (result.failed or move.is_void):
@@ -170,12 +181,29 @@ class StorePlanning:
         self.loading.forget_pins()
         if not self._blocks.reset_prefix_cache(self.moves.owned):
             return False
+        self._clear_store(None, _nothing)
+        return True
+
+    def clear(self, tenant: str | None, on_cleared: OnCleared) -> None:
+        """Forgets what is cached, of running requests, too; see `Scheduler.clear_prefix_cache`."""
+        self.loading.forget_pins()
+        self._blocks.forget_prefixes()
+        self._clear_store(tenant, on_cleared)
+
+    def _clear_store(self, tenant: str | None, on_cleared: OnCleared) -> None:
         if self.write_behind is None:
             self.moves.void(self._now)
+            on_cleared("")
         else:
             self.write_behind.forget()
-            self.moves.clear(self._now)
-        return True
+            self._clears[self.moves.clear(tenant, self._now)] = on_cleared
+
+    def abandon(self) -> None:
+        """Gives up what is under way: the worker is gone."""
+        self.loading.forget_pins()
+        for on_cleared in self._clears.values():
+            on_cleared("the worker has left")
+        self._clears.clear()
 
     def _distrust(self, block_hash: BlockHash) -> None:
         """Keeps a block that may be wrong from being written, fetched and lent."""

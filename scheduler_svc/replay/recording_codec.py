@@ -58,6 +58,9 @@ class FileRecorder(Recorder):
         changed = pb.AdaptersChanged(adapters=map(encode_adapter, adapters))
         self.write(pb.Record(now=now, adapters_changed=changed))
 
+    def cache_cleared(self, tenant: str | None, now: float) -> None:
+        self.write(pb.Record(now=now, cache_cleared=pb.CacheCleared(tenant=tenant)))
+
     def write(self, record: pb.Record) -> None:
         """Appends a record and moves the scheduler's clock on to it."""
         self._now = record.now = record.now or self._now

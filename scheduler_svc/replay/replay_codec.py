@@ -144,6 +144,10 @@ class Replay:
             case "adapters_changed":
                 adapters = map(decode_adapter, record.adapters_changed.adapters)
                 replayed.cluster.change_adapters(adapters)
+            case "cache_cleared":
+                cleared = record.cache_cleared
+                tenant = cleared.tenant if cleared.HasField("tenant") else None
+                replayed.cluster.clear_prefix_cache(tenant, lambda *_: None)
             case "tick":
                 replayed.cluster.requests.expire()
             case _:

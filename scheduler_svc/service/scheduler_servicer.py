@@ -160,6 +160,20 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             async for order in orders:
                 yield order
 
+    async def ClearCache(
+        self, request: pb.ClearCacheRequest, context: Context
+    ) -> pb.ClearCacheResponse:
+        tenant = request.tenant if request.HasField("tenant") else None
+        self._recorder.cache_cleared(tenant, time.monotonic())
+        faults: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        num_workers = self._cluster.clear_prefix_cache(
+            tenant, lambda worker, fault: faults.put_nowait((worker, fault))
+        )
+        ended = [await faults.get() for _ in range(num_workers)]
+        return pb.ClearCacheResponse(
+            workers=[pb.ClearedCache(worker=worker, fault=fault) for worker, fault in ended]
+        )
+
     async def GetStats(
         self, request: stats_pb2.GetStatsRequest, context: Context
     ) -> stats_pb2.GetStatsResponse:

@@ -20,6 +20,8 @@ from signalbox.client.connection import PLAIN, Connection, add_connection_flags
 from signalbox.client.service_client import TIMEOUT_S, NotKnown, ServiceClient
 from signalbox.settings.environment import ENV_PREFIX
 
+CLEAR_S = 60.0
+"""Seconds to wait for the stores of all workers to be cleared."""
 DEFAULT_ADDRESS = "127.0.0.1:50052"
 
 
@@ -55,6 +57,13 @@ class SchedulerClient(ServiceClient):
         request = scheduler_pb2.ScaleWorkersRequest(min_workers=least, max_workers=most)
         answer = await self.answer(self.stub.ScaleWorkers(request, timeout=2 * TIMEOUT_S))
         return cast(scheduler_pb2.ScaleWorkersResponse, answer).launcher
+
+    async def clear_cache(self, tenant: str | None) -> dict[str, str]:
+        """Clears the caches of all workers; returns the fault of each, empty if it has none."""
+        request = scheduler_pb2.ClearCacheRequest(tenant=tenant)
+        answer = await self.answer(self.stub.ClearCache(request, timeout=CLEAR_S))
+        workers = cast(scheduler_pb2.ClearCacheResponse, answer).workers
+        return {one.worker: one.fault for one in workers}
 
     async def explain(self, request_id: str) -> explain_pb2.ExplainResponse:
         request = explain_pb2.ExplainRequest(request_id=request_id)

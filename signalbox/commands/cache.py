@@ -1,6 +1,7 @@
-"""`signalbox cache`: what --kv-disk or --kv-store holds, and its removal."""
+"""`signalbox cache`: what --kv-disk or --kv-store holds, and its removal, also while it serves."""
 
 import argparse
+import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 from gpu_worker.hub.gguf_file_names import format_bytes
 from signalbox.cached_models.hub_cache import age
+from signalbox.client.connection import connection
+from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 
 EXAMPLES = """\
 examples
@@ -16,7 +19,9 @@ examples
   signalbox cache clear /var/lib/signalbox/kv --tenant team-a # those of one tenant
   signalbox cache list rediss://kv.example.com                # by model: keys, space
   signalbox cache clear rediss://kv.example.com --tenant team-a --kv-store-key key
-Files in a folder that a worker has are listed and not cleared.
+  signalbox cache clear                                       # all that a service has cached
+  signalbox cache clear --scheduler HOST:50052 --tenant team-a
+Files in a folder that a worker has are listed, and only cleared with its service.
 """
 _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 
@@ -24,7 +29,13 @@ _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox cache`."""
     parser.add_argument("action", choices=("list", "clear"), help="what to do")
-    parser.add_argument("place", metavar="PLACE", help="folder of --kv-disk, or URL of --kv-store")
+    parser.add_argument(
+        "place",
+        metavar="PLACE",
+        nargs="?",
+        help="folder of --kv-disk, or URL of --kv-store (default: with clear, memory and stores of"
+        " all workers of a running scheduler)",
+    )
     parser.add_argument("--tenant", metavar="NAME", help="with clear, whose blocks (default: all)")
     parser.add_argument("--json", action="store_true", help="with list, print one JSON array")
     parser.add_argument(
@@ -39,11 +50,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="with a URL, allow a host elsewhere without TLS"
     )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_address_flag(parser)
 
 
 def run(options: dict[str, Any]) -> None:
-    """Lists or clears. Raises FolderError, ValueError or OSError.
+    """Lists or clears. Raises FolderError, ValueError, OSError, or what a scheduler refuses with.
 
     Workers that have some of the files in a folder are a ValueError, too.
     """
@@ -52,15 +63,36 @@ def run(options: dict[str, Any]) -> None:
         raise ValueError("--tenant has no effect with list; its names are not stored")
     if not is_list and options["json"]:
         raise ValueError("--json has no effect with clear")
+    if place is None:
+        _refuse(options, _OF_SERVERS, "without the URL of a server")
+        if is_list:
+            raise ValueError("list takes a PLACE: the folder of --kv-disk or URL of --kv-store")
+        asyncio.run(_clear_service(options))
+        return
     if "://" in place:
         _at_server(options, place)
         return
-    if useless := [name for name in _OF_SERVERS if options[name]]:
-        raise ValueError(f"--{useless[0].replace('_', '-')} has no effect with a folder")
+    _refuse(options, _OF_SERVERS, "with a folder")
     if is_list:
         _list_folder(Path(place), as_json=options["json"])
     else:
         _clear_folder(Path(place), options["tenant"])
+
+
+def _refuse(options: dict[str, Any], names: tuple[str, ...], where: str) -> None:
+    if useless := [name for name in names if options[name]]:
+        raise ValueError(f"--{useless[0].replace('_', '-')} has no effect {where}")
+
+
+async def _clear_service(options: dict[str, Any]) -> None:
+    async with SchedulerClient(options["address"], connection(options)) as client:
+        faults = await client.clear_cache(options["tenant"])
+    for worker, fault in faults.items():
+        print(f"{worker}: {fault or 'cleared'}")
+    if not faults:
+        print("no worker serves; nothing is cached")
+    if any(faults.values()):
+        raise ValueError("blocks may be left in stores of these workers; try again")
 
 
 def _clear_folder(folder: Path, tenant: str | None) -> None:

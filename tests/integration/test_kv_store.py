@@ -16,7 +16,7 @@ from gpu_worker.simulated.simulated_runner import (
     SimulatedRunner,
     expected_tokens,
 )
-from protos.scheduler.v1 import explain_pb2, stats_pb2
+from protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.replay.replay_codec import Replay
 from tests.integration.stack import (
@@ -151,6 +151,42 @@ async def test_a_worker_that_starts_again_finds_its_prefixes_in_the_store() -> N
     assert worker.store.num_fetched_bytes == 8 * store.block_bytes
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
     assert (event.num_blocks, event.num_bytes) == (8, 8 * store.block_bytes)
+
+
+@pytest.mark.parametrize("tenant", [None, "", "another"])
+async def test_a_clear_of_the_service_reaches_memory_and_stores(
+    tmp_path: Path, tenant: str | None
+) -> None:
+    stores = [make_store(), make_store()]
+    recording = tmp_path / "decisions"
+    async with (
+        running_scheduler(SchedulerConfig(port=0, record=str(recording))) as scheduler,
+        running_worker(scheduler.address, with_store(stores[0])),
+        running_worker(scheduler.address, with_store(stores[1])),
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
+        handles = itertools.count(1)
+        for _ in range(2):  # at once, so that both workers have some
+            begun = list(itertools.islice(handles, 24))
+            for handle in begun:
+                await client.add(handle, [handle % 6, *PROMPT])
+            await client.ended(*begun)
+        await assert_idle(scheduler)
+        assert all(store.usage().num_blocks for store in stores)
+        running = next(handles)
+        await client.add(running, [*PROMPT, 7], max_tokens=400)
+        request = scheduler_pb2.ClearCacheRequest(tenant=tenant)
+        cleared = await client.stub.ClearCache(request)
+        assert [one.fault for one in cleared.workers] == ["", ""]
+        assert not any(store.usage().num_blocks for store in stores) or tenant == "another"
+        await client.abort(running)
+        cached = await ask(client, next(handles), [3, *PROMPT])
+        assert cached == 0 or tenant == "another"
+        await assert_idle(scheduler)
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0
 
 
 async def conversations(client: Router, rng: random.Random, kill: Callable[[], None]) -> None:

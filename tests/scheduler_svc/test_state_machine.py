@@ -279,6 +279,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         loop.scheduler.reset_prefix_cache()
 
     @rule(data=st.data())
+    def clear_prefix_cache(self, data: st.DataObject) -> None:
+        """Unlike a reset, also while requests run."""
+        loop = data.draw(st.sampled_from(self.loops))
+        loop.scheduler.clear_prefix_cache(None, lambda _: None)
+
+    @rule(data=st.data())
     def wait(self, data: st.DataObject) -> None:
         """Time passes in which the worker says nothing."""
         data.draw(st.sampled_from(self.loops)).now += 5.0

@@ -27,7 +27,7 @@ from protos.scheduler.v1 import scheduler_pb2 as protos_dot_scheduler_dot_v1_dot
 from protos.worker.v1 import worker_pb2 as protos_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/recording/v1/recording.proto\x12\x16signalbox.recording.v1\x1a\x1dprotos/common/v1/common.proto\x1a#protos/scheduler/v1/scheduler.proto\x1a\x1dprotos/worker/v1/worker.proto\"\xf1\x05\n\x06Record\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12\x36\n\x06header\x18\x02 \x01(\x0b\x32$.signalbox.recording.v1.RecordHeaderH\x00\x12\x39\n\x0brouter_said\x18\x03 \x01(\x0b\x32\".signalbox.recording.v1.RouterSaidH\x00\x12\x39\n\x0brouter_left\x18\x04 \x01(\x0b\x32\".signalbox.recording.v1.RouterLeftH\x00\x12=\n\rworker_joined\x18\x05 \x01(\x0b\x32$.signalbox.recording.v1.WorkerJoinedH\x00\x12=\n\rworker_drains\x18\x06 \x01(\x0b\x32$.signalbox.recording.v1.WorkerDrainsH\x00\x12\x39\n\x0bworker_left\x18\x07 \x01(\x0b\x32\".signalbox.recording.v1.WorkerLeftH\x00\x12;\n\x0cstep_planned\x18\x08 \x01(\x0b\x32#.signalbox.recording.v1.StepPlannedH\x00\x12\x35\n\tstep_sent\x18\t \x01(\x0b\x32 .signalbox.recording.v1.StepSentH\x00\x12=\n\rstep_answered\x18\n \x01(\x0b\x32$.signalbox.recording.v1.StepAnsweredH\x00\x12,\n\x04tick\x18\x0b \x01(\x0b\x32\x1c.signalbox.recording.v1.TickH\x00\x12\x43\n\x10grammar_prepared\x18\x0c \x01(\x0b\x32\'.signalbox.recording.v1.GrammarPreparedH\x00\x12\x43\n\x10\x61\x64\x61pters_changed\x18\r \x01(\x0b\x32\'.signalbox.recording.v1.AdaptersChangedH\x00\x42\x08\n\x06record\"d\n\x0cRecordHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x19\n\x11signalbox_version\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0bnext_seq_id\x18\x04 \x01(\x04\"U\n\nRouterSaid\x12\x0e\n\x06router\x18\x01 \x01(\r\x12\x37\n\x07request\x18\x02 \x01(\x0b\x32&.signalbox.scheduler.v1.ConnectRequest\"\x1c\n\nRouterLeft\x12\x0e\n\x06router\x18\x01 \x01(\r\"\xca\x01\n\x0cWorkerJoined\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12-\n\x05model\x18\x04 \x01(\x0b\x32\x1e.signalbox.common.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32#.signalbox.common.v1.WorkerCapacity\x12\x16\n\x0e\x63\x65rtified_name\x18\x06 \x01(\t\x12\x0c\n\x04role\x18\x07 \x01(\t\"\x1e\n\x0cWorkerDrains\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1c\n\nWorkerLeft\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1d\n\x0bStepPlanned\x12\x0e\n\x06worker\x18\x01 \x01(\r\"U\n\x08StepSent\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x39\n\x07request\x18\x02 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequest\"[\n\x0cStepAnswered\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12;\n\x08response\x18\x02 \x01(\x0b\x32).signalbox.worker.v1.ExecuteModelResponse\"r\n\x0fGrammarPrepared\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12@\n\x11structured_output\x18\x02 \x01(\x0b\x32%.signalbox.common.v1.StructuredOutput\x12\r\n\x05\x66\x61ult\x18\x03 \x01(\t\"A\n\x0f\x41\x64\x61ptersChanged\x12.\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1c.signalbox.common.v1.Adapter\"\x06\n\x04Tickb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/recording/v1/recording.proto\x12\x16signalbox.recording.v1\x1a\x1dprotos/common/v1/common.proto\x1a#protos/scheduler/v1/scheduler.proto\x1a\x1dprotos/worker/v1/worker.proto\"\xb0\x06\n\x06Record\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12\x36\n\x06header\x18\x02 \x01(\x0b\x32$.signalbox.recording.v1.RecordHeaderH\x00\x12\x39\n\x0brouter_said\x18\x03 \x01(\x0b\x32\".signalbox.recording.v1.RouterSaidH\x00\x12\x39\n\x0brouter_left\x18\x04 \x01(\x0b\x32\".signalbox.recording.v1.RouterLeftH\x00\x12=\n\rworker_joined\x18\x05 \x01(\x0b\x32$.signalbox.recording.v1.WorkerJoinedH\x00\x12=\n\rworker_drains\x18\x06 \x01(\x0b\x32$.signalbox.recording.v1.WorkerDrainsH\x00\x12\x39\n\x0bworker_left\x18\x07 \x01(\x0b\x32\".signalbox.recording.v1.WorkerLeftH\x00\x12;\n\x0cstep_planned\x18\x08 \x01(\x0b\x32#.signalbox.recording.v1.StepPlannedH\x00\x12\x35\n\tstep_sent\x18\t \x01(\x0b\x32 .signalbox.recording.v1.StepSentH\x00\x12=\n\rstep_answered\x18\n \x01(\x0b\x32$.signalbox.recording.v1.StepAnsweredH\x00\x12,\n\x04tick\x18\x0b \x01(\x0b\x32\x1c.signalbox.recording.v1.TickH\x00\x12\x43\n\x10grammar_prepared\x18\x0c \x01(\x0b\x32\'.signalbox.recording.v1.GrammarPreparedH\x00\x12\x43\n\x10\x61\x64\x61pters_changed\x18\r \x01(\x0b\x32\'.signalbox.recording.v1.AdaptersChangedH\x00\x12=\n\rcache_cleared\x18\x0e \x01(\x0b\x32$.signalbox.recording.v1.CacheClearedH\x00\x42\x08\n\x06record\"d\n\x0cRecordHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x19\n\x11signalbox_version\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x13\n\x0bnext_seq_id\x18\x04 \x01(\x04\"U\n\nRouterSaid\x12\x0e\n\x06router\x18\x01 \x01(\r\x12\x37\n\x07request\x18\x02 \x01(\x0b\x32&.signalbox.scheduler.v1.ConnectRequest\"\x1c\n\nRouterLeft\x12\x0e\n\x06router\x18\x01 \x01(\r\"\xca\x01\n\x0cWorkerJoined\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12-\n\x05model\x18\x04 \x01(\x0b\x32\x1e.signalbox.common.v1.ModelInfo\x12\x35\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32#.signalbox.common.v1.WorkerCapacity\x12\x16\n\x0e\x63\x65rtified_name\x18\x06 \x01(\t\x12\x0c\n\x04role\x18\x07 \x01(\t\"\x1e\n\x0cWorkerDrains\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1c\n\nWorkerLeft\x12\x0e\n\x06worker\x18\x01 \x01(\r\"\x1d\n\x0bStepPlanned\x12\x0e\n\x06worker\x18\x01 \x01(\r\"U\n\x08StepSent\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x39\n\x07request\x18\x02 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequest\"[\n\x0cStepAnswered\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12;\n\x08response\x18\x02 \x01(\x0b\x32).signalbox.worker.v1.ExecuteModelResponse\"r\n\x0fGrammarPrepared\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12@\n\x11structured_output\x18\x02 \x01(\x0b\x32%.signalbox.common.v1.StructuredOutput\x12\r\n\x05\x66\x61ult\x18\x03 \x01(\t\"A\n\x0f\x41\x64\x61ptersChanged\x12.\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1c.signalbox.common.v1.Adapter\"\x06\n\x04Tick\".\n\x0c\x43\x61\x63heCleared\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenantb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.recording.v1.recordi
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORD']._serialized_start=163
-  _globals['_RECORD']._serialized_end=916
-  _globals['_RECORDHEADER']._serialized_start=918
-  _globals['_RECORDHEADER']._serialized_end=1018
-  _globals['_ROUTERSAID']._serialized_start=1020
-  _globals['_ROUTERSAID']._serialized_end=1105
-  _globals['_ROUTERLEFT']._serialized_start=1107
-  _globals['_ROUTERLEFT']._serialized_end=1135
-  _globals['_WORKERJOINED']._serialized_start=1138
-  _globals['_WORKERJOINED']._serialized_end=1340
-  _globals['_WORKERDRAINS']._serialized_start=1342
-  _globals['_WORKERDRAINS']._serialized_end=1372
-  _globals['_WORKERLEFT']._serialized_start=1374
-  _globals['_WORKERLEFT']._serialized_end=1402
-  _globals['_STEPPLANNED']._serialized_start=1404
-  _globals['_STEPPLANNED']._serialized_end=1433
-  _globals['_STEPSENT']._serialized_start=1435
-  _globals['_STEPSENT']._serialized_end=1520
-  _globals['_STEPANSWERED']._serialized_start=1522
-  _globals['_STEPANSWERED']._serialized_end=1613
-  _globals['_GRAMMARPREPARED']._serialized_start=1615
-  _globals['_GRAMMARPREPARED']._serialized_end=1729
-  _globals['_ADAPTERSCHANGED']._serialized_start=1731
-  _globals['_ADAPTERSCHANGED']._serialized_end=1796
-  _globals['_TICK']._serialized_start=1798
-  _globals['_TICK']._serialized_end=1804
+  _globals['_RECORD']._serialized_end=979
+  _globals['_RECORDHEADER']._serialized_start=981
+  _globals['_RECORDHEADER']._serialized_end=1081
+  _globals['_ROUTERSAID']._serialized_start=1083
+  _globals['_ROUTERSAID']._serialized_end=1168
+  _globals['_ROUTERLEFT']._serialized_start=1170
+  _globals['_ROUTERLEFT']._serialized_end=1198
+  _globals['_WORKERJOINED']._serialized_start=1201
+  _globals['_WORKERJOINED']._serialized_end=1403
+  _globals['_WORKERDRAINS']._serialized_start=1405
+  _globals['_WORKERDRAINS']._serialized_end=1435
+  _globals['_WORKERLEFT']._serialized_start=1437
+  _globals['_WORKERLEFT']._serialized_end=1465
+  _globals['_STEPPLANNED']._serialized_start=1467
+  _globals['_STEPPLANNED']._serialized_end=1496
+  _globals['_STEPSENT']._serialized_start=1498
+  _globals['_STEPSENT']._serialized_end=1583
+  _globals['_STEPANSWERED']._serialized_start=1585
+  _globals['_STEPANSWERED']._serialized_end=1676
+  _globals['_GRAMMARPREPARED']._serialized_start=1678
+  _globals['_GRAMMARPREPARED']._serialized_end=1792
+  _globals['_ADAPTERSCHANGED']._serialized_start=1794
+  _globals['_ADAPTERSCHANGED']._serialized_end=1859
+  _globals['_TICK']._serialized_start=1861
+  _globals['_TICK']._serialized_end=1867
+  _globals['_CACHECLEARED']._serialized_start=1869
+  _globals['_CACHECLEARED']._serialized_end=1915
 # @@protoc_insertion_point(module_scope)

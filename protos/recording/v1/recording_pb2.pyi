@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("now", "header", "router_said", "router_left", "worker_joined", "worker_drains", "worker_left", "step_planned", "step_sent", "step_answered", "tick", "grammar_prepared", "adapters_changed")
+    __slots__ = ("now", "header", "router_said", "router_left", "worker_joined", "worker_drains", "worker_left", "step_planned", "step_sent", "step_answered", "tick", "grammar_prepared", "adapters_changed", "cache_cleared")
     NOW_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     ROUTER_SAID_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class Record(_message.Message):
     TICK_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_PREPARED_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_CLEARED_FIELD_NUMBER: _ClassVar[int]
     now: float
     header: RecordHeader
     router_said: RouterSaid
@@ -37,7 +38,8 @@ class Record(_message.Message):
     tick: Tick
     grammar_prepared: GrammarPrepared
     adapters_changed: AdaptersChanged
-    def __init__(self, now: _Optional[float] = ..., header: _Optional[_Union[RecordHeader, _Mapping]] = ..., router_said: _Optional[_Union[RouterSaid, _Mapping]] = ..., router_left: _Optional[_Union[RouterLeft, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., step_planned: _Optional[_Union[StepPlanned, _Mapping]] = ..., step_sent: _Optional[_Union[StepSent, _Mapping]] = ..., step_answered: _Optional[_Union[StepAnswered, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., adapters_changed: _Optional[_Union[AdaptersChanged, _Mapping]] = ...) -> None: ...
+    cache_cleared: CacheCleared
+    def __init__(self, now: _Optional[float] = ..., header: _Optional[_Union[RecordHeader, _Mapping]] = ..., router_said: _Optional[_Union[RouterSaid, _Mapping]] = ..., router_left: _Optional[_Union[RouterLeft, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., step_planned: _Optional[_Union[StepPlanned, _Mapping]] = ..., step_sent: _Optional[_Union[StepSent, _Mapping]] = ..., step_answered: _Optional[_Union[StepAnswered, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., grammar_prepared: _Optional[_Union[GrammarPrepared, _Mapping]] = ..., adapters_changed: _Optional[_Union[AdaptersChanged, _Mapping]] = ..., cache_cleared: _Optional[_Union[CacheCleared, _Mapping]] = ...) -> None: ...
 
 class RecordHeader(_message.Message):
     __slots__ = ("version", "signalbox_version", "config_json", "next_seq_id")
@@ -136,3 +138,9 @@ class AdaptersChanged(_message.Message):
 class Tick(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CacheCleared(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...

@@ -316,6 +316,26 @@ class LoadedAdapter(_message.Message):
     is_leaving: bool
     def __init__(self, adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., num_requests: _Optional[int] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
+class ClearCacheRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class ClearCacheResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[ClearedCache]
+    def __init__(self, workers: _Optional[_Iterable[_Union[ClearedCache, _Mapping]]] = ...) -> None: ...
+
+class ClearedCache(_message.Message):
+    __slots__ = ("worker", "fault")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    fault: str
+    def __init__(self, worker: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
+
 class ScaleWorkersRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers")
     MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]

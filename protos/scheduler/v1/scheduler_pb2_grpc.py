@@ -78,6 +78,11 @@ class SchedulerServiceStub:
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.FromString,
                 _registered_method=True)
+        self.ClearCache = channel.unary_unary(
+                '/signalbox.scheduler.v1.SchedulerService/ClearCache',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ClearCacheRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ClearCacheResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/signalbox.scheduler.v1.SchedulerService/GetStats',
                 request_serializer=protos_dot_scheduler_dot_v1_dot_stats__pb2.GetStatsRequest.SerializeToString,
@@ -177,6 +182,16 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearCache(self, request, context):
+        """Lets no prefix be found that any worker has cached, also while requests run, calls moves of blocks
+        off, and removes blocks from the workers' stores. Returns when each worker has removed them, has said
+        why it cannot, or has left. What running requests compute afterwards may be found again. Workers of
+        other schedulers that have the same shared store keep what they have in memory. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStats(self, request, context):
         """Counts of queues, blocks and steps, for each worker. Idempotent.
         """
@@ -242,6 +257,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.LaunchWorkers,
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.SerializeToString,
+            ),
+            'ClearCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearCache,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ClearCacheRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ClearCacheResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -476,6 +496,33 @@ class SchedulerService:
             '/signalbox.scheduler.v1.SchedulerService/LaunchWorkers',
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.SerializeToString,
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/ClearCache',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ClearCacheRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ClearCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

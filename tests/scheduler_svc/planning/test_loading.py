@@ -473,3 +473,43 @@ def test_no_more_is_written_than_a_second_and_a_day_allow() -> None:
 def test_a_worker_whose_pool_caches_nothing_uses_no_store() -> None:
     for fields in ({"num_cpu_blocks": 0}, {"cpu_prefix_cache": False}, {"prefix_caching": False}):
         assert make_scheduler(store=STORE, **{"num_cpu_blocks": 4, **fields}).store is None  # type: ignore[arg-type]
+
+
+def test_a_clear_reaches_requests_that_run_load_and_have_loaded() -> None:
+    server = filled(max_num_seqs=1, num_gpu_blocks=16)
+    running = server.add([1, 2, 3], max_tokens=12)
+    server.step()
+    loaded = server.add()
+    for _ in range(4):
+        server.step()
+    assert server.scheduler.admission.pins
+    hold(server)
+    loading = server.add([*PROMPT[:8], *range(50, 64)])
+    until_pending(server)
+    faults: list[str] = []
+    server.scheduler.clear_prefix_cache(None, faults.append)
+    server.scheduler.check()
+    assert not faults, "the worker has not said so yet"
+    for pool in (server.scheduler.blocks.gpu, server.scheduler.blocks.cpu):
+        assert not pool.hashes
+    server.store.ends_at_once = True
+    server.finish()
+    assert faults == [""]
+    assert running.num_cached_tokens == loaded.num_cached_tokens == 0
+    assert loading.num_cached_tokens == 8, "what has been computed since is found"
+    assert_all_free(server.loop)
+
+
+def test_a_clear_whose_worker_is_lost_says_so() -> None:
+    server = filled()
+    faults: list[str] = []
+    server.scheduler.clear_prefix_cache("team-a", faults.append)
+    server.scheduler.evacuate()
+    assert faults == ["the worker has left"]
+
+
+def test_a_clear_of_a_tenant_names_it() -> None:
+    server = filled()
+    server.scheduler.clear_prefix_cache("team-a", lambda _: None)
+    server.loop.send()
+    assert server.scheduler.inflight[-1].store_moves.clears[0].tenant == "team-a"

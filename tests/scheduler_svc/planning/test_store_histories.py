@@ -44,7 +44,8 @@ class History:
         self.content: dict[bytes, Block] = {}
         self.groups: list[SequenceGroup] = []
         self.gone: set[SequenceGroup] = set()
-        self.num_fetched = self.num_stored = 0
+        self.num_fetched = self.num_stored = self.num_clears = 0
+        self.faults: list[str] = []
         self.loop = self._make_loop()
 
     def _make_loop(self) -> Loop:
@@ -109,6 +110,13 @@ class History:
     def reset(self) -> None:
         self.loop.scheduler.reset_prefix_cache()
 
+    def clear(self) -> None:
+        self.num_clears += 1
+        self.loop.scheduler.clear_prefix_cache(None, self.faults.append)
+        blocks = self.loop.scheduler.blocks
+        assert not blocks.gpu.hashes
+        assert not blocks.cpu.hashes
+
     def wait(self) -> None:
         self.loop.now += 1.0
 
@@ -129,6 +137,7 @@ class History:
             self.lose_worker: 2,
             self.lose_blocks: 0.5,
             self.reset: 0.3,
+            self.clear: 0.5,
             self.wait: 1,
             self.drain: 0.3,
         }
@@ -141,6 +150,7 @@ class History:
         assert_all_free(self.loop)
         assert self.loop.scheduler.store is not None
         assert not self.loop.scheduler.store.moves
+        assert len(self.faults) == self.num_clears, "a clear ends once, also if its worker is lost"
         for group in self.groups:
             if group not in self.gone:
                 prompt = group.request.prompt_token_ids

@@ -145,6 +145,9 @@ def test_it_lists_and_clears_a_folder_of_objects(
     ("arguments", "message"),
     [
         (["list", "nowhere"], "cannot be opened"),
+        (["list"], "takes a PLACE"),
+        (["clear", "--kv-store-key", "k"], "no effect without the URL"),
+        (["clear", "--scheduler", "127.0.0.1:1"], "127.0.0.1:1"),
         (["list", ".", "--tenant", "a"], "--tenant has no effect"),
         (["clear", ".", "--json"], "--json has no effect"),
         (["list", ".", "--kv-store-key", "k"], "no effect with a folder"),

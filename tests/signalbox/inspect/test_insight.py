@@ -47,6 +47,10 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert load["num_ended"] == {"LENGTH": 3}
         assert load["workers"][0]["num_gpu_blocks"] == 4096
 
+        cleared = run_here("cache", "clear", *at)
+        assert cleared.returncode == 0, cleared.stderr
+        assert cleared.stdout.endswith(": cleared\n")
+
         dump.run({"address": at[1], "file": str(tmp_path / "state"), "token_ids": False})
         state = json.loads((tmp_path / "state").read_text())
         assert state["workers"][0]["gpu"]["num_free"] == 4096

@@ -83,7 +83,7 @@ def test_a_sleeping_engine_holds_no_cache_and_takes_no_request(llm: LLM) -> None
 
 
 INTERRUPTED: dict[str, tuple[Callable[[LLM], object], type, str]] = {
-    "reset_prefix_cache": (LLM.reset_prefix_cache, BlockAllocator, "forget_cached"),
+    "reset_prefix_cache": (LLM.reset_prefix_cache, BlockAllocator, "forget_hashes"),
     "sleep": (LLM.sleep, LocalWorker, "drop_cache"),
     "wake_up": (LLM.wake_up, LocalWorker, "restore_cache"),
 }
