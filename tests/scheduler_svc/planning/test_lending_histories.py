@@ -139,6 +139,10 @@ class History:
         for loop in self.loops:
             loop.scheduler.reset_prefix_cache()
 
+    def clear(self) -> None:
+        for loop in self.loops:
+            loop.scheduler.clear_prefix_cache(None, lambda _: None)
+
     def wait(self) -> None:
         self.now += 1.0
 
@@ -160,6 +164,7 @@ class History:
             self.fail_sequence: 0.5,
             self.lose_worker: 1,
             self.reset: 0.2,
+            self.clear: 0.1,
             self.wait: 0.5,
             self.drain: 0.2,
         }
