@@ -49,7 +49,7 @@ class Explanation:
     events: tuple[Event, ...]
     num_dropped_events: int
     waits: tuple[Wait, ...] = ()
-    """Reasons for which a waiting request has waited since it was queued."""
+    """Reasons for which a waiting or loading request has waited since it was queued."""
     num_ahead: int = 0
     failure: RequestFailure | None = None
     stages: StageUse | None = None
@@ -87,20 +87,16 @@ class History:
 def explain(group: SequenceGroup, admission: AdmissionQueue, *, now: float) -> Explanation:
     """Explains a request that lives."""
     statuses = {seq.status for seq in group.unfinished}
+    waits = group.timeline.waits(admission.waits, now)
     if SequenceStatus.WAITING in statuses:
-        return _explanation(
-            group,
-            RequestState.WAITING,
-            now,
-            waits=group.timeline.waits(admission.waits, now),
-            num_ahead=admission.num_ahead(group),
-        )
+        num_ahead = admission.num_ahead(group)
+        return _explanation(group, RequestState.WAITING, now, waits=waits, num_ahead=num_ahead)
     state = RequestState.RUNNING
     if SequenceStatus.SWAPPED in statuses:
         state = RequestState.SWAPPED
     elif SequenceStatus.LOADING in statuses:
         state = RequestState.LOADING
-    return _explanation(group, state, now)
+    return _explanation(group, state, now, waits=waits)
 
 
 def _explanation(

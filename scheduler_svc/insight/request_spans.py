@@ -81,6 +81,24 @@ def end(group: SequenceGroup, *, now: float, block: BlockUnit) -> None:
     traced.span.end(traced.wall_ns(now))
 
 
+def _write_fetch(traced: RequestTrace, event: Event) -> None:
+    """Writes the span of blocks that came from a store, or from another worker."""
+    attributes: dict[str, str | int] = {
+        "signalbox.blocks": event.num_blocks,
+        "signalbox.bytes": event.num_bytes,
+    }
+    if event.source:
+        attributes["signalbox.from_worker"] = event.source
+    if event.detail:
+        attributes["error.type"] = event.detail
+    start = traced.wall_ns(event.at - event.seconds)
+    tracer = tracing.get_tracer()
+    span = tracer.start_span(
+        "fetch", context=traced.context, start_time=start, attributes=attributes
+    )
+    span.end(traced.wall_ns(event.at))
+
+
 def _write(traced: RequestTrace, phase: Phase) -> None:
     span = tracing.get_tracer().start_span(
         phase.name,
@@ -98,11 +116,13 @@ def _write(traced: RequestTrace, phase: Phase) -> None:
 
 
 def _add_events(traced: RequestTrace, events: Iterable[Event]) -> None:
-    """Adds events that are no phases: forks, and sequences that end before their group."""
+    """Adds what is no phase: fetches, forks, and sequences that end before their group."""
     for event in events:
         at = traced.wall_ns(event.at)
         if event.kind is EventKind.FORKED:
             traced.span.add_event("forked", {"signalbox.sequences": event.num_sequences}, at)
+        elif event.kind is EventKind.FETCHED:
+            _write_fetch(traced, event)
         elif event.kind is EventKind.SEQUENCE_FINISHED:
             branch: dict[str, str | int] = {
                 "signalbox.branch": event.branch,

@@ -47,6 +47,8 @@ class Move:
     """A block of the CPU pool for each hash, which the move owns; empty if it copies nothing."""
     began_at: float
     """Seconds of the scheduler's clock."""
+    source: str = ""
+    """Address of the worker from which a fetch brings them; empty of the store."""
     cancelled_at: float | None = None
     is_void: bool = False
     """True if what it brings, or has found, does not count: the cache was reset meanwhile."""
@@ -96,6 +98,7 @@ class MovesUnderWay:
         """
         blocks = [self._pool.allocate() for _ in hashes]
         move = self._begin(MoveKind.FETCH, now, hashes, blocks)
+        move.source = source.address if source is not None else ""
         self._to_send.fetches.append(Fetch(move.move_id, hashes, blocks, source))
         return move
 

@@ -140,7 +140,7 @@ class Loading:
         hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
         hashes = list(itertools.takewhile(lambda one: one not in self._distrusted, hashes))
         if hashes and (other := self._load_of(hashes[0])):
-            self._wait_for(group, other.move, until=other.until)
+            self._wait_for(group, other.move, now, until=other.until)
             return
         if self._begin_from_peer(group, prefix, hashes, now) or not self._has_store:
             return
@@ -150,7 +150,7 @@ class Loading:
         if self._store_cost.predict(len(hashes), now) is not None:
             self.num_queries += len(hashes) * blocks.block_size
             move = self._moves.find(hashes, now)
-            self._wait_for(group, move, until=now + GRACE_S, held=self._hold(prefix))
+            self._wait_for(group, move, now, until=now + GRACE_S, held=self._hold(prefix))
 
     def _begin_from_peer(
         self,
@@ -183,7 +183,7 @@ class Loading:
         group.asked_stores = (*group.asked_stores, self._number)
         lending.num_queries += num_blocks * self._blocks.block_size
         move = lending.fetch(owner, hashes[:num_blocks], now)
-        self._wait_for(group, move, until=now + 2 * load_s + GRACE_S, held=held)
+        self._wait_for(group, move, now, until=now + 2 * load_s + GRACE_S, held=held)
         return True
 
     def _hold(self, prefix: list[FoundBlock]) -> list[int]:
@@ -199,8 +199,15 @@ class Loading:
         return next((load for load in loads if block_hash in load.move.hashes), None)
 
     def _wait_for(
-        self, group: SequenceGroup, move: Move, *, until: float, held: Iterable[int] = ()
+        self,
+        group: SequenceGroup,
+        move: Move,
+        now: float,
+        *,
+        until: float,
+        held: Iterable[int] = (),
     ) -> None:
+        group.timeline.loading(self._queues.admission.waits, now)
         self._queues.load(group)
         self._loads[group] = _Load(move=move, until=until, held=list(held))
 
@@ -256,7 +263,7 @@ class Loading:
             self._pool.cache_block(block, block_hash)
         waiting = self._waiting_for(move)
         for group in waiting:
-            group.timeline.moved_blocks(EventKind.FETCHED, now, result)
+            group.timeline.moved_blocks(EventKind.FETCHED, now, result, source=move.source)
         if waiting and num_blocks:
             arrived = list(move.blocks[:num_blocks])
             for block in arrived:
@@ -293,6 +300,7 @@ class Loading:
         if group not in self._queues.loading:
             self._free(pinned)
             return
+        group.timeline.loaded(self._queues.admission.waits, now)
         self._queues.return_loaded(group)
         self.num_returned += 1
         if pinned:

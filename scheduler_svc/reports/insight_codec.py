@@ -75,6 +75,7 @@ def _event(event: Event, arrival: float) -> explain_pb2.Event:
         branch=event.branch,
         num_bytes=event.num_bytes,
         duration_ns=nanoseconds(event.seconds),
+        source=event.source,
     )
 
 

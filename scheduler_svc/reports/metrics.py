@@ -213,7 +213,7 @@ def _add_tier(
     """`out` is the number of bytes that went there, and of failures."""
     for name, meaning, number in (
         ("kv_store_queries", "Prompt tokens that were looked up there.", loads.num_queries),
-        ("kv_store_hits", "Of those, fetched from the store.", loads.num_hits),
+        ("kv_store_hits", "Of those, fetched from there.", loads.num_hits),
         ("kv_store_late_loads", "Lookups and fetches that took too long.", loads.num_late),
     ):
         families.counter(name, meaning, number, **of_tier)
@@ -222,11 +222,11 @@ def _add_tier(
         ("out", *out),
     ):
         families.counter(
-            "kv_store_bytes", "Bytes that came from the store, and went there.", num_bytes,
+            "kv_store_bytes", "Bytes that came from the tier, and went there.", num_bytes,
             **of_tier, direction=direction,
         )  # fmt: skip
         families.counter(
-            "kv_store_failures", "Moves from the store, and to it, that failed.", num_failures,
+            "kv_store_failures", "Moves from the tier, and to it, that failed.", num_failures,
             **of_tier, direction=direction,
         )  # fmt: skip
 

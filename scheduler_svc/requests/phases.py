@@ -24,6 +24,7 @@ _QUEUE_REASONS = {
     WaitReason.SWAPPED_FIRST: "capacity",
     WaitReason.GRAMMAR: "grammar",
     WaitReason.SUSPECT: "capacity",
+    WaitReason.LOADING: "loading",
 }
 
 
@@ -79,8 +80,6 @@ def _add(phases: list[Phase], event: Event, block: BlockUnit) -> None:
             _begin(phases, "prefill", event)
         case EventKind.PREFILL if current is not None and current.name == "prefill":
             current.chunks.append(event)
-        case EventKind.FETCHED if current is not None:
-            current.attributes |= _fetch(event)
         case EventKind.FIRST_TOKEN:
             _begin(phases, "decode", event)
         case EventKind.PREEMPTED:
@@ -120,15 +119,6 @@ def _preemption(event: Event, block: BlockUnit) -> dict[str, Attribute]:
         "bytes": moved_bytes,
         "preempted_by": event.other_request_id,
     }
-
-
-def _fetch(event: Event) -> dict[str, Attribute]:
-    found: dict[str, Attribute] = {
-        "signalbox.fetched.blocks": event.num_blocks,
-        "signalbox.fetched.bytes": event.num_bytes,
-        "signalbox.fetched.duration_s": event.seconds,
-    }
-    return found | ({"signalbox.fetched.failure": event.detail} if event.detail else {})
 
 
 def _waits(waits: tuple[Wait, ...]) -> dict[str, Attribute]:

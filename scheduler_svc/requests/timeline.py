@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 from contract.sections.store_moves import MoveResult
 from contract.updates import Timings
 from scheduler_svc.requests.stage_use import StageAccount, StageUse
-from scheduler_svc.requests.wait_accounting import Account, Wait, WaitLedger
+from scheduler_svc.requests.wait_accounting import (
+    Account,
+    Wait,
+    WaitLedger,
+    WaitReason,
+    merged,
+)
 
 KEPT_FIRST = 64
 KEPT_LAST = 192
@@ -52,10 +58,12 @@ class Event(NamedTuple):
     num_tokens: int = 0
     num_cached_tokens: int = 0
     num_blocks: int = 0
-    """Moved between GPU and CPU, or to or from a store, or given up to be recomputed."""
+    """Moved between GPU and CPU, or to or from a store or another worker, or given up."""
     num_bytes: int = 0
     seconds: float = 0.0
-    """Time that a move to or from a store took."""
+    """Time that a move to or from a store, or from another worker, took."""
+    source: str = ""
+    """Address of the worker from which blocks came; empty of a store."""
     num_sequences: int = 0
     branch: int = 0
     num_ahead: int = 0
@@ -76,6 +84,9 @@ class Timeline:
     worker: str = ""
     """Worker that has the request or had it last; empty if that worker has left."""
     _waits_from: Account | None = None
+    _waited: tuple[Wait, ...] = ()
+    """What it waited for before that, outside the queue and before it left it to load."""
+    _loading_since: float | None = None
     _stages: StageAccount | None = None
     """Account of the worker; None if it is of one rank."""
     _stages_from: StageUse | None = None
@@ -96,6 +107,17 @@ class Timeline:
     def wait(self, ledger: WaitLedger, now: float) -> None:
         """Begins to count what the request waits for in the admission queue."""
         self._waits_from = ledger.account(now)
+        self._waited, self._loading_since = (), None
+
+    def loading(self, ledger: WaitLedger, now: float) -> None:
+        """Records that the request leaves the queue, and waits for its prefix."""
+        self._waited, self._waits_from = self.waits(ledger, now), None
+        self._loading_since = now
+
+    def loaded(self, ledger: WaitLedger, now: float) -> None:
+        """Records that it is back in the queue."""
+        self._waited, self._loading_since = self.waits(ledger, now), None
+        self._waits_from = ledger.account(now)
 
     def scheduled(
         self,
@@ -108,7 +130,7 @@ class Timeline:
         resumes: bool,
     ) -> None:
         """Records that a worker took the request from the admission queue, and why not earlier."""
-        waits, self._waits_from = self.waits(ledger, now), None
+        waits, self._waits_from, self._waited = self.waits(ledger, now), None, ()
         self.worker = worker
         if stages.ranks and self._stages is not stages:
             self._stages, self._stages_from = stages, stages.use()
@@ -134,14 +156,21 @@ class Timeline:
             self._stages_from = stages.use() if stages.ranks else None
         self.add(EventKind.HANDED_OVER, now, **numbers)
 
-    def moved_blocks(self, kind: EventKind, now: float, result: MoveResult) -> None:
-        """Records that a move of blocks from or to a worker's store has ended."""
+    def moved_blocks(
+        self, kind: EventKind, now: float, result: MoveResult, *, source: str = ""
+    ) -> None:
+        """Records that a move of blocks from or to a worker's store has ended.
+
+        Args:
+            source: address of the worker from which they came instead.
+        """
         self.add(
             kind,
             now,
             num_blocks=result.num_blocks,
             num_bytes=result.num_bytes,
             seconds=result.duration_ns / 1e9,
+            source=source,
             detail=result.failed,
         )
 
@@ -152,8 +181,13 @@ class Timeline:
         return self._stages.use().since(self._stages_from)
 
     def waits(self, ledger: WaitLedger, now: float) -> tuple[Wait, ...]:
-        """Returns what a request that is queued has waited for so far."""
-        return () if self._waits_from is None else ledger.since(self._waits_from, now)
+        """Returns what a request that is queued, or loads, has waited for so far."""
+        latest: tuple[Wait, ...] = ()
+        if self._waits_from is not None:
+            latest = ledger.since(self._waits_from, now)
+        elif self._loading_since is not None:
+            latest = (Wait(WaitReason.LOADING, now - self._loading_since, 0),)
+        return merged(self._waited, latest) if self._waited else latest
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,8 @@ waiting records one reason, whatever the length of the queue, and so does the fi
 none. What a request waited for is the difference between the account when it left and when it came.
 """
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -29,6 +31,8 @@ class WaitReason(Enum):
     """A worker that has compiled its structured output."""
     SUSPECT = auto()
     """A request computes alone that was in flight when a worker was lost."""
+    LOADING = auto()
+    """Not of the queue: a request outside it whose prefix is looked for, or on its way."""
 
 
 class Wait(NamedTuple):
@@ -37,6 +41,18 @@ class Wait(NamedTuple):
     reason: WaitReason
     seconds: float
     num_plans: int
+
+
+def merged(*parts: Iterable[Wait]) -> tuple[Wait, ...]:
+    """Returns the sums of waits by reason, the longest first."""
+    sums: dict[WaitReason, Wait] = {}
+    for wait in itertools.chain(*parts):
+        known = sums.get(wait.reason, Wait(wait.reason, 0.0, 0))
+        sums[wait.reason] = Wait(
+            wait.reason, known.seconds + wait.seconds, known.num_plans + wait.num_plans
+        )
+    held = [wait for wait in sums.values() if wait.seconds > 0]
+    return tuple(sorted(held, key=lambda wait: -wait.seconds))
 
 
 Account = tuple[tuple[float, int], ...]
@@ -74,8 +90,7 @@ class WaitLedger:
                 self._seconds, self.account(now), start, strict=True
             )
         ]
-        held = [wait for wait in waits if wait.seconds > 0]
-        return tuple(sorted(held, key=lambda wait: -wait.seconds))
+        return merged(waits)
 
     def _accrue(self, now: float) -> None:
         self._seconds[self.reason] += max(0.0, now - self._since)

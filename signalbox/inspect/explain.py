@@ -190,6 +190,8 @@ def _resumed(event: pb.Event) -> str:
 
 def _moved(event: pb.Event) -> str:
     text = f"{event.num_blocks} blocks, {event.num_bytes:,} bytes in {_seconds(event.duration_ns)}"
+    if event.source:
+        text += f" from {event.source}"
     return f"{text}: {event.detail}" if event.detail else text
 
 

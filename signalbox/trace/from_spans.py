@@ -105,7 +105,7 @@ class _Request:
             title=str(self._root.attributes[REQUEST_ID]),
             lines=tuple(filter(None, map(str, filter(None, lines)))),
             duration_ns=self._root.duration_ns,
-            rows=(*self._head(), *phases, *self._step_rows()),
+            rows=(*self._head(), *phases, *self._fetch_rows(), *self._step_rows()),
             notes=tuple(sorted(self._notes())),
             is_error=bool(error),
         )
@@ -131,10 +131,18 @@ class _Request:
         return [*rows, Row("scheduler", tuple(requests), 1)] if requests else rows
 
     def _phases(self) -> list[SpanRecord]:
+        return self._parts(*PHASES)
+
+    def _parts(self, *names: str) -> list[SpanRecord]:
+        """Returns the spans right below the request's with one of these names."""
         found = [
             span for request in self._requests for span in self._below.get(request.span_id, [])
         ]
-        return _named(found, *PHASES)
+        return _named(found, *names)
+
+    def _fetch_rows(self) -> list[Row]:
+        segments = [self._segment(span, "fetch") for span in self._parts("fetch")]
+        return [Row("fetch", tuple(segments), 2)] if segments else []
 
     def _chunks(self, phase: SpanRecord) -> list[Segment]:
         """Returns a prefill's chunks one by one, and any other phase unchanged."""
@@ -183,7 +191,7 @@ class _Request:
         return ", ".join(_stage_in_words(number, spans) for number, spans in self._stages().items())
 
     def _notes(self) -> Iterable[Note]:
-        for phase in self._phases():
+        for phase in self._parts(*PHASES, "fetch"):
             text = ", ".join(filter(None, [seconds(phase.duration_ns), in_words(phase.attributes)]))
             yield Note(self._at(phase.start_ns), phase.name, text)
         for step in self._steps:

@@ -14,6 +14,7 @@ COLOURS = {
     "preempted": "#d1495b",
     "decode": "#4d9b52",
     "failover": "#9b3fa5",
+    "fetch": "#6b8e9b",
     "scheduler": "#5f6b7d",
     "step": "#7a86c8",
     "swap": "#d1495b",
@@ -33,6 +34,7 @@ REASONS = {
     "swapped_first": "swapped requests to go first",
     "grammar": "its structured output to be compiled",
     "suspect": "a suspect to compute alone",
+    "loading": "its prefix to be fetched",
 }
 """Words for the reasons to wait, which explain.proto and attributes of spans name."""
 _WORDS = {

@@ -105,6 +105,10 @@ async def test_a_prefix_comes_from_the_worker_that_has_it(tmp_path: Path) -> Non
     assert (reader.num_queries, reader.num_hits, reader.num_failures) == (64, 64, 0)
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
     assert (event.num_blocks, event.num_bytes) == (8, 8 * BLOCK_BYTES)
+    assert event.source == first.address
+    assert event.duration_ns > 0
+    (scheduled,) = (one for one in explanation.events if one.waits)
+    assert explain_pb2.WAIT_REASON_LOADING in [wait.reason for wait in scheduled.waits]
     replay = Replay(str(recording), checks=True)
     assert replay.run() is None
     assert replay.num_left_over == 0

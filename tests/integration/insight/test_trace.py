@@ -13,10 +13,12 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 
+from protos.common.v1.common_pb2 import TraceContext
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.telemetry import tracing
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from scheduler_svc.planning import loading
 from tests.integration.stack import (
     restarted,
     running_router,
@@ -24,6 +26,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
+from tests.integration.test_kv_peers import BLOCK_BYTES, PROMPT, pair
 from tests.integration.test_stack import Stack, ask, make_request, make_stack
 from tests.signalbox.stacks import free_port
 from tests.waiting import deadline_after, eventually
@@ -31,6 +34,7 @@ from tests.waiting import deadline_after, eventually
 ROUTER_SPAN = "text_completion simulated"
 PHASES = ("queue", "prefill", "preempted", "decode", "failover")
 UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @dataclass
@@ -198,6 +202,22 @@ async def test_a_preempted_request_accounts_for_its_time(
         check_time_is_accounted_for(spans, request)
         tokens = [number(decode, "tokens") for decode in spans.below(request, "decode")]
         assert sum(tokens) == 100
+
+
+async def test_a_fetch_from_another_worker_is_a_span_of_the_request(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "GRACE_S", 60.0)
+    async with pair() as two:
+        await two.client.add(2, PROMPT, trace_context=TraceContext(traceparent=SAMPLED))
+        await two.client.ended(2)
+        owner = two.lending[0].identity.address
+    request, fetch = spans.one("scheduler.request"), spans.one("fetch")
+    assert parent_id(fetch) == request.context.span_id
+    assert (number(fetch, "blocks"), number(fetch, "bytes")) == (8, 8 * BLOCK_BYTES)
+    assert text(fetch, "signalbox.from_worker") == owner
+    assert text(spans.one("queue"), "signalbox.reason") == "loading"
+    check_time_is_accounted_for(spans, request)
 
 
 async def test_a_failover_is_a_phase_of_the_request(spans: Spans) -> None:

@@ -98,17 +98,14 @@ def test_a_request_that_never_ran_only_waited() -> None:
     assert (queue.name, queue.start, queue.end) == ("queue", 0.0, 9.0)
 
 
-@pytest.mark.parametrize("failure", ["", "cancelled"])
-def test_the_phase_in_which_blocks_came_from_a_store_says_so(failure: str) -> None:
-    fetched = Event(
-        EventKind.FETCHED, 1.0, num_blocks=2, num_bytes=2000, seconds=0.5, detail=failure
-    )
-    events = [BEGUN[0], fetched, *BEGUN[1:]]
+def test_a_request_that_loads_waits_for_that_in_its_queue() -> None:
+    waits = (Wait(WaitReason.LOADING, 1.5, 0), Wait(WaitReason.NEXT_STEP, 0.5, 1))
+    fetched = Event(EventKind.FETCHED, 1.0, num_blocks=2, num_bytes=2000, seconds=0.5)
+    events = [BEGUN[0], fetched, BEGUN[1]._replace(waits=waits), *BEGUN[2:]]
     queue, *_ = phases_of(events, token_times=(4.0,), end=10.0, block=BLOCK)
-    found = {name: value for name, value in queue.attributes.items() if "fetched" in name}
-    assert found == {
-        "signalbox.fetched.blocks": 2,
-        "signalbox.fetched.bytes": 2000,
-        "signalbox.fetched.duration_s": 0.5,
-        **({"signalbox.fetched.failure": failure} if failure else {}),
+    assert queue.attributes == {
+        "signalbox.depth": 3,
+        "signalbox.reason": "loading",
+        "signalbox.wait.loading_s": 1.5,
+        "signalbox.wait.next_step_s": 0.5,
     }

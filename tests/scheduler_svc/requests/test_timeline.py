@@ -248,3 +248,27 @@ def test_ended_requests_stay_explainable_up_to_a_number() -> None:
     assert ended.events[-1].detail == "CANCELLED: aborted"
     assert len(cluster.requests.history) == 2
     cluster.check()
+
+
+def test_the_time_in_which_a_request_loads_is_told_from_that_in_the_queue() -> None:
+    ledger, timeline = WaitLedger(), Timeline()
+    ledger.record(WaitReason.BLOCKS, 0.0)
+    timeline.wait(ledger, 0.0)
+    timeline.loading(ledger, 1.0)
+    assert timeline.waits(ledger, 3.5)[0] == (WaitReason.LOADING, 2.5, 0)
+    timeline.loaded(ledger, 4.0)
+    ledger.record(WaitReason.TOKENS, 5.0)
+    waits = {wait.reason: wait.seconds for wait in timeline.waits(ledger, 5.5)}
+    assert list(waits.items()) == [
+        (WaitReason.LOADING, 3.0),
+        (WaitReason.BLOCKS, 2.0),
+        (WaitReason.TOKENS, 0.5),
+    ]
+
+
+def test_a_request_that_is_queued_again_has_waited_for_nothing_yet() -> None:
+    ledger, timeline = WaitLedger(), Timeline()
+    timeline.wait(ledger, 0.0)
+    timeline.loading(ledger, 1.0)
+    timeline.wait(ledger, 2.0)  # its worker was lost
+    assert timeline.waits(ledger, 2.0) == ()

@@ -124,10 +124,40 @@ def test_the_screen_shows_queues_pools_and_rates() -> None:
     assert fresh == ["[bold]fresh", "prefill", "700", "0", "64", "0", "ms", "1.5", "s"]
 
 
+def test_the_screen_shows_what_comes_from_stores_and_other_workers() -> None:
+    before, after = make_stats(1), make_stats(3)
+    for stats, factor in ((before, 1), (after, 3)):
+        (worker,) = stats.workers
+        worker.store.CopyFrom(
+            pb.StoreStats(kind="disk", num_queries=100 * factor, num_stored_bytes=10**6 * factor)
+        )
+        worker.peers.CopyFrom(
+            pb.StoreStats(
+                kind="peer",
+                num_requests_loading=2,
+                num_queries=100 * factor,
+                num_hits=75 * factor,
+                num_fetched_bytes=4 * 10**6 * factor,
+                num_failed_loads=factor,
+            )
+        )
+    text = " ".join(text_of(render(measure(before, after), "host:1")).replace("│", " ").split())
+    assert "disk: 0 requests load, 0% of what was looked up came 0.0 MB/s in 1.0 MB/s out" in text
+    assert "peer: 2 requests load, 75% of what was looked up came 4.0 MB/s in" in text
+    assert "3 failed" in text
+
+
 def test_requests_are_in_the_phase_that_they_are_in() -> None:
-    load = measure(make_stats(1), make_stats(2))
+    before, after = make_stats(1), make_stats(2)
+    after.live_requests.append(make_request("fetching", explain_pb2.REQUEST_STATE_LOADING))
+    load = measure(before, after)
     phases = {request.request_id: request.phase for request in load.requests}
-    assert phases == {"queued": "waiting", LONG_ID: "prefill", "[bold]fresh": "prefill"}
+    assert phases == {
+        "queued": "waiting",
+        LONG_ID: "prefill",
+        "[bold]fresh": "prefill",
+        "fetching": "loading",
+    }
     (queued, *_) = load.requests
     assert (queued.waited_s, queued.age_s) == (2.5, 2.5)
 

@@ -69,6 +69,14 @@ def make_request(request_id: str, *, ms: float, at: float = 1000) -> list[dict[s
             )
             for index, (name, start, end, attributes) in enumerate(phases)
         ),
+        span(
+            "fetch",
+            "n",
+            0.1,
+            0.3,
+            attributes={"signalbox.bytes": {"intValue": "4000"}},
+            ids={"parentSpan": "r"},
+        ),
         span("ExecuteModel", "c", 0.5, 0.55, kind=3, links=[link], ids={"parentSpan": "other"}),
         span("ExecuteModel", "w", 0.51, 0.55, kind=2, ids={"parentSpan": "c"}),
         span("forward", "f", 0.51, 0.54, ids={"parentSpan": "w"}),
@@ -103,6 +111,7 @@ def test_the_slowest_request_of_a_file_is_drawn(file: Path) -> None:
         "prefill": (2, 20),
         "preempted": (1, 20),
         "decode": (2, 60),
+        "fetch": (1, 40),
         "its steps": (1, 10),
         "on the worker": (2, 8),
     }

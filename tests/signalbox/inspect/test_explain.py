@@ -1,0 +1,52 @@
+"""What `signalbox explain` shows of a scheduler's answer."""
+
+import io
+
+from rich.console import Console
+
+from protos.scheduler.v1 import explain_pb2 as pb
+from signalbox.inspect.explain import render
+
+MS = 1_000_000
+
+
+def text_of(answer: pb.ExplainResponse) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(render(answer))
+    return captured.get()
+
+
+def moved(kind: pb.EventKind, **fields: object) -> pb.Event:
+    event = pb.Event(kind=kind, at_ns=9 * MS, num_blocks=4, num_bytes=4000, duration_ns=2 * MS)
+    event.MergeFrom(pb.Event(**fields))  # type: ignore[arg-type]
+    return event
+
+
+def test_blocks_that_came_or_were_stored_are_told_with_bytes_time_and_place() -> None:
+    loading = pb.Wait(reason=pb.WAIT_REASON_LOADING, duration_ns=8 * MS)
+    text = text_of(
+        pb.ExplainResponse(
+            state=pb.REQUEST_STATE_RUNNING,
+            age_ns=20 * MS,
+            events=[
+                moved(pb.EVENT_KIND_FETCHED, source="host:7"),
+                moved(pb.EVENT_KIND_FETCHED, detail="cancelled"),
+                pb.Event(kind=pb.EVENT_KIND_SCHEDULED, worker="host:8", waits=[loading]),
+                moved(pb.EVENT_KIND_STORED),
+            ],
+        )
+    )
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "0.009 s fetched 4 blocks, 4,000 bytes in 0.002 s from host:7" in lines
+    assert "0.009 s fetched 4 blocks, 4,000 bytes in 0.002 s: cancelled" in lines
+    assert "0.009 s stored 4 blocks, 4,000 bytes in 0.002 s" in lines
+    assert "waited for its prefix to be fetched 0.008 s" in text
+
+
+def test_a_request_that_loads_says_what_it_waits_for() -> None:
+    wait = pb.Wait(reason=pb.WAIT_REASON_LOADING, duration_ns=8 * MS)
+    answer = pb.ExplainResponse(state=pb.REQUEST_STATE_LOADING, age_ns=9 * MS, waits=[wait])
+    text = text_of(answer)
+    assert "loading" in text
+    assert "its prefix to be fetched 0.008 s" in text
