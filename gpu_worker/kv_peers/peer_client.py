@@ -14,11 +14,11 @@ import grpc
 
 from contract.sections.store_moves import BlockSource
 from gpu_worker.kv_peers.lent_parts import digest_of
+from gpu_worker.kv_peers.peer_channels import PeerChannels
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.move_queue import CANCELLED
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
-from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig, TlsError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class BlockReader:
     """
 
     def __init__(self, tls: TlsConfig = CLEAR) -> None:
-        self._tls = tls
+        self._channels = PeerChannels(tls)
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[Move, asyncio.Task[None]] = {}
 
@@ -62,6 +62,7 @@ class BlockReader:
     def close(self) -> None:
         """Stops all; on the event loop."""
         self._stop(lambda move: True)
+        self._channels.close()
 
     def _start(self, move: Move, source: BlockSource, block_bytes: int) -> None:
         task = self._loop.create_task(self._read(move, source, block_bytes))
@@ -76,8 +77,7 @@ class BlockReader:
     async def _read(self, move: Move, source: BlockSource, block_bytes: int) -> None:
         failed = CANCELLED
         try:
-            name = source.server_name or None
-            async with open_channel(source.address, tls=self._tls, server_name=name) as channel:
+            async with self._channels.to(source) as channel:
                 stub = worker_pb2_grpc.WorkerServiceStub(channel)
                 await self._receive(move, stub, source.ticket, block_bytes)
             failed = ""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from contract.sections.store_moves import BlockSource, Fetch, Lend, MoveResult, StoreMoves
 from contract.step import Step, decode_step, encode_step
-from gpu_worker.kv_peers import peer_client
+from gpu_worker.kv_peers import peer_channels, peer_client
 from gpu_worker.kv_peers.lent_parts import Part, digest_of
 from gpu_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
 from gpu_worker.kv_store.move_queue import CANCELLED
@@ -284,6 +285,43 @@ async def test_an_owner_that_cannot_be_reached_fails_the_move() -> None:
         fetched = await reader.until_ended()
     assert fetched.num_blocks == 0
     assert "UNAVAILABLE" in fetched.failed
+
+
+async def test_fetches_from_one_worker_share_a_channel_until_it_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = []
+
+    def opening(address: str, **options: Any) -> grpc.aio.Channel:
+        opened.append(address)
+        return open_channel(address, **options)
+
+    monkeypatch.setattr(peer_channels, "open_channel", opening)
+    async with peer() as owner, peer() as reader:
+        tasks = reader.worker._block_reader
+        assert tasks is not None
+        for number in range(3):
+            if number == 2:
+                monkeypatch.setattr(peer_channels, "IDLE_S", 0.0)
+            ticket = bytes([number]) * 16
+            await owner.lend(ticket=ticket)
+            await reader.fetch(owner.source(ticket))
+            assert (await reader.until_ended()).num_blocks == 3
+            await owner.until_ended()
+            await eventually(lambda: not len(tasks))
+        assert opened == [owner.address]
+        await eventually(lambda: not len(tasks._channels))
+
+
+async def test_a_channel_on_which_a_fetch_has_failed_is_not_used_again() -> None:
+    async with peer() as reader:
+        async with peer() as owner:
+            source = owner.source()
+        await reader.fetch(source)
+        assert (await reader.until_ended()).failed
+        tasks = reader.worker._block_reader
+        assert tasks is not None
+        await eventually(lambda: not len(tasks._channels))
 
 
 async def test_a_reader_that_leaves_ends_the_lend() -> None:
