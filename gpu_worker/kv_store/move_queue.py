@@ -69,6 +69,7 @@ class MoveQueue:
                 self.fetch(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
         for store in moves.stores:
             self.store(store.move_id, store.hashes, store.cpu_blocks, store.tenant.encode())
+        self.cancel(moves.cancels)  # some may be of moves that have just begun
 
     def find(self, move_id: int, keys: Sequence[bytes]) -> None:
         """Asks how many of the first keys the store has."""

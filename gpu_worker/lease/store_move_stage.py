@@ -78,15 +78,15 @@ class StoreMoveStage:
 
     def _begin_with_peers(self, moves: StoreMoves, peers: PeerMoves) -> None:
         assert self._block_reader is not None, "else nothing reads"
-        if moves.cancels:
-            peers.cancel(moves.cancels)
-            self._block_reader.stop_ended()
         for lend in moves.lends:
             peers.lend(lend)
         for fetch in moves.fetches:
             if fetch.source is not None:
                 move = peers.receive(fetch.move_id, fetch.hashes, fetch.cpu_blocks)
                 self._block_reader.begin(move, fetch.source, block_bytes=peers.block_bytes)
+        if moves.cancels:  # some may be of moves that have just begun
+            peers.cancel(moves.cancels)
+            self._block_reader.stop_ended()
 
     def pop_ended(self) -> Sequence[MoveResult]:
         """Returns the moves that have ended since the last call."""

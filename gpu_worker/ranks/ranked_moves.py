@@ -51,11 +51,11 @@ class RankedMoves:
     def begin(self, moves: StoreMoves) -> None:
         self._others.send(Step(epoch=0, step_id=0, store_moves=moves))
         self._run(partial(self._own.begin, moves))
+        keys = {find.move_id: find.hashes for find in moves.finds}
+        self._moves |= {move_id: _Move(keys.get(move_id)) for move_id in moves.move_ids}
         for move_id in moves.cancels:
             if (move := self._moves.get(move_id)) is not None:
                 move.is_cancelled = True
-        keys = {find.move_id: find.hashes for find in moves.finds}
-        self._moves |= {move_id: _Move(keys.get(move_id)) for move_id in moves.move_ids}
 
     def pop_ended(self) -> list[MoveResult]:
         """Returns the moves of which all ranks have said so; asks those that have not."""

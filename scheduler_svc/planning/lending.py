@@ -240,6 +240,9 @@ class Lending:
         self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
         wanted, self._wanted = self._wanted, {}
         for pair in wanted:
+            if 0 < self._most_lent <= self._num_lent:
+                self._wanted[pair] = None  # until what is lent has been read
+                continue
             hashes, blocks = self._choose(pair)
             if not hashes:
                 pair.reader.call_off(pair, now)
@@ -280,6 +283,8 @@ class Lending:
         del self._lends[move]
         for block in reversed(move.blocks):
             self._blocks.cpu.free(block)
+        if self._wanted:
+            self.wake()
 
     def give_up(self, pair: PeerFetch, now: float) -> None:
         """Ends a lend that is read no more; a no-op if it has ended."""

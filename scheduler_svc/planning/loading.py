@@ -9,7 +9,7 @@ rank. So a lookup or fetch that fails, comes late or is called off is a miss: to
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from contract.sections.store_moves import MoveResult
@@ -48,6 +48,8 @@ class _Load:
     """Time at which the request gives up."""
     held: list[int] = field(default_factory=list)
     """Blocks of the CPU pool with the part of its prefix that was there before."""
+    arrived: list[int] = field(default_factory=list)
+    """Blocks that fetches have brought for it."""
 
 
 class Loading:
@@ -170,21 +172,31 @@ class Loading:
         lending = self._lending
         if lending is None or not hashes or not self._group_selection.has_room(group):
             return False
-        if (found := lending.find(hashes, now)) is None:
+        if lending.find(hashes[:1], now) is None:
             return False
         held = self._hold(prefix)  # before the fetch takes blocks, which might be these
+        if (fetch := self._fetch_from_peer(lending, hashes, now)) is None:
+            self._free(held)
+            return False
+        move, until = fetch
+        group.asked_stores = (*group.asked_stores, self._number)
+        self._wait_for(group, move, now, until=until, held=held)
+        return True
+
+    def _fetch_from_peer(
+        self, lending: Lending, hashes: Sequence[BlockHash], now: float
+    ) -> tuple[Move, float] | None:
+        """Returns a fetch of the first of some blocks, and when it is late; None if none pays."""
+        if (found := lending.find(hashes, now)) is None:
+            return None
         owner, num_found = found
         num_blocks = min(num_found, self._num_fetchable)
         load_s = self._peer_cost.predict(num_blocks, now, wait_s=owner.wait_s)
         if num_blocks < 1 or load_s is None:
-            self._free(held)
-            return False
+            return None
         self._peer_cost.begin(now)
-        group.asked_stores = (*group.asked_stores, self._number)
         lending.num_queries += num_blocks * self._blocks.block_size
-        move = lending.fetch(owner, hashes[:num_blocks], now)
-        self._wait_for(group, move, now, until=now + 2 * load_s + GRACE_S, held=held)
-        return True
+        return lending.fetch(owner, hashes[:num_blocks], now), now + 2 * load_s + GRACE_S
 
     def _hold(self, prefix: list[FoundBlock]) -> list[int]:
         """Takes, and returns, the blocks of a prefix that the CPU pool has."""
@@ -239,6 +251,7 @@ class Loading:
     def _num_fetchable(self) -> int:
         """Blocks of the CPU pool that another fetch may have."""
         num_pinned = sum(map(len, self._arrived.values()))
+        num_pinned += sum(len(load.arrived) for load in self._loads.values())
         num_fetched = num_pinned + self._moves.num_blocks(MoveKind.FETCH)
         return min(self._most_fetched - num_fetched, self._pool.num_free)
 
@@ -264,15 +277,31 @@ class Loading:
         waiting = self._waiting_for(move)
         for group in waiting:
             group.timeline.moved_blocks(EventKind.FETCHED, now, result, source=move.source)
-        if waiting and num_blocks:
-            arrived = list(move.blocks[:num_blocks])
-            for block in arrived:
-                self._pool.share(block)
-            self._arrived[waiting[0]] = arrived
+        for block in move.blocks[:num_blocks] if waiting else ():
+            self._pool.share(block)
+            self._loads[waiting[0]].arrived.append(block)
         for block in reversed(move.blocks):  # of a chain the end is forgotten first
             self._pool.free(block)
+        rest = move.hashes[num_blocks:] if num_blocks and not result.failed else ()
+        if waiting and lending is not None and rest and self._go_on(waiting, rest, lending, now):
+            return
         for group in waiting:
             self._return(group, now)
+
+    def _go_on(
+        self,
+        waiting: list[SequenceGroup],
+        rest: Sequence[BlockHash],
+        lending: Lending,
+        now: float,
+    ) -> bool:
+        """Fetches the rest of what another worker has lent in part, as its plan copies no more at
+        a time; returns whether that pays."""
+        if (fetch := self._fetch_from_peer(lending, rest, now)) is None:
+            return False
+        for group in waiting:
+            self._loads[group].move, self._loads[group].until = fetch
+        return True
 
     def _waiting_for(self, move: Move) -> list[SequenceGroup]:
         return [
@@ -296,7 +325,7 @@ class Loading:
         load = self._loads.pop(group)
         if not any(other.move is load.move for other in self._loads.values()):
             self._moves.cancel(load.move, now)
-        pinned = self._arrived.pop(group, []) + load.held
+        pinned = load.held + load.arrived
         if group not in self._queues.loading:
             self._free(pinned)
             return
@@ -324,8 +353,8 @@ class Loading:
     @property
     def pinned(self) -> list[int]:
         """Blocks of the CPU pool, once for each request that they are pinned for."""
-        held = (load.held for load in self._loads.values())
-        return [block for blocks in (*self._arrived.values(), *held) for block in blocks]
+        loading = (load.held + load.arrived for load in self._loads.values())
+        return [block for blocks in (*self._arrived.values(), *loading) for block in blocks]
 
     def check(self) -> None:
         """Asserts that requests load that should, and that pins are of requests that wait."""

@@ -1,6 +1,6 @@
 """Moves of the fake worker: they end when a test lets them, in any order, whole or in part."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,9 +47,7 @@ class FakeStore:
     def begin(self, moves: StoreMoves | None) -> None:
         if moves is None:
             return
-        for move_id in moves.cancels:
-            if move_id in self.pending and self.heeds_cancels:
-                self.end(move_id, most=1, failed="cancelled")
+        self._cancel(moves.cancels)
         for clear in moves.clears:
             self.kept.clear()
             self.ended.append(MoveResult(clear.move_id, 0))
@@ -67,6 +65,12 @@ class FakeStore:
                 self.due[move.move_id] = next(self.endings)
             elif self.ends_at_once and self._may_end(move):
                 self.end(move.move_id)
+        self._cancel(moves.cancels)  # of moves that have just begun
+
+    def _cancel(self, move_ids: Sequence[int]) -> None:
+        for move_id in move_ids:
+            if move_id in self.pending and self.heeds_cancels:
+                self.end(move_id, most=1, failed="cancelled")
 
     def _may_end(self, move: Find | Fetch | Store | Lend) -> bool:
         """Returns whether what a move waits for has happened."""

@@ -277,6 +277,13 @@ async def test_a_fetch_that_is_called_off_ends_at_once_and_writes_nothing() -> N
         assert (reader.kv.cpu_kv == before).all()
 
 
+async def test_a_fetch_that_is_called_off_by_the_step_that_begins_it_ends() -> None:
+    async with peer() as owner, peer() as reader:
+        fetch = Fetch(1, HASHES, [0, 1, 2], owner.source())  # of a ticket that is never told
+        await reader.step(StoreMoves(fetches=[fetch], cancels=[1]))
+        assert (await reader.until_ended()).failed == CANCELLED
+
+
 async def test_an_owner_that_cannot_be_reached_fails_the_move() -> None:
     async with peer() as reader:
         async with peer() as owner:

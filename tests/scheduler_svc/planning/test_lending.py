@@ -6,6 +6,7 @@ import pytest
 
 from contract.sections.store_moves import Fetch, Lend
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.store_moves import MoveKind
 from scheduler_svc.planning.fetch_cost import RETRY_S
 from scheduler_svc.planning.lending import LEND_S, PAUSE_S, Lending, PeerIdentity, Peers
 from scheduler_svc.planning.loading import GRACE_S
@@ -404,12 +405,46 @@ def test_a_reset_voids_what_is_lent_and_what_arrives() -> None:
     assert_computed(workers, group, 0, 1, 1)
 
 
-def test_what_is_lent_is_bounded() -> None:
-    workers = made(num_cpu_blocks=12)  # of which a quarter may be lent
-    group = workers.add()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_cpu_blocks": 12},  # of which a quarter may be lent
+        {"cost": CostModel(block_bytes=BLOCK_BYTES, copy_bytes_per_s=200 * 3 * BLOCK_BYTES)},
+    ],
+    ids=["pool", "copies"],
+)
+def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
+    fields: dict[str, Any],
+) -> None:
+    workers = made(**fields)
+    group, most = workers.add(), 0
+    while workers.lending(1).num_hits < 20:
+        for number in (1, 0):
+            workers.step(number)
+            store = workers.loops[0].scheduler.store
+            assert store is not None
+            most = max(most, store.moves.num_blocks(MoveKind.LEND))
+    assert most == 3
     workers.finish(1, 0, 1)
+    assert group.num_cached_tokens == 20
+    assert workers.lending(0).num_lent_bytes == 5 * BLOCK_BYTES
+    fetched = [one for one in group.timeline.events if one.kind is EventKind.FETCHED]
+    assert [one.num_blocks for one in fetched] == [3, 2]
+
+
+def test_a_prefix_of_which_a_part_has_arrived_is_used_if_its_owner_is_lost() -> None:
+    workers = made(num_cpu_blocks=12)
+    group = workers.add()
+    while workers.lending(1).num_hits < 12:
+        workers.step(1)
+        workers.step(0)
+    assert group.sequences[0].status is SequenceStatus.LOADING
+    owner = workers.loops.pop(0)
+    assert owner.scheduler.lending is not None
+    workers.peers.leave(owner.scheduler.lending, workers.now)
+    owner.scheduler.evacuate()
+    assert_computed(workers, group, 0, most_cached=12)
     assert group.num_cached_tokens == 12
-    assert workers.lending(0).num_lent_bytes == 3 * BLOCK_BYTES
 
 
 def test_a_fetch_evicts_nothing_of_the_prefix_that_it_goes_on_with() -> None:
