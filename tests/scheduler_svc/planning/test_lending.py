@@ -435,9 +435,10 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
 def test_a_prefix_of_which_a_part_has_arrived_is_used_if_its_owner_is_lost() -> None:
     workers = made(num_cpu_blocks=12)
     group = workers.add()
+    workers.step(1)
     while workers.lending(1).num_hits < 12:
-        workers.step(1)
         workers.step(0)
+        workers.step(1)
     assert group.sequences[0].status is SequenceStatus.LOADING
     owner = workers.loops.pop(0)
     assert owner.scheduler.lending is not None
