@@ -115,6 +115,8 @@ async def _serve(
             losing.result()  # raises
         if not serving.done():
             await registering  # raises if refused; returns once drained
+            if not registration.is_draining:  # it was an operator who asked the scheduler for that
+                return
         await serving
     finally:
         serving.cancel()

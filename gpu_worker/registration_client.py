@@ -101,6 +101,11 @@ class Registration:
         """True while the scheduler has accepted this worker and answers."""
         return self._accepted.is_set()
 
+    @property
+    def is_draining(self) -> bool:
+        """True once this worker has asked for no more work, as it does when it is signalled."""
+        return self._draining.is_set()
+
     async def wait_accepted(self) -> None:
         """Waits until the scheduler has taken this worker in."""
         await self._accepted.wait()

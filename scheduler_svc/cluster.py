@@ -130,7 +130,14 @@ class Cluster:
         step_loop.wake()
 
     def drain(self, step_loop: StepLoop) -> None:
-        """Lets a worker finish what it has; requests that only it would have taken wait."""
+        """Lets a worker hand over or finish what it has; a no-op if it drains already.
+
+        Requests that only it would have taken wait.
+        """
+        if step_loop.is_draining:
+            return
+        logger.info("worker drains: %(worker)s", {"worker": step_loop.worker_name})
+        step_loop.recorder.drains(self._clock())
         step_loop.scheduler.drain()
         self.roles.settle()
         self.tell_watchers()

@@ -218,9 +218,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                 heartbeat = await self._next_heartbeat(requests, running)
                 if heartbeat is None:
                     return
-                if heartbeat.state == pb.WORKER_STATE_DRAINING and not loop.is_draining:
-                    logger.info("worker drains: %(worker)s", {"worker": address})
-                    loop.recorder.drains(time.monotonic())
+                if heartbeat.state == pb.WORKER_STATE_DRAINING:
                     self._cluster.drain(loop)
                 if loop.is_drained:
                     yield pb.RegisterResponse(drained=pb.Drained())

@@ -29,6 +29,8 @@ from scheduler_svc.workers.starting_workers import StartingWorkers
 
 MAX_LIVE_REQUESTS = 100
 """Most requests that one answer lists: the place in the queue of each is searched for."""
+_MAX_NAMED = 32
+"""Most workers that an error names."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -152,6 +154,19 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self, request: pb.ScaleWorkersRequest, context: Context
     ) -> pb.ScaleWorkersResponse:
         return await self._launcher.scale(request)
+
+    async def DrainWorker(
+        self, request: pb.DrainWorkerRequest, context: Context
+    ) -> pb.DrainWorkerResponse:
+        loops = {loop.worker_name: loop for loop in self._cluster.step_loops}
+        loop = loops.get(request.worker)
+        if loop is None:
+            joined = ", ".join(sorted(loops)[:_MAX_NAMED]) or "none"
+            raise NotFound(f"no worker has joined at {request.worker!r}; workers: {joined}")
+        self._cluster.drain(loop)
+        scheduler = loop.scheduler
+        num_requests = len(scheduler.running) + len(scheduler.swapped)
+        return pb.DrainWorkerResponse(num_requests=num_requests)
 
     async def LaunchWorkers(
         self, requests: AsyncIterator[pb.LaunchWorkersRequest], context: Context

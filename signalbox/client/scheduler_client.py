@@ -65,6 +65,12 @@ class SchedulerClient(ServiceClient):
         workers = cast(scheduler_pb2.ClearCacheResponse, answer).workers
         return {one.worker: one.fault for one in workers}
 
+    async def drain(self, worker: str) -> int:
+        """Lets a worker leave; returns how many requests are on it. Raises NotKnown."""
+        request = scheduler_pb2.DrainWorkerRequest(worker=worker)
+        answer = await self.answer(self.stub.DrainWorker(request, timeout=TIMEOUT_S))
+        return cast(scheduler_pb2.DrainWorkerResponse, answer).num_requests
+
     async def explain(self, request_id: str) -> explain_pb2.ExplainResponse:
         request = explain_pb2.ExplainRequest(request_id=request_id)
         answer = await self.answer(self.stub.Explain(request, timeout=TIMEOUT_S))

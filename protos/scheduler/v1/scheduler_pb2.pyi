@@ -350,6 +350,18 @@ class ScaleWorkersResponse(_message.Message):
     launcher: _stats_pb2.LauncherState
     def __init__(self, launcher: _Optional[_Union[_stats_pb2.LauncherState, _Mapping]] = ...) -> None: ...
 
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    def __init__(self, worker: _Optional[str] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ("num_requests",)
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    def __init__(self, num_requests: _Optional[int] = ...) -> None: ...
+
 class LaunchWorkersRequest(_message.Message):
     __slots__ = ("state", "order", "refusal")
     STATE_FIELD_NUMBER: _ClassVar[int]

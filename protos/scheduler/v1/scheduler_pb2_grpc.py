@@ -73,6 +73,11 @@ class SchedulerServiceStub:
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/signalbox.scheduler.v1.SchedulerService/DrainWorker',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
         self.LaunchWorkers = channel.stream_stream(
                 '/signalbox.scheduler.v1.SchedulerService/LaunchWorkers',
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.SerializeToString,
@@ -173,6 +178,17 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """Lets a worker leave: it takes nothing new, hands what runs on it over to workers that have room, ends
+        the rest, and its process exits with status 0. Returns at once. Idempotent. A launcher starts the
+        workers that it keeps again: ScaleWorkers takes those away.
+
+        NOT_FOUND if no worker has joined at that address; the message names those that have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LaunchWorkers(self, request_iterator, context):
         """The launcher of the workers, such as `signalbox serve`, holds this stream while it runs. It owns
         their number, and says what it is when it begins and with each change; the scheduler sends on what
@@ -252,6 +268,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ScaleWorkers,
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.SerializeToString,
             ),
             'LaunchWorkers': grpc.stream_stream_rpc_method_handler(
                     servicer.LaunchWorkers,
@@ -469,6 +490,33 @@ class SchedulerService:
             '/signalbox.scheduler.v1.SchedulerService/ScaleWorkers',
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.SerializeToString,
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/DrainWorker',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,
