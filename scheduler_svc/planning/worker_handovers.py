@@ -8,6 +8,7 @@ to its owner, which goes on with it.
 from collections.abc import Callable
 
 from contract.sections.store_moves import MoveResult
+from rpc.metrics.histogram import times
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.store_moves import Move
@@ -63,6 +64,8 @@ class WorkerHandovers:
         """Handovers from this worker that came to nothing."""
         self.num_bytes = 0
         """Bytes that came with groups."""
+        self.pause_ns = times()
+        """Times from the pause of groups that came to their first step here."""
         self.find_taker: Callable[[SequenceGroup, WorkerHandovers, float], bool] = _no_taker
         """Begins to hand a group of a worker over to another, if one has room."""
         self._retry_at: dict[SequenceGroup, float] = {}
@@ -216,6 +219,7 @@ class WorkerHandovers:
         self._grammars.record_use(group)
         self.num_taken_over += 1
         self.num_bytes += handover.num_bytes
+        self.pause_ns.observe(round(1e9 * (now - handover.paused_at)))
         owner.num_handed_over += 1
         owner.retry_now()
         owner.lending.wake()

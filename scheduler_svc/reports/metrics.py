@@ -14,6 +14,7 @@ from scheduler_svc.insight.stats import RequestStats
 from scheduler_svc.planning.lending import Lending
 from scheduler_svc.planning.loading import Loading
 from scheduler_svc.planning.store_planning import StorePlanning
+from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.step_loop import StepLoop
@@ -34,6 +35,8 @@ def read(cluster: Cluster, families: Families) -> None:
         scheduler = step_loop.scheduler
         if scheduler.store is not None:
             _add_store(scheduler.store, scheduler, families, of_worker)
+        if scheduler.handovers is not None:
+            _add_handovers(scheduler.handovers, families, of_worker)
 
 
 def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
@@ -205,6 +208,34 @@ def _add_store(
         )
     if lending is not None:
         _add_tier(lending, (lending.num_lent_bytes, 0), families, {**of_worker, "tier": "peer"})
+
+
+def _add_handovers(
+    handovers: WorkerHandovers, families: Families, of_worker: dict[str, str]
+) -> None:
+    for result, number in (
+        ("handed_over", handovers.num_handed_over),
+        ("taken_over", handovers.num_taken_over),
+        ("given_up", handovers.num_given_up),
+    ):
+        families.counter(
+            "handovers",
+            "Running requests that a worker handed over to another, took over, or kept after all.",
+            number,
+            **of_worker,
+            result=result,
+        )
+    families.counter(
+        "handover_bytes", "Bytes of KV that a worker took over with requests.",
+        handovers.num_bytes, **of_worker,
+    )  # fmt: skip
+    families.histogram(
+        "handover_pause_seconds",
+        "From the pause of a request at the other worker to its first step at this one.",
+        handovers.pause_ns,
+        scale=PER_NS,
+        **of_worker,
+    )
 
 
 def _add_tier(

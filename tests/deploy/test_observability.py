@@ -24,6 +24,7 @@ from scheduler_svc.reports import metrics
 from tests.deploy.promql import asked
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
 from tests.integration.test_stack import SchedulerConfig, ask, make_request, open_channel, pb_grpc
+from tests.waiting import eventually
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULE_FILES = [DEPLOY / "prometheus" / name for name in ("rules.yaml", "alerts.yaml")]
@@ -65,12 +66,15 @@ async def shown() -> Labels:
         for wrong in (make_request([1], top_p=7), make_request([1] * 100, max_tokens=400)):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(stub, wrong)
-        return labels_of(
-            router.registry,
-            make_registry(lambda families: metrics.read(scheduler.cluster, families)),
-            make_registry(worker.worker.read_metrics),
-            make_registry(partial(read_times, StageTimings(), rank=1, stage=0)),
-        )
+        of_one_stage = simulated(num_gpu_blocks=8, adapters=(SQL,))  # as those that hand over
+        async with running_worker(scheduler.address, of_one_stage):
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
+            return labels_of(
+                router.registry,
+                make_registry(lambda families: metrics.read(scheduler.cluster, families)),
+                make_registry(worker.worker.read_metrics),
+                make_registry(partial(read_times, StageTimings(), rank=1, stage=0)),
+            )
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +151,9 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_lora_requests_info",
         "signalbox_num_requests_waiting_by_reason",
         "signalbox_request_inference_time_seconds",
+        "signalbox_handovers_total",
+        "signalbox_handover_bytes_total",
+        "signalbox_handover_pause_seconds",
         "signalbox_request_num_preemptions",
         "signalbox_request_params_max_tokens",
         "signalbox_request_params_n",

@@ -11,11 +11,14 @@ import pytest
 from gpu_worker.kv_peers import peer_client
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.scheduler.v1 import explain_pb2
+from rpc.metrics.registry import make_registry
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.planning import handover_rounds, loading
 from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.replay.replay_codec import Replay
+from scheduler_svc.reports import metrics
+from tests.integration.insight.test_metrics import value
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -100,6 +103,10 @@ async def test_a_worker_that_drains_hands_its_streams_over(
         await running.first.registration.drain(timeout_s=60)
         await eventually(lambda: len(cluster.step_loops) == 1)
         assert owner.num_handed_over == of(cluster, 0).num_taken_over == NUM_STREAMS
+        registry = make_registry(lambda families: metrics.read(cluster, families))
+        assert value(registry, "signalbox_handovers_total", result="taken_over") == NUM_STREAMS
+        assert value(registry, "signalbox_handover_pause_seconds_count") == NUM_STREAMS
+        assert value(registry, "signalbox_handover_bytes_total") == of(cluster, 0).num_bytes > 0
         await running.assert_right()
         scheduler = cluster.step_loops[0].scheduler
         assert scheduler.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
