@@ -106,8 +106,7 @@ class StoreCapacity:
     kind: str
     read_bytes_per_s: float = 0.0
     max_write_bytes_per_s: int = 0
-    """0 is any number, of the next field too."""
-    max_write_bytes_per_day: int = 0
+    """0 is any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +286,6 @@ def _encode_store(store: StoreCapacity) -> pb.BlockStore:
         kind=store.kind,
         read_bytes_per_second=int(store.read_bytes_per_s),
         max_write_bytes_per_second=store.max_write_bytes_per_s,
-        max_write_bytes_per_day=store.max_write_bytes_per_day,
     )
 
 
@@ -296,7 +294,6 @@ def _decode_store(message: pb.BlockStore) -> StoreCapacity:
         kind=message.kind,
         read_bytes_per_s=message.read_bytes_per_second,
         max_write_bytes_per_s=message.max_write_bytes_per_second,
-        max_write_bytes_per_day=message.max_write_bytes_per_day,
     )
 
 

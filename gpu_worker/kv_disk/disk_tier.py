@@ -44,8 +44,8 @@ class DiskTier(LateStore[DiskStore]):
             kind="disk",
             read_bytes_per_s=self._folder.measure_read(),
             max_write_bytes_per_s=config.disk_write_bytes_per_s // num_ranks,
-            max_write_bytes_per_day=config.disk_write_bytes_per_day // num_ranks,
         )
+        self._write_bytes_per_day = config.disk_write_bytes_per_day // num_ranks
         self.start()
 
     def closed(self) -> None:
@@ -60,7 +60,7 @@ class DiskTier(LateStore[DiskStore]):
             model=self._model,
             limit=WriteLimit(
                 bytes_per_s=self.capacity.max_write_bytes_per_s,
-                bytes_per_day=self.capacity.max_write_bytes_per_day,
+                bytes_per_day=self._write_bytes_per_day,
             ),
         )
         usage = store.usage()

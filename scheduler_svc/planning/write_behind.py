@@ -1,7 +1,9 @@
 """Writes blocks to a worker's store behind the steps: those that a second request has used.
 
 A block that is used once is most often not used again, and a device wears out by what is written.
-The bounds of bytes, a second and a day, are the worker's.
+The worker says how many bytes a second may be written. It is the scheduler that keeps to it, as it
+decides what is copied to the CPU pool to be written. What may be written in a day is bounded by the
+worker alone, whose count outlives leases.
 """
 
 import math
@@ -31,7 +33,6 @@ PAUSE_S = 10.0
 """Time for which nothing is written after a write that failed."""
 REFUSED_PAUSE_S = 1.0
 """Time for which nothing is written after the store has not kept a block: it may not be ready."""
-DAY_S = 86_400.0
 
 
 class WriteBehind:
@@ -144,30 +145,23 @@ class WriteBehind:
 
 
 class WriteAllowance:
-    """Bytes that may be written now: a bucket that fills, and a day's sum."""
+    """Bytes that may be written now: a bucket that fills."""
 
     def __init__(self, store: StoreCapacity, *, block_bytes: int) -> None:
         self._block_bytes = max(1, block_bytes)
         self._per_s = store.max_write_bytes_per_s
-        self._per_day = store.max_write_bytes_per_day
         self._filled_at = -math.inf
         self._bytes = 0.0
-        self._day_began_at = -math.inf
-        self._day_bytes = 0
 
     def num_blocks(self, now: float) -> int:
         """Returns how many blocks may be written now."""
-        if now - self._day_began_at >= DAY_S:
-            self._day_began_at, self._day_bytes = now, 0
-        if self._per_s:  # a block may be larger than what is written in a second
-            most = max(self._per_s, self._block_bytes)
-            self._bytes = min(most, self._bytes + self._per_s * (now - self._filled_at))
-            self._filled_at = now
-        most_now = self._bytes if self._per_s else math.inf
-        most_today = self._per_day - self._day_bytes if self._per_day else math.inf
-        return int(min(most_now, most_today, self._block_bytes << 20) // self._block_bytes)
+        if not self._per_s:
+            return MAX_BLOCKS
+        most = max(self._per_s, self._block_bytes)  # a block may be more than a second's bytes
+        self._bytes = min(most, self._bytes + self._per_s * (now - self._filled_at))
+        self._filled_at = now
+        return int(self._bytes // self._block_bytes)
 
     def take(self, num_blocks: int) -> None:
         """Counts blocks that are written."""
         self._bytes -= num_blocks * self._block_bytes
-        self._day_bytes += num_blocks * self._block_bytes

@@ -62,7 +62,6 @@ CAPACITY = WorkerCapacity(
         kind="disk",
         read_bytes_per_s=2e9,
         max_write_bytes_per_s=100 << 20,
-        max_write_bytes_per_day=1 << 40,
     ),
 )
 

@@ -42,9 +42,7 @@ COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
     "useless": {"block_bytes": 2, "copy_bytes_per_s": 1.0, "prefill_tokens_per_s": 1000.0},
 }
 MEMORY_STORE = StoreCapacity(kind="memory")
-BOUNDED_STORE = StoreCapacity(
-    kind="disk", read_bytes_per_s=1e4, max_write_bytes_per_s=8, max_write_bytes_per_day=64
-)
+BOUNDED_STORE = StoreCapacity(kind="disk", read_bytes_per_s=1e4, max_write_bytes_per_s=8)
 ENDINGS = st.builds(
     Ending,
     num_steps=st.sampled_from([0, 1, 3]),

@@ -141,16 +141,14 @@ class WorkerCapacity(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[WorkerRank, _Mapping]]] = ..., store: _Optional[_Union[BlockStore, _Mapping]] = ..., block_format: _Optional[str] = ...) -> None: ...
 
 class BlockStore(_message.Message):
-    __slots__ = ("kind", "read_bytes_per_second", "max_write_bytes_per_second", "max_write_bytes_per_day")
+    __slots__ = ("kind", "read_bytes_per_second", "max_write_bytes_per_second")
     KIND_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MAX_WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    MAX_WRITE_BYTES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
     kind: str
     read_bytes_per_second: int
     max_write_bytes_per_second: int
-    max_write_bytes_per_day: int
-    def __init__(self, kind: _Optional[str] = ..., read_bytes_per_second: _Optional[int] = ..., max_write_bytes_per_second: _Optional[int] = ..., max_write_bytes_per_day: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., read_bytes_per_second: _Optional[int] = ..., max_write_bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class WorkerRank(_message.Message):
     __slots__ = ("rank", "stage", "tensor_parallel_rank", "host", "address", "first_layer", "num_layers")

@@ -23,11 +23,15 @@ def identify(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
 
 @contextmanager
 def opened(
-    path: Path, how: Callable[[Digests, Callable[[], bool]], bytes] = identify
+    path: Path,
+    how: Callable[[Digests, Callable[[], bool]], bytes] = identify,
+    *,
+    daily_writes: float | None = None,
+    num_ranks: int = 1,
 ) -> Iterator[DiskTier]:
     """Yields a tier; afterwards none of its threads is left."""
-    config = DiskConfig(kv_disk=path / "kv", kv_disk_space=0.25)
-    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=how)
+    config = DiskConfig(kv_disk=path / "kv", kv_disk_space=0.25, kv_disk_daily_writes=daily_writes)
+    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=how, num_ranks=num_ranks)
     try:
         yield tier
     finally:
@@ -52,6 +56,13 @@ def test_blocks_outlive_the_tier(tmp_path: Path) -> None:
         assert tier.read(key_of(1), memoryview(into))
         assert bytes(into) == data_of(1)
         assert tier.usage().num_blocks == 1
+
+
+def test_a_rank_writes_its_share_of_what_its_worker_may_write_in_a_day(tmp_path: Path) -> None:
+    daily_writes = 4 * BLOCK_BYTES / (1 << 30)
+    with opened(tmp_path, daily_writes=daily_writes, num_ranks=2) as tier:
+        assert tier.opened.wait(60)
+        assert [write(tier, number) for number in range(3)] == [True, True, False]
 
 
 def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -> None:

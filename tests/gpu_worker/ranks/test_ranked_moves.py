@@ -262,7 +262,6 @@ def test_ranks_divide_the_writes_of_their_worker(model: Path, tmp_path: Path) ->
         assert store is not None
         assert store.read_bytes_per_s > 0
         assert store.max_write_bytes_per_s == config.disk_write_bytes_per_s // 2
-        assert store.max_write_bytes_per_day == config.disk_write_bytes_per_day // 2
 
 
 @needs_redis
