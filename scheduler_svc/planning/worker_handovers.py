@@ -132,6 +132,8 @@ class WorkerHandovers:
         leaves = self.only_prefills or not self.queues.is_accepting
         if leaves and self.queues.running:
             self._leave(now)
+        elif self.queues.swapped and not self.leaving:
+            self._make_way(now)
 
     def _advance(self, handover: Handover, now: float) -> bool:
         """Does what is next for a group on its way; returns False if nothing can come of it."""
@@ -262,6 +264,17 @@ class WorkerHandovers:
         for group in self.queues.running:
             if len(self.leaving) >= MAX_LEAVING:
                 return
+            may_leave = group not in self._retry_at and self.may_leave(group)
+            if may_leave and not self.find_taker(group, self, now):
+                self.retry_later(group, now)
+
+    def _make_way(self, now: float) -> None:
+        """Begins to hand over the group that would yield next, so that swapped groups come back.
+
+        A worker takes it if that has room, such as one that has joined since.
+        """
+        self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
+        for group in self.queues.running[-1:]:
             may_leave = group not in self._retry_at and self.may_leave(group)
             if may_leave and not self.find_taker(group, self, now):
                 self.retry_later(group, now)

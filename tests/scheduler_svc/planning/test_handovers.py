@@ -233,6 +233,36 @@ def test_an_owner_that_drains_hands_all_over() -> None:
     assert sum(map(num_recomputed, groups)) == 0
 
 
+def test_a_worker_that_joins_takes_over_from_one_that_has_swapped() -> None:
+    pair = Pair(1, num_gpu_blocks=20, num_cpu_blocks=80)
+    first, second = pair.start(max_tokens=50), pair.start([1] * 21, max_tokens=50)
+    while not pair.of(0).queues.swapped:
+        pair.step(0)
+    pair.loops.append(pair.join(1, num_cpu_blocks=80))
+    for _ in range(NUM_TURNS // 2):
+        pair.turn()
+    assert pair.of(1).queues.running == [first]
+    assert pair.of(0).queues.running == [second], "it has come back"
+    pair.assert_right()
+    assert first.num_preemptions + num_recomputed(first) + num_recomputed(second) == 0
+
+
+def test_workers_that_are_all_full_keep_what_they_have() -> None:
+    pair = Pair(num_gpu_blocks=20, num_cpu_blocks=80)
+    pair.start(max_tokens=30)
+    other = make_request([2] * 61, max_tokens=10, arrival=9.0)
+    pair.content |= content_of(other, block_size=4)
+    pair.groups.append(other)
+    pair.admission.add(other)
+    pair.step(1)
+    pair.start([1] * 21, max_tokens=30)
+    while not pair.of(0).queues.swapped:
+        pair.step(0)
+    pair.step(0)
+    assert not pair.of(0).leaving
+    pair.assert_right()
+
+
 # What cannot be taken
 
 
