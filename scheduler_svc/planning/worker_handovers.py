@@ -141,6 +141,8 @@ class WorkerHandovers:
             return not self._is_late(handover, now)
         has_grammar = self._grammars.has(handover.group)
         if not has_grammar:
+            if handover.has_paused:  # it was forgotten meanwhile, for the sake of another
+                return False
             self._grammars.want(handover.group)
         missing = self._rounds.missing(handover)
         if not handover.has_paused:

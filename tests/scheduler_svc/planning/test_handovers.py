@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from contract.request import BeamSearchParams
+from contract.structured_output.grammar_cost import GROWTH_BYTES
 from scheduler_svc.planning.handover_rounds import GRACE_S
 from scheduler_svc.planning.handovers import Handovers
 from scheduler_svc.planning.worker_handovers import RETRY_S, WorkerHandovers
@@ -395,6 +396,26 @@ def test_whatever_happens_in_whatever_state_tokens_are_right_and_nothing_is_left
         harm(pair, group)
         pair.assert_right()
     assert states >= {(False, True), (True, True), (True, False)}, "else some state was not tried"
+
+
+def test_a_grammar_that_the_taker_forgets_meanwhile_is_compiled_again() -> None:
+    """Each worker has memory for one."""
+    num_given_up = 0
+    for num_steps in range(2 * NUM_TURNS):
+        pair = Pair(num_cpu_blocks=40, grammar_bytes=GROWTH_BYTES)
+        group = pair.start(structured_output=("regex", "a"))
+        pair.store(1).ends_at_once = False
+        assert pair.begin(group)
+        for index in range(num_steps):
+            pair.step(index % 2)
+            pair.loops[index % 2].compile()
+        pair.start(structured_output=("regex", "b"), max_tokens=2, num_steps=0)
+        pair.step(1)
+        pair.loops[1].compile()
+        pair.store(1).ends_at_once = True
+        pair.assert_right()
+        num_given_up += pair.of(0).num_given_up
+    assert num_given_up > 0, "else it was forgotten in no state"
 
 
 def test_a_draining_worker_tries_again_later() -> None:
