@@ -1,7 +1,9 @@
 """A worker of a model hands running requests over, with the tokens that it would have drawn."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from gpu_worker.batch.runner_protocol import Runner
@@ -19,6 +21,26 @@ from tests.waiting import eventually
 NUM_STREAMS, NUM_TOKENS = 8, 180
 
 
+def _column(values: list[int]) -> bytes:
+    return np.array(values, dtype="<i4").tobytes()
+
+
+RULES: list[dict[str, Any]] = [  # that depend on all tokens before, of which the taker has none
+    {},
+    {},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.3},
+    {"repetition_penalty": 1.2, "num_logprobs": 2},
+    {"min_tokens": 170, "stop_token_ids": [*range(40, 60)]},
+    {"bad_words": [{"token_ids": _column([a, b])} for a in range(40) for b in range(30, 60)]},
+    {"allowed_token_ids": _column([*range(20, 70)]), "frequency_penalty": 0.9},
+    {
+        "logit_bias_token_ids": _column([30, 31]),
+        "logit_biases": np.array([2.5, -100], dtype="<f4").tobytes(),
+        "presence_penalty": 1.5,
+    },
+]
+
+
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
@@ -34,7 +56,12 @@ async def start(client: Router, first_handle: int) -> range:
             range(3 + index, 50 + 2 * index),
             max_tokens=NUM_TOKENS,
             num_sequences=2,
-            sampling_params={"top_p": 1.0, "temperature": 0.8 * (index % 2), "seed": index},
+            sampling_params={
+                "top_p": 1.0,
+                "temperature": 0.8 * (index % 2),
+                "seed": index,
+                **RULES[index],
+            },
         )
     return handles
 
