@@ -95,7 +95,7 @@ class WorkerRank:
     num_layers: int
 
 
-STORE_KINDS = ("disk", "memory")
+STORE_KINDS = ("disk", "shared", "memory")
 """Kinds of a worker's store of KV blocks, which are labels of metrics."""
 
 

@@ -101,7 +101,7 @@ def test_models_differ_in_the_first_field_that_does() -> None:
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
         ({"grammar_bytes": 0}, "grammar_bytes is 0"),
         ({"num_cpu_blocks": 0}, "no CPU blocks"),
-        ({"store": StoreCapacity(kind="x" * 1000)}, "one of disk, memory"),
+        ({"store": StoreCapacity(kind="x" * 1000)}, "one of disk, shared, memory"),
     ],
 )
 def test_a_capacity_that_holds_nothing_or_too_much_is_refused(
@@ -110,3 +110,8 @@ def test_a_capacity_that_holds_nothing_or_too_much_is_refused(
     CAPACITY.check()
     with pytest.raises(ValueError, match=message):
         replace(CAPACITY, **changes).check()
+
+
+@pytest.mark.parametrize("kind", ["disk", "shared", "memory"])
+def test_a_worker_with_a_store_of_each_kind_is_accepted(kind: str) -> None:
+    replace(CAPACITY, store=StoreCapacity(kind=kind)).check()
