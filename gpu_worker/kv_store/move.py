@@ -50,9 +50,10 @@ class Move:
             return index < self._num_wanted
 
     def restart(self) -> bool:
-        """Starts the clock anew; returns whether the move goes on."""
+        """Starts the clock anew if the move goes on; returns whether it does."""
         with self._lock:
-            self._start_ns = time.monotonic_ns()
+            if not self._is_ended:
+                self._start_ns = time.monotonic_ns()
             return not self._is_ended
 
     def copy_in(self, index: int, data: memoryview) -> None:
