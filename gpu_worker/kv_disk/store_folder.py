@@ -61,6 +61,11 @@ class StoreFolder:
     def __init__(self, path: Path, *, makes: bool = True) -> None:
         """Opens the folder, and makes it if need be and `makes`. Raises FolderError."""
         self.path = path.absolute()
+        remedy = "give a folder, not a link"
+        if makes:
+            remedy += ", whose parent is there"
+        else:
+            remedy += ", that --kv-disk of a worker has named"
         try:
             if makes:
                 with contextlib.suppress(FileExistsError):
@@ -70,8 +75,7 @@ class StoreFolder:
             )
         except OSError as error:
             raise FolderError(
-                f"{path} cannot be opened as a folder for KV blocks: {error.strerror}; give a"
-                " folder, not a link, whose parent is there"
+                f"{path} cannot be opened as a folder for KV blocks: {error.strerror}; {remedy}"
             ) from None
         try:
             self._check()

@@ -206,7 +206,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         if known is None:
             raise NotFound(
                 f"no request {request.request_id!r} is live, or among the last"
-                f" {self._config.explain_history} that ended"
+                f" {self._config.explain_history} that ended; each scheduler knows its own requests"
             )
         return insight_codec.explanation(known)
 

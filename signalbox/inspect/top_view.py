@@ -123,7 +123,7 @@ def _store(store: StoreLoad | None) -> list[str]:
     hits = "-" if store.hit_rate is None else f"{store.hit_rate:.0%}"
     failed = f", {store.num_failures:,} failed" if store.num_failures else ""
     return [
-        f"{store.kind}: {store.num_loading} requests load, {hits} of what was looked up came"
+        f"{store.kind}: hit rate {hits}  {store.num_loading} requests loading"
         f"  {store.fetched_bytes_per_s / 1e6:,.1f} MB/s in"
         f"  {store.stored_bytes_per_s / 1e6:,.1f} MB/s out{failed}"
     ]

@@ -122,9 +122,15 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
         values=("0", "0.0"),
         otherwise="weights are not offloaded; --swap-space is for KV blocks",
     ),
-    "kv_offloading_size": Refused(remedy="--swap-space is the CPU memory for KV blocks, in GiB"),
+    "kv_offloading_size": Refused(
+        remedy="--swap-space is the CPU memory for KV blocks, in GiB;"
+        " --kv-disk keeps them on a disk"
+    ),
     "kv_offloading_backend": Refused(remedy="--swap-space is the CPU memory for KV blocks"),
-    "kv_transfer_config": Refused(remedy="prefill and decode are not divided"),
+    "kv_transfer_config": Refused(
+        remedy="--kv-disk keeps KV blocks on a disk, --kv-store shares them,"
+        " --role divides prefill and decode"
+    ),
     "kv_events_config": Refused(remedy="KV events are not published"),
     "kv_sharing_fast_prefill": NoEffect(why=_OURS_ALONE, takes=SWITCH),
     "disable_hybrid_kv_cache_manager": NoEffect(why=_OURS_ALONE, takes=SWITCH),

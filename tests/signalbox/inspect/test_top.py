@@ -142,8 +142,8 @@ def test_the_screen_shows_what_comes_from_stores_and_other_workers() -> None:
             )
         )
     text = " ".join(text_of(render(measure(before, after), "host:1")).replace("│", " ").split())
-    assert "disk: 0 requests load, 0% of what was looked up came 0.0 MB/s in 1.0 MB/s out" in text
-    assert "peer: 2 requests load, 75% of what was looked up came 4.0 MB/s in" in text
+    assert "disk: hit rate 0% 0 requests loading 0.0 MB/s in 1.0 MB/s out" in text
+    assert "peer: hit rate 75% 2 requests loading 4.0 MB/s in" in text
     assert "3 failed" in text
 
 
