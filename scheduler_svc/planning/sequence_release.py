@@ -1,6 +1,6 @@
 """Ends sequences: at once for the caller; their blocks when no step in flight holds them."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from contract.errors import Code
 from contract.updates import FinishReason, RequestFailure
@@ -30,6 +30,8 @@ class SequenceRelease:
         self._draining: set[Sequence] = set()
         self.failed: list[SequenceGroup] = []
         """Groups that planning had to end, until `pop_failed`."""
+        self.on_release: Callable[[Sequence], None] = lambda _: None
+        """Told of a sequence that has ended, while it has its blocks."""
 
     @property
     def draining(self) -> Set[Sequence]:
@@ -82,5 +84,6 @@ class SequenceRelease:
             self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
+        self.on_release(seq)
         self._blocks.free(seq)
         self._worker_state.forget(seq)

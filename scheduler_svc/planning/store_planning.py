@@ -86,6 +86,7 @@ class StorePlanning:
         self.write_behind: WriteBehind | None = None
         if store is not None:
             self.write_behind = WriteBehind(store, self.moves, blocks=books.blocks, cost=cost)
+            books.sequence_release.on_release = self.write_behind.count_uses
         self._cost = cost
         self._queues = books.queues
         self._blocks = books.blocks

@@ -1,6 +1,7 @@
 """Writes blocks to a worker's store behind the steps: those that a second request has used.
 
-A block that is used once is most often not used again, and a device wears out by what is written.
+The second request may have found a block or computed it anew, because it was in no pool any more. A
+block that is used once is most often not used again, and a device wears out by what is written.
 The worker says how many bytes a second may be written. It is the scheduler that keeps to it, as it
 decides what is copied to the CPU pool to be written. What may be written in a day is bounded by the
 worker alone, whose count outlives leases.
@@ -16,6 +17,8 @@ from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv.used_blocks import UsedBlocks
+from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 
@@ -55,11 +58,12 @@ class WriteBehind:
         self._allowance = WriteAllowance(store, block_bytes=cost.block_bytes)
         self._wanted: OrderedDict[BlockHash, SequenceGroup] = OrderedDict()
         self._known: OrderedDict[BlockHash, None] = OrderedDict()
+        self._used = UsedBlocks()
         self._of: dict[Move, SequenceGroup] = {}
         self._paused_until = -math.inf
 
     def want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
-        """Has blocks written that a request found, so that they are used the second time."""
+        """Has blocks written that a request is the second to use."""
         for block_hash in hashes:
             if block_hash in self._known:
                 self._known.move_to_end(block_hash)
@@ -67,6 +71,15 @@ class WriteBehind:
                 self._wanted[block_hash] = group
         while len(self._wanted) > MAX_WANTED:
             self._wanted.popitem(last=False)
+
+    def count_uses(self, seq: Sequence) -> None:
+        """Has blocks of a sequence that ends written, if an earlier request has used them, too.
+
+        Of the branches of a request the first counts.
+        """
+        if seq is seq.group.sequences[0]:
+            hashes = self._blocks.prefix_hashes(seq, 0, seq.num_cached_blocks)
+            self.want(seq.group, [used for used in hashes if self._used.add(used)])
 
     def know(self, hashes: Hashes[BlockHash]) -> None:
         """Remembers that the store has blocks."""
@@ -142,6 +155,7 @@ class WriteBehind:
         """Begins anew: the store is emptied."""
         self._wanted.clear()
         self._known.clear()
+        self._used = UsedBlocks()
 
 
 class WriteAllowance:

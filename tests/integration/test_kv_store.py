@@ -139,7 +139,7 @@ async def test_a_worker_that_starts_again_finds_its_prefixes_in_the_store() -> N
             assert store.usage().num_blocks == 0
             assert await ask(client, 2, PROMPT) == 64
             await assert_idle(scheduler)
-            assert store.usage().num_blocks == 8
+            assert store.usage().num_blocks == 10, "those of the prompt, and of the answer"
         await eventually(lambda: not scheduler.cluster.step_loops)
         async with running_worker(scheduler.address, with_store(store)):
             await eventually(lambda: len(scheduler.cluster.step_loops) == 1)

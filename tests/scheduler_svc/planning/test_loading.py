@@ -103,6 +103,24 @@ def test_a_block_is_stored_at_its_second_use() -> None:
     assert EventKind.STORED in kinds(second)
 
 
+def test_conversations_that_the_pools_have_no_room_for_are_stored_at_the_second_turn() -> None:
+    server = Server(num_gpu_blocks=9, num_cpu_blocks=12)
+    conversations = [[number] * 25 for number in range(8)]
+    for turn in range(3):
+        for prompt in conversations:
+            group = server.run(prompt)
+            assert group.num_cached_tokens == (24 if turn == 2 else 0)
+
+
+def test_branches_of_one_request_are_one_use() -> None:
+    server = Server(num_gpu_blocks=32)
+    request = make_request(PROMPT, n=3, max_tokens=6)
+    server.content |= content_of(request, block_size=4)
+    server.scheduler.admission.add(request)
+    server.finish()
+    assert not server.kept
+
+
 def test_a_prefix_comes_from_the_store_after_a_restart() -> None:
     server = filled()
     group = server.run()
