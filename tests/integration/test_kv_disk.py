@@ -71,6 +71,15 @@ class Served:
             assert again == tokens
         return tokens
 
+    def open_all(self) -> None:
+        """Asks for prompts that no store has until the stores of all ranks answer lookups."""
+        are_open = self.runner.move_queue()._are_open
+        for number in range(1, 1000):
+            if len(are_open) > 1 and all(are_open.values()):
+                return
+            self.tokens([number % 30 + 1, number // 30 + 1] * 9)
+        raise TimeoutError("the store of a rank does not open")
+
     def end_moves(self) -> None:
         """Waits until all moves have ended, of which the results of steps tell."""
         for _ in self.asked_until(lambda: not self.moves, [5, 6, 7]):
@@ -150,17 +159,14 @@ def test_ranks_of_which_one_was_killed_while_it_wrote_find_their_prefix(
         llm.close()
     with serving(model, tmp_path / "kv", **options) as served:
         assert served.tokens() == expected
+        served.open_all()
         served.store_prompt()
         served.end_moves()
-    num_hits = 0
-    for _ in range(10):  # nothing is found while the second rank opens its files
-        with serving(model, tmp_path / "kv", **options) as served:
-            assert served.tokens() == expected
-            num_hits = served.loading.num_hits
-        if num_hits:
-            break
-    assert num_hits == NUM_BLOCKS * 16
-    assert len(list((tmp_path / "kv").glob("*.blocks"))) == 2
+    with serving(model, tmp_path / "kv", **options) as served:
+        served.open_all()
+        assert served.tokens() == expected
+        assert served.loading.num_hits == NUM_BLOCKS * 16
+        assert len(list((tmp_path / "kv").glob("*.blocks"))) == 2
 
 
 def test_a_fine_tune_of_the_same_name_and_shapes_finds_nothing(model: Path, tmp_path: Path) -> None:
