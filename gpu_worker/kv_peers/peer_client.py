@@ -124,6 +124,8 @@ class BlockReader:
         block, num_blocks = bytearray(), 0
         try:
             while part := await self._next(call):
+                if not part.chunk:
+                    raise BadBlock("it sends a part without bytes")
                 block += part.chunk
                 if len(block) > block_bytes or num_blocks == len(move.keys):
                     raise BadBlock("it sends more than was asked for")

@@ -163,8 +163,9 @@ class TelemetrySettings(TlsSettings):
     drain_timeout: float = Field(
         30.0,
         ge=0,
-        description="seconds that running requests are given after SIGTERM; then a worker hands"
-        " them over to others, and the other services end them",
+        description="seconds that running requests are given after SIGTERM; meanwhile a worker"
+        " hands them over to others with room, which compute anew what is left at the end; the"
+        " other services end it",
     )
 
     @property

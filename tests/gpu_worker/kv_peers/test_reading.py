@@ -228,7 +228,7 @@ async def test_blocks_of_another_size_are_refused(
     assert fetched.failed
 
 
-@pytest.mark.parametrize("harm", ["flipped bit", "other block", "cut off", "too many"])
+@pytest.mark.parametrize("harm", ["flipped bit", "other block", "cut off", "no bytes", "too many"])
 async def test_bytes_that_are_not_what_was_asked_for_never_reach_the_pool(
     monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
@@ -245,6 +245,8 @@ async def test_bytes_that_are_not_what_was_asked_for_never_reach_the_pool(
             if index == 1 and harm == "cut off":
                 yield Part(bytes(block[:10]))
                 return
+            while index == 1 and harm == "no bytes":
+                yield Part(b"")
             yield Part(bytes(block), digest)
         if harm == "too many":
             yield Part(b"more")
