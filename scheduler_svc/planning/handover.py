@@ -23,8 +23,6 @@ class Handover:
     group: SequenceGroup
     owner: "WorkerHandovers"
     taker: "WorkerHandovers"
-    began_at: float
-    """Seconds of the scheduler's clock."""
     num_slots: int
     """Sequences that the taker keeps room for."""
     num_wanted: int
@@ -39,7 +37,7 @@ class Handover:
     """Names by which no cache finds what they stand for."""
     fetch: Move | None = None
     until: float = 0.0
-    """Time at which the fetch is given up."""
+    """Time at which the fetch is given up, in seconds of the scheduler's clock."""
     has_paused: bool = False
     """True once the owner was asked to pause the group."""
     paused_at: float = 0.0

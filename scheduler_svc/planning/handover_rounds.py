@@ -96,7 +96,8 @@ class HandoverRounds:
         names = list(itertools.islice(missing, most))
         public = handover.owner.blocks.gpu.hashes
         private = {name: missing[name] for name in names if public.get(missing[name]) != name}
-        load_s = owner.wait_s + self._lending.wait_s + self._cost.load_s(len(names), from_peer=True)
+        load_s = owner.seconds_ahead() + self._lending.seconds_ahead()
+        load_s += self._cost.load_s(len(names), from_peer=True)
         handover.until = now + 2 * load_s + GRACE_S
         handover.fetch = self._lending.fetch(owner, names, now, private=private)
         self._fetches[handover.fetch] = handover

@@ -22,16 +22,6 @@ class Handovers:
         for handover in [*worker.coming.values(), *worker.leaving.values()]:
             handover.taker.give_up(handover, now)
 
-    def begin(
-        self, group: SequenceGroup, owner: WorkerHandovers, taker: WorkerHandovers, now: float
-    ) -> bool:
-        """Begins to hand a running group over; False, changing nothing, if there is no room.
-
-        What follows needs no further call. Until the group runs at the taker it runs at its owner,
-        where it goes on if the handover comes to nothing.
-        """
-        return taker.reserve(group, owner, now)
-
     def begin_anywhere(self, group: SequenceGroup, owner: WorkerHandovers, now: float) -> bool:
         """Begins to hand a group over to the worker with most room that takes it, if any does.
 

@@ -81,7 +81,7 @@ class Lending:
         self.wake: Callable[[], None] = lambda: None
         """Makes the worker's driver plan."""
         self.seconds_ahead: Callable[[], float] = lambda: 0.0
-        """Returns how long the worker computes before the step that is planned next."""
+        """Returns how long the worker computes before the step that lends what is wanted now."""
         self.num_queries = 0  # tokens asked for, and fetched
         self.num_hits = 0
         self.num_bytes = 0
@@ -188,11 +188,6 @@ class Lending:
         return other is not self and other.identity.kv_format == self.identity.kv_format
 
     # Lending
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until the step begins that lends what is wanted now."""
-        return self.seconds_ahead()
 
     @property
     def is_lending(self) -> bool:

@@ -5,7 +5,7 @@ owner pause the group, or takes it in. A handover that fails in any of its state
 to its owner, which goes on with it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from contract.sections.store_moves import MoveResult
 from rpc.metrics.histogram import times
@@ -88,7 +88,11 @@ class WorkerHandovers:
         return all(seq.block_table for seq in group.unfinished)
 
     def reserve(self, group: SequenceGroup, owner: "WorkerHandovers", now: float) -> bool:
-        """Begins to take a running group of another worker over, if there is room for it."""
+        """Begins to take a running group over; False, changing nothing, if there is no room.
+
+        What follows needs no further call. Until the group runs here it runs at its owner, where it
+        goes on if the handover comes to nothing.
+        """
         if not self.queues.is_accepting or self.queues.swapped or len(self.coming) >= MAX_COMING:
             return False
         if not self.lending.can_read(owner.lending) or not owner.may_leave(group):
@@ -110,7 +114,6 @@ class WorkerHandovers:
             group=group,
             owner=owner,
             taker=self,
-            began_at=now,
             num_slots=num_slots,
             num_wanted=num_spare,
             arrived=found,
@@ -131,9 +134,10 @@ class WorkerHandovers:
                 self.give_up(handover, now)
         leaves = self.only_prefills or not self.queues.is_accepting
         if leaves and self.queues.running:
-            self._leave(now)
+            self._hand_over(self.queues.running, now)
         elif self.queues.swapped and not self.leaving:
-            self._make_way(now)
+            # What would yield next, so that swapped groups come back, if another worker has room.
+            self._hand_over(self.queues.running[-1:], now)
 
     def _advance(self, handover: Handover, now: float) -> bool:
         """Does what is next for a group on its way; returns False if nothing can come of it."""
@@ -260,23 +264,12 @@ class WorkerHandovers:
         """Tries again to hand over what waits: there is room for another group on its way."""
         self._retry_at.clear()
 
-    def _leave(self, now: float) -> None:
-        """Begins to hand over what runs on this worker, which drains or computes prompts alone."""
+    def _hand_over(self, groups: Iterable[SequenceGroup], now: float) -> None:
+        """Begins to hand over running groups for which another worker has room."""
         self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
-        for group in self.queues.running:
+        for group in groups:
             if len(self.leaving) >= MAX_LEAVING:
                 return
-            may_leave = group not in self._retry_at and self.may_leave(group)
-            if may_leave and not self.find_taker(group, self, now):
-                self.retry_later(group, now)
-
-    def _make_way(self, now: float) -> None:
-        """Begins to hand over the group that would yield next, so that swapped groups come back.
-
-        A worker takes it if that has room, such as one that has joined since.
-        """
-        self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
-        for group in self.queues.running[-1:]:
             may_leave = group not in self._retry_at and self.may_leave(group)
             if may_leave and not self.find_taker(group, self, now):
                 self.retry_later(group, now)

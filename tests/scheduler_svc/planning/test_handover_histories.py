@@ -62,7 +62,7 @@ class HandoverHistory(History):
     def hand_over(self) -> None:
         owner, taker = map(of, self.rng.sample(self.loops, 2))
         groups = self.rng.sample(owner.queues.running, len(owner.queues.running))
-        self.num_begun += any(self.handovers.begin(one, owner, taker, self.now) for one in groups)
+        self.num_begun += any(taker.reserve(one, owner, self.now) for one in groups)
 
     def abort_on_its_way(self) -> None:
         """Aborts what is being handed over, in whatever state that is."""

@@ -63,7 +63,7 @@ class Pair(Workers):
         return group
 
     def begin(self, group: SequenceGroup) -> bool:
-        return self.handovers.begin(group, self.of(0), self.of(1), self.now)
+        return self.of(1).reserve(group, self.of(0), self.now)
 
     def turn(self) -> None:
         """Lets each worker take a step."""
@@ -215,7 +215,7 @@ def test_a_group_goes_back_to_where_it_came_from() -> None:
     pair = Pair()
     group = pair.start(max_tokens=60)
     pair.hand_over(group)
-    assert pair.handovers.begin(group, pair.of(1), pair.of(0), pair.now)
+    assert pair.of(0).reserve(group, pair.of(1), pair.now)
     for _ in range(NUM_TURNS):
         pair.turn()
     assert pair.of(0).queues.running == [group]
