@@ -16,7 +16,7 @@ from contract.sections.store_moves import BlockSource
 from gpu_worker.kv_peers.lent_parts import digest_of
 from gpu_worker.kv_peers.peer_channels import PeerChannels
 from gpu_worker.kv_store.move import Move
-from gpu_worker.kv_store.move_queue import CANCELLED
+from gpu_worker.kv_store.pool_moves import CANCELLED
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.transport.tls import CLEAR, TlsConfig, TlsError

@@ -6,12 +6,12 @@ off, or its time is over, while a block is read.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from contract.sections.store_moves import Lend, MoveResult
 from gpu_worker.kv_store.move import Move
-from gpu_worker.kv_store.move_queue import CANCELLED
+from gpu_worker.kv_store.pool_moves import PoolMoves
 
 EXPIRED = "the time of the lend is over"
 
@@ -36,15 +36,13 @@ class LentBlocks:
         return block if self.move.copy_out(index, memoryview(block)) else None
 
 
-class PeerMoves:
+class PeerMoves(PoolMoves):
     """The moves of one lease from and to other workers. No method waits.
 
     All are called on the execution thread, but for `take`.
 
     Args:
-        block: returns the bytes of a block of the CPU pool, `block_bytes` of them.
-        copies_begun: returns a function that waits until the copies to and from the CPU pool have
-            ended that were begun before; None if copies end within the step that names them.
+        block_bytes: of each block of the CPU pool.
     """
 
     def __init__(
@@ -55,11 +53,9 @@ class PeerMoves:
         copies_begun: Callable[[], Callable[[], None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(block=block, copies_begun=copies_begun)
         self.block_bytes = block_bytes
-        self._block = block
-        self._copies_begun = copies_begun
         self._clock = clock
-        self._moves: dict[int, Move] = {}
         self._lent: dict[int, LentBlocks] = {}
         self._tickets: dict[bytes, LentBlocks] = {}
         """Those that nothing has shown yet."""
@@ -67,7 +63,7 @@ class PeerMoves:
     def lend(self, lend: Lend) -> None:
         """Lets the blocks be read, once, by what shows the ticket in time."""
         lent = LentBlocks(
-            move=self._begin(lend.move_id, lend.hashes, lend.cpu_blocks),
+            move=self._begin_copying(lend.move_id, lend.hashes, lend.cpu_blocks),
             ticket=lend.ticket,
             block_bytes=self.block_bytes,
             reader=lend.reader,
@@ -77,7 +73,7 @@ class PeerMoves:
 
     def receive(self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]) -> Move:
         """Returns a move for what comes from another worker."""
-        return self._begin(move_id, keys, cpu_blocks)
+        return self._begin_copying(move_id, keys, cpu_blocks)
 
     def take(self, ticket: bytes) -> LentBlocks | None:
         """Returns what a ticket is for, once; None if that is over. Safe from any thread."""
@@ -89,27 +85,18 @@ class PeerMoves:
             return None
         return lent
 
-    def cancel(self, move_ids: Iterable[int]) -> None:
-        """Ends moves now; the next `pop_ended` returns them, with what they have done."""
-        for move_id in move_ids:
-            if (move := self._moves.get(move_id)) is not None:
-                move.end(CANCELLED)
-
     def pop_ended(self) -> list[MoveResult]:
         """Returns the moves that have ended since the last call, in the order of their begin."""
         if self._lent:
             self._end_expired()
-        ended = [move for move in self._moves.values() if move.is_ended]
+        ended = self._take_ended()
         for move in ended:
-            del self._moves[move.move_id]
             if (lent := self._lent.pop(move.move_id, None)) is not None:
                 self._tickets.pop(lent.ticket, None)
         return [move.result() for move in ended]
 
     def close(self) -> None:
-        """Ends all moves; the CPU pool is not touched afterwards."""
-        self.cancel(self._moves)
-        self._moves.clear()
+        super().close()
         self._lent.clear()
         self._tickets.clear()
 
@@ -118,13 +105,3 @@ class PeerMoves:
         for lent in self._lent.values():
             if now >= lent.expires_at:
                 lent.move.end(EXPIRED)
-
-    def _begin(self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]) -> Move:
-        if not keys:
-            raise ValueError("a move names at least one block")
-        if move_id in self._moves:
-            raise ValueError(f"move {move_id} is under way")
-        blocks = [self._block(index) for _, index in zip(keys, cpu_blocks, strict=True)]
-        copies = self._copies_begun() if self._copies_begun else None
-        move = self._moves[move_id] = Move(move_id, keys, blocks, copies)
-        return move

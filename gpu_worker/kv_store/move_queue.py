@@ -7,7 +7,7 @@ ended at once, and its blocks are the scheduler's again.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -15,21 +15,15 @@ from contract.sections.store_moves import MoveResult, StoreMoves
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.move_threads import MoveThreads
+from gpu_worker.kv_store.pool_moves import PoolMoves
 
 logger = logging.getLogger(__name__)
 
-CANCELLED = "cancelled"
 STALLED = "the store does not answer"
 
 
-class MoveQueue:
-    """The moves of one lease. No method waits for the store; they are called from one thread.
-
-    Args:
-        block: returns the bytes of a block of the CPU pool.
-        copies_begun: returns a function that waits until the copies to and from the CPU pool have
-            ended that were begun before; None if copies end within the step that names them.
-    """
+class MoveQueue(PoolMoves):
+    """The moves of one lease. No method waits for the store; they are called from one thread."""
 
     def __init__(
         self,
@@ -39,10 +33,8 @@ class MoveQueue:
         block: Callable[[int], memoryview],
         copies_begun: Callable[[], Callable[[], None]] | None = None,
     ) -> None:
+        super().__init__(block=block, copies_begun=copies_begun)
         self._store, self._threads = store, threads
-        self._block = block
-        self._copies_begun = copies_begun
-        self._moves: dict[int, Move] = {}
 
     def __len__(self) -> int:
         """Returns the number of moves whose end `pop_ended` has not returned."""
@@ -101,42 +93,12 @@ class MoveQueue:
         """Removes a block from the store, which says nothing of it."""
         self._threads.write(partial(self._remove, key))
 
-    def cancel(self, move_ids: Iterable[int]) -> None:
-        """Ends moves now; the next `pop_ended` returns them, with what they have done."""
-        for move_id in move_ids:
-            if (move := self._moves.get(move_id)) is not None:
-                move.end(CANCELLED)
-
     def pop_ended(self) -> list[MoveResult]:
         """Returns the moves that have ended since the last call, in the order of their begin."""
         if self._moves and not self._threads.answer:
             for move in self._moves.values():
                 move.end(STALLED)
-        ended = [move for move in self._moves.values() if move.is_ended]
-        for move in ended:
-            del self._moves[move.move_id]
-        return [move.result() for move in ended]
-
-    def close(self) -> None:
-        """Ends all moves; the CPU pool is not touched afterwards."""
-        self.cancel(self._moves)
-        self._moves.clear()
-
-    def _begin_copying(
-        self, move_id: int, keys: Sequence[bytes], cpu_blocks: Sequence[int]
-    ) -> Move:
-        if not keys:
-            raise ValueError("a move names at least one block")
-        blocks = [self._block(index) for _, index in zip(keys, cpu_blocks, strict=True)]
-        return self._begin(
-            Move(move_id, keys, blocks, self._copies_begun() if self._copies_begun else None)
-        )
-
-    def _begin(self, move: Move) -> Move:
-        if move.move_id in self._moves:
-            raise ValueError(f"move {move.move_id} is under way")
-        self._moves[move.move_id] = move
-        return move
+        return [move.result() for move in self._take_ended()]
 
     def _find(self, move: Move, buffer: memoryview) -> None:
         with _Failing(move):

@@ -13,7 +13,8 @@ from queue import Empty
 from contract.sections.store_moves import MoveResult, StoreMoves
 from contract.step import Step
 from gpu_worker.kv_store.block_store import StoreUsage
-from gpu_worker.kv_store.move_queue import CANCELLED, MoveQueue
+from gpu_worker.kv_store.move_queue import MoveQueue
+from gpu_worker.kv_store.pool_moves import CANCELLED
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.service.rank_messages import Ask, EndedMoves, RemoveBlock
 

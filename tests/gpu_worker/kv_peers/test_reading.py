@@ -16,7 +16,7 @@ from contract.step import Step, decode_step, encode_step
 from gpu_worker.kv_peers import peer_channels, peer_client
 from gpu_worker.kv_peers.lent_parts import Part, digest_of
 from gpu_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
-from gpu_worker.kv_store.move_queue import CANCELLED
+from gpu_worker.kv_store.pool_moves import CANCELLED
 from gpu_worker.main import CALLERS
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated.simulated_runner import POISON, SimulatedConfig, SimulatedRunner
