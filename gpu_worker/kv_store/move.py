@@ -95,7 +95,8 @@ class Move:
         """Ends the move now if it has not; its blocks are not touched afterwards."""
         with self._lock:
             if not self._is_ended:
-                self._failed = failed.partition("\n")[0][:MAX_FAULT_CHARS]
+                text = failed.partition("\n")[0].encode(errors="backslashreplace").decode()
+                self._failed = text[:MAX_FAULT_CHARS]
                 self._end()
 
     def result(self) -> MoveResult:

@@ -1,5 +1,6 @@
 """A move says how long it took, whatever comes after its end."""
 
+from contract.sections.store_moves import decode_move_result, encode_move_result
 from gpu_worker.kv_store.move import Move
 
 
@@ -12,3 +13,9 @@ def test_a_move_that_was_called_off_is_not_started_anew() -> None:
     assert not move.restart()
     assert move.result() == result
     assert result.duration_ns >= 0
+
+
+def test_a_fault_that_names_a_path_which_is_no_utf8_can_be_sent() -> None:
+    move = Move(1, [b"key"])
+    move.end("cannot read /kv/\udcff")
+    assert decode_move_result(encode_move_result(move.result())).failed == r"cannot read /kv/\udcff"
