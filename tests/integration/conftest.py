@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_worker.kv_peers import peer_client
+from scheduler_svc.planning import handover_rounds, loading
+
 if TYPE_CHECKING:
     from gpu_worker.runner.model_runner import ModelRunner
 
@@ -14,3 +17,11 @@ def runner() -> "ModelRunner":
     from tests.integration.demo_model.test_model_parity import make_runner  # imports torch
 
     return make_runner()
+
+
+@pytest.fixture
+def patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no move of blocks be late because the machine is busy."""
+    monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
+    monkeypatch.setattr(loading, "GRACE_S", 60.0)
+    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)

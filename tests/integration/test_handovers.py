@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.kv_peers import peer_client
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.scheduler.v1 import explain_pb2
 from rpc.metrics.registry import make_registry
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning import handover_rounds, loading
 from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.replay.replay_codec import Replay
 from scheduler_svc.reports import metrics
@@ -42,12 +40,7 @@ CONFIG = {
 NUM_STREAMS, NUM_TOKENS = 8, 300
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets no round be late because the machine is busy."""
-    monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
-    monkeypatch.setattr(loading, "GRACE_S", 60.0)
-    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
 def of(cluster: Cluster, number: int) -> WorkerHandovers:

@@ -8,10 +8,8 @@ import pytest
 
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.kv_peers import peer_client
 from gpu_worker.runner_factory import make_runner
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning import handover_rounds
 from scheduler_svc.scheduler import Scheduler
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, router, running_scheduler, running_worker
@@ -41,10 +39,7 @@ RULES: list[dict[str, Any]] = [  # that depend on all tokens before, of which th
 ]
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
-    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
 async def start(client: Router, first_handle: int) -> range:

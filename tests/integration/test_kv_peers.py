@@ -13,7 +13,6 @@ from gpu_worker.kv_peers import peer_client
 from gpu_worker.kv_peers.peer_moves import LentBlocks
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning import loading
 from scheduler_svc.planning.lending import Lending
 from scheduler_svc.replay.replay_codec import Replay
 from tests.integration.stack import (
@@ -42,11 +41,7 @@ LONG = 99
 """Handle of a request that keeps the first worker busy."""
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets no fetch be late because the machine is busy."""
-    monkeypatch.setattr(loading, "GRACE_S", 60.0)
-    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
 class Pair:

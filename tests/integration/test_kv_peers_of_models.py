@@ -6,11 +6,9 @@ import pytest
 
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.kv_peers import peer_client
 from gpu_worker.runner_factory import make_runner
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.planning import loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, router, running_scheduler, running_worker
 from tests.integration.test_kv_store import assert_idle
@@ -20,12 +18,13 @@ PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
 
 
+pytestmark = pytest.mark.usefixtures("patient_moves")
+
+
 @pytest.fixture(autouse=True)
 def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model as tiny as this one computes a block as fast as it arrives."""
     monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
-    monkeypatch.setattr(loading, "GRACE_S", 60.0)
-    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
 
 
 async def ask(client: Router, handle: int) -> tuple[list[int], int]:

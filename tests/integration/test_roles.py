@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from contract.worker_role import WorkerRole
-from gpu_worker.kv_peers import peer_client
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
@@ -18,7 +17,6 @@ from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from protos.scheduler.v1 import stats_pb2
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning import handover_rounds, loading
 from scheduler_svc.replay.replay_codec import Replay
 from tests.integration.stack import (
     Router,
@@ -43,12 +41,7 @@ CONFIG = {
 NUM_STREAMS, NUM_TOKENS = 12, 60
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets no round be late because the machine is busy."""
-    monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
-    monkeypatch.setattr(loading, "GRACE_S", 60.0)
-    monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
 class Pool:

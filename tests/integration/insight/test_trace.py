@@ -18,7 +18,6 @@ from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.telemetry import tracing
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
-from scheduler_svc.planning import loading
 from tests.integration.stack import (
     restarted,
     running_router,
@@ -204,10 +203,8 @@ async def test_a_preempted_request_accounts_for_its_time(
         assert sum(tokens) == 100
 
 
-async def test_a_fetch_from_another_worker_is_a_span_of_the_request(
-    spans: Spans, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "GRACE_S", 60.0)
+@pytest.mark.usefixtures("patient_moves")
+async def test_a_fetch_from_another_worker_is_a_span_of_the_request(spans: Spans) -> None:
     async with pair() as two:
         await two.client.add(2, PROMPT, trace_context=TraceContext(traceparent=SAMPLED))
         await two.client.ended(2)

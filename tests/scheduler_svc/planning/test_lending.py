@@ -122,6 +122,21 @@ def made(**fields: Any) -> Workers:
     return workers
 
 
+def fetching(*, is_told: bool = True) -> tuple[Workers, SequenceGroup]:
+    """Returns workers the second of which reads PROMPT of the first, and the request for it.
+
+    Args:
+        is_told: whether the first has been told to lend it.
+    """
+    workers = made()
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    if is_told:
+        workers.step(0)
+    return workers, group
+
+
 def assert_computed(
     workers: Workers, group: SequenceGroup, *order: int, most_cached: int = 0
 ) -> None:
@@ -288,11 +303,7 @@ def test_an_owner_that_does_not_answer_is_left_alone_for_a_while() -> None:
 
 
 def test_a_fetch_that_fails_is_computed_and_its_lend_ends() -> None:
-    workers = made()
-    workers.store(1).ends_at_once = False
-    group = workers.add()
-    workers.step(1)
-    workers.step(0)
+    workers, group = fetching()
     (move_id,) = workers.store(1).pending
     workers.store(1).end(move_id, most=0, failed="UNAVAILABLE")
     assert_computed(workers, group, 1, 1, 0)
@@ -301,12 +312,7 @@ def test_a_fetch_that_fails_is_computed_and_its_lend_ends() -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_an_abort_while_blocks_move_frees_them_on_both_workers(is_told: bool) -> None:
-    workers = made()
-    workers.store(1).ends_at_once = False
-    group = workers.add()
-    workers.step(1)
-    if is_told:
-        workers.step(0)
+    workers, group = fetching(is_told=is_told)
     workers.loops[1].scheduler.abort(group)
     workers.finish(1, 0, 1)
     assert workers.store(1).num_borrowed <= 1, "what it had done when it was called off"
@@ -314,12 +320,7 @@ def test_an_abort_while_blocks_move_frees_them_on_both_workers(is_told: bool) ->
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_an_owner_that_is_lost_costs_a_recompute(is_told: bool) -> None:
-    workers = made()
-    workers.store(1).ends_at_once = False
-    group = workers.add()
-    workers.step(1)
-    if is_told:
-        workers.step(0)
+    workers, group = fetching(is_told=is_told)
     owner = workers.loops.pop(0)
     assert owner.scheduler.lending is not None
     workers.peers.leave(owner.scheduler.lending, workers.now)
@@ -329,12 +330,7 @@ def test_an_owner_that_is_lost_costs_a_recompute(is_told: bool) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_reader_that_is_lost_leaves_no_pin(is_told: bool) -> None:
-    workers = made()
-    workers.store(1).ends_at_once = False
-    group = workers.add()
-    workers.step(1)
-    if is_told:
-        workers.step(0)
+    workers, group = fetching(is_told=is_told)
     reader = workers.loops.pop(1)
     assert reader.scheduler.lending is not None
     workers.peers.leave(reader.scheduler.lending, workers.now)
@@ -355,22 +351,14 @@ def compute_wrongly(workers: Workers, number: int) -> None:
 
 
 def test_what_goes_wrong_on_its_owner_does_not_arrive() -> None:
-    workers = made()
-    workers.store(1).ends_at_once = False
-    group = workers.add()
-    workers.step(1)
-    workers.step(0)
+    workers, group = fetching()
     compute_wrongly(workers, 0)
     assert_computed(workers, group, 1, 1, 0)
     assert workers.lending(1).num_hits == 0
 
 
 def test_what_goes_wrong_once_it_has_been_read_does_not_arrive() -> None:
-    workers = made()
-    workers.store(1).ends_at_once = False
-    group = workers.add()
-    workers.step(1)
-    workers.step(0)
+    workers, group = fetching()
     (move_id,) = workers.store(1).pending
     workers.store(1).end(move_id)  # which the reader's scheduler is not told yet
     workers.now += POLL_S
@@ -395,11 +383,7 @@ def test_what_goes_wrong_after_it_has_arrived_is_found_nowhere() -> None:
 
 
 def test_a_reset_voids_what_is_lent_and_what_arrives() -> None:
-    workers = made()
-    workers.store(1).ends_at_once = False
-    group = workers.add()
-    workers.step(1)
-    workers.step(0)
+    workers, group = fetching()
     assert workers.loops[0].scheduler.reset_prefix_cache()
     workers.store(1).ends_at_once = True
     assert_computed(workers, group, 0, 1, 1)
