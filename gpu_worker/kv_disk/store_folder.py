@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from gpu_worker.kv_disk.index_schema import LOG_BYTES
 from gpu_worker.kv_disk.mounts import file_system_of
+from gpu_worker.kv_store.folder_owner import is_private, ownership_fault
 
 _NAME = re.compile(r"(?P<identity>[0-9a-f]{32})-(?P<number>[0-9]+)\.blocks")
 _SUFFIXES = (".blocks", ".index", ".index-wal", ".index-shm", ".index-journal")
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_TEXT_CHARS = 1 << 20
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class FolderError(ValueError):
@@ -84,12 +84,8 @@ class StoreFolder:
             raise
 
     def _check(self) -> None:
-        status = os.fstat(self._fd)
-        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
-            raise FolderError(
-                f"{self.path} must belong to the user of the worker, and to nobody else: prompts"
-                f" can be computed from KV blocks; chown it, and chmod 700 {self.path}"
-            )
+        if fault := ownership_fault(self.path, os.fstat(self._fd)):
+            raise FolderError(fault)
         kind = file_system_of(self.path)
         if kind.is_network:
             raise FolderError(
@@ -261,8 +257,8 @@ class StoreFolder:
             self._check_status(name, self._stat(name))
 
     def _check_status(self, name: str, status: os.stat_result) -> None:
-        is_ours = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or not is_ours:
+        is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        if not is_file or not is_private(status):
             raise FolderError(
                 f"{self.path / name} is no file that only this user can read and write; delete it"
             )

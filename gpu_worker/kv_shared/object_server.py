@@ -5,7 +5,6 @@ Objects are `signalbox-kv/MODEL/NAME`. Credentials and endpoint come from the en
 """
 
 import os
-import stat
 import threading
 import time
 from collections import OrderedDict
@@ -34,6 +33,7 @@ from gpu_worker.kv_shared.block_runs import (
 from gpu_worker.kv_shared.block_seal import HEADER_BYTES, tenant_in
 from gpu_worker.kv_shared.block_server import SCAN_S
 from gpu_worker.kv_store.block_store import StoreUsage
+from gpu_worker.kv_store.folder_owner import ownership_fault
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -48,7 +48,6 @@ _CHUNK_BYTES = 1 << 20
 _MAX_PLACES = 1 << 16
 _MAX_MESSAGE_CHARS = 200
 _ENVIRONMENTS = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class _Place(NamedTuple):
@@ -256,12 +255,8 @@ def _may_use_http(scheme: str) -> bool:
 def private_folder(path: Path) -> Path:
     """Makes a folder for its user alone, or checks that it is. Raises ValueError."""
     path.mkdir(mode=0o700, exist_ok=True)
-    status = path.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
-        raise ValueError(
-            f"{path} must belong to the user of the worker, and to nobody else: prompts can be"
-            f" computed from KV blocks; chown it, and chmod 700 {path}"
-        )
+    if fault := ownership_fault(path, path.stat()):
+        raise ValueError(fault)
     return path
 
 

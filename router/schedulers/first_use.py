@@ -58,7 +58,7 @@ class FirstUse:
             raise Unavailable(f"the adapter {name} is still being loaded", _RETRY_AFTER_S)
         load.result()
 
-    def _forget(self, key: "_Key", load: "asyncio.Task[None]") -> None:
+    def _forget(self, key: _Key, load: "asyncio.Task[None]") -> None:
         del self._loads[key]
         if not load.cancelled() and (error := load.exception()) is not None:
             logger.warning("the adapter %s of %s cannot be loaded: %s", key.name, key.model, error)
