@@ -12,8 +12,8 @@ from functools import partial
 
 from contract.model import Adapter, ModelInfo
 from scheduler_svc.config import AdmissionBounds, Disaggregation
-from scheduler_svc.planning.handovers import Handovers
-from scheduler_svc.planning.lending import Peers
+from scheduler_svc.kv_moves.handovers import Handovers
+from scheduler_svc.kv_moves.lending import Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.effective_window import WindowLog
 from scheduler_svc.queue.policies import SchedulingPolicy

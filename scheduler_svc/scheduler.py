@@ -19,18 +19,18 @@ from contract.worker_role import WorkerRole
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.lending import Lending, PeerIdentity, Peers
+from scheduler_svc.kv_moves.store_planning import OnCleared, StorePlanning
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
-from scheduler_svc.planning.lending import Lending, PeerIdentity, Peers
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
-from scheduler_svc.planning.store_planning import OnCleared, StorePlanning
 from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import token_budget
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import Counters, Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -97,7 +97,7 @@ class Scheduler:
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
-        self.preemption = Preemption(books, swapping=self._swapping, handovers=self.handovers)
+        self.preemption = Preemption(books, swapping=self._swapping, incoming=self.handovers)
         self.planner = Planner(
             books,
             limits=limits,
@@ -108,9 +108,10 @@ class Scheduler:
             arithmetic=arithmetic,
             worker_name=worker_name,
             stages=self.steps.stages,
-            write_behind=self.store.write_behind if self.store is not None else None,
-            handovers=self.handovers,
+            incoming=self.handovers,
         )
+        if self.store is not None and self.store.write_behind is not None:
+            self.planner.on_found = self.store.write_behind.want_found
         self.output_processor = OutputProcessor(books, eos_token_ids=eos_token_ids)
 
     # Steps

@@ -7,6 +7,8 @@ each prompt whole: the next one that a step has no tokens left for begins anothe
 is passed by shorter ones.
 """
 
+from collections.abc import Callable
+
 from contract.model import Arithmetic
 from scheduler_svc.config import StepLimits
 from scheduler_svc.kv.block_manager import AllocStatus
@@ -16,14 +18,13 @@ from scheduler_svc.planning.arithmetic_changes import ArithmeticChanges
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.branch_recompute import BranchRecompute
 from scheduler_svc.planning.group_selection import GroupSelection
+from scheduler_svc.planning.incoming_groups import IncomingGroups
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.preemption import Preemption
 from scheduler_svc.planning.step_division import StepDivision
 from scheduler_svc.planning.suspect_turns import Trials
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import prompt_budget
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
-from scheduler_svc.planning.write_behind import WriteBehind
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.stage_use import StageAccount
@@ -46,12 +47,13 @@ class Planner:
         arithmetic: Arithmetic | None = None,
         worker_name: str = "",
         stages: StageAccount,
-        write_behind: WriteBehind | None = None,
-        handovers: WorkerHandovers | None = None,
+        incoming: IncomingGroups | None = None,
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
         self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
+        self.on_found: Callable[[Sequence, int], None] = lambda _seq, _num_blocks: None
+        """Told of each prompt whose first blocks have been found, and of how many."""
         self._limits = limits
         self._queues = books.queues
         self._group_selection = group_selection
@@ -68,8 +70,7 @@ class Planner:
         self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
         self._worker_name = worker_name
         self._stages = stages
-        self._write_behind = write_behind
-        self._handovers = handovers
+        self._incoming = incoming
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""
@@ -80,7 +81,7 @@ class Planner:
         if self._has_turns or not columns.plan(plan):
             columns.release_all()
         all_in_columns = len(columns.seqs) == queues.num_sequence_slots
-        comes = self._handovers is not None and self._handovers.has_ready
+        comes = self._incoming is not None and self._incoming.has_ready
         if not all_in_columns or queues.swapped or admission.groups or comes:
             self._fill_beside_columns(plan, now)
         if self._has_turns and self.is_empty(plan):
@@ -258,9 +259,8 @@ class Planner:
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens
-        if self._write_behind is not None and prefix and is_prompt:
-            hashes = self._blocks.prefix_hashes(seq, 0, len(prefix))
-            self._write_behind.want(seq.group, hashes)
+        if prefix and is_prompt:
+            self.on_found(seq, len(prefix))
         self.num_prefix_queries += seq.num_tokens
         self.num_prefix_hits += seq.num_computed_tokens
 
@@ -268,8 +268,9 @@ class Planner:
 
     def _add_handed_over(self, plan: StepPlan, now: float) -> None:
         """Takes in groups of other workers, whose last blocks come with this step."""
-        if self._handovers is not None:
-            for group in self._handovers.take_in(now):
+        if self._incoming is not None:
+            for group in self._incoming.take_in(now):
+                group.max_length = self._blocks.sizes.longest(group)
                 if self._adapter_turns.admits(plan, group):
                     for seq in group.unfinished:
                         self._continue_swapped(plan, seq)

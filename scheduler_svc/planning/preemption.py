@@ -8,10 +8,10 @@ import logging
 from rpc.telemetry import logs
 from scheduler_svc.kv.block_manager import AllocStatus
 from scheduler_svc.planning.bookkeeping import Bookkeeping
+from scheduler_svc.planning.incoming_groups import IncomingGroups
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.sequence_release import NO_LONGER_FITS
 from scheduler_svc.planning.swapping import Swapping
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
@@ -27,7 +27,7 @@ class Preemption:
         books: Bookkeeping,
         *,
         swapping: Swapping,
-        handovers: WorkerHandovers | None = None,
+        incoming: IncomingGroups | None = None,
     ) -> None:
         self.num_preemptions = 0
         self.num_recomputes = 0  # of those; the others were swapped
@@ -37,7 +37,7 @@ class Preemption:
         self._worker_state = books.worker_state
         self._sequence_release = books.sequence_release
         self._swapping = swapping
-        self._handovers = handovers
+        self._incoming = incoming
 
     def make_room(self, seq: Sequence, plan: StepPlan, now: float) -> bool:
         """Gives a sequence the block of its next token, at the cost of those behind it.
@@ -60,7 +60,7 @@ class Preemption:
         Returns False if there is no other, or if it is in flight and is preempted in the next step.
         """
         plan.is_short_of_blocks = True
-        if self._handovers is not None and self._handovers.yield_room(now):
+        if self._incoming is not None and self._incoming.yield_room(now):
             return True
         if self._queues.running[-1] is group:
             return False
@@ -72,7 +72,7 @@ class Preemption:
         What is kept for groups that are still on their way here goes first.
         """
         plan.is_short_of_blocks = True
-        if self._handovers is not None and self._handovers.yield_room(now):
+        if self._incoming is not None and self._incoming.yield_room(now):
             return True
         if plan.deferred_victims:  # one victim at a time is waited for
             return False

@@ -9,8 +9,8 @@ from rpc.metrics.histogram import Histogram
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.explain import Explanation
 from scheduler_svc.insight.stats import RequestStats, StepStats
-from scheduler_svc.planning.lending import Lending
-from scheduler_svc.planning.store_planning import StorePlanning
+from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.store_planning import StorePlanning
 from scheduler_svc.requests.stage_use import StageUse
 from scheduler_svc.requests.timeline import Event
 from scheduler_svc.requests.wait_accounting import Wait

@@ -11,10 +11,10 @@ from rpc.metrics.histogram import Histogram
 from rpc.metrics.registry import PER_NS, Families
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.stats import RequestStats
-from scheduler_svc.planning.lending import Lending
-from scheduler_svc.planning.loading import Loading
-from scheduler_svc.planning.store_planning import StorePlanning
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.loading import Loading
+from scheduler_svc.kv_moves.store_planning import StorePlanning
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.workers.step_loop import StepLoop

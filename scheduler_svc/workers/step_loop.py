@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contract.step_result import StepResult
 from contract.worker_role import WorkerRole
 from scheduler_svc.insight import step_spans
-from scheduler_svc.kv.store_moves import MAX_CANCEL_S
+from scheduler_svc.kv_moves.moves_under_way import MAX_CANCEL_S
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.grammar_queue import Constraint

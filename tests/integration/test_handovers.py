@@ -13,7 +13,7 @@ from protos.scheduler.v1 import explain_pb2
 from rpc.metrics.registry import make_registry
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.replay.replay_codec import Replay
 from scheduler_svc.reports import metrics
 from tests.integration.insight.test_metrics import value

@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model as tiny as this one computes a block as fast as a disk returns it."""
     monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
-    monkeypatch.setattr("scheduler_svc.planning.loading.GRACE_S", 60.0)  # on a loaded machine, too
+    monkeypatch.setattr("scheduler_svc.kv_moves.loading.GRACE_S", 60.0)  # on a loaded machine, too
 
 
 class Served:

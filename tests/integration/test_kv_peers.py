@@ -13,7 +13,7 @@ from gpu_worker.kv_peers import peer_client
 from gpu_worker.kv_peers.peer_moves import LentBlocks
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning.lending import Lending
+from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.replay.replay_codec import Replay
 from tests.integration.stack import (
     Router,

@@ -43,7 +43,7 @@ def key(tmp_path: Path) -> Path:
 def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model as tiny as this one computes a block as fast as a server returns it."""
     monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
-    monkeypatch.setattr("scheduler_svc.planning.loading.GRACE_S", 60.0)  # on a loaded machine, too
+    monkeypatch.setattr("scheduler_svc.kv_moves.loading.GRACE_S", 60.0)  # on a loaded machine, too
     patient(monkeypatch)
 
 
@@ -136,7 +136,7 @@ def test_a_server_with_hostile_content_changes_no_token(
 def test_requests_are_answered_while_the_server_is_away(
     model: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.planning.write_behind.PAUSE_S", 0.1)
+    monkeypatch.setattr("scheduler_svc.kv_moves.write_behind.PAUSE_S", 0.1)
     with redis() as server:
         port = server.port
         with serving(model, server.url, kv_store_key=str(key)) as served:

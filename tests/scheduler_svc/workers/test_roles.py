@@ -10,8 +10,8 @@ from contract.errors import Code
 from contract.worker_role import WorkerRole
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import Disaggregation
-from scheduler_svc.planning.lending import PeerIdentity
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.kv_moves.lending import PeerIdentity
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.workers.roles import Use, divide, resolve

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from contract.model import StoreCapacity
-from scheduler_svc.kv.store_moves import MAX_CANCEL_S
-from scheduler_svc.planning.store_planning import LOADING_POLL_S
+from scheduler_svc.kv_moves.moves_under_way import MAX_CANCEL_S
+from scheduler_svc.kv_moves.store_planning import LOADING_POLL_S
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.results.step_outcome import StepOutcome

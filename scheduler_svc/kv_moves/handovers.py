@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 

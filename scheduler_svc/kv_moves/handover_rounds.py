@@ -11,9 +11,9 @@ from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.store_moves import Move
-from scheduler_svc.planning.handover import Handover
-from scheduler_svc.planning.lending import Lending
+from scheduler_svc.kv_moves.handover import Handover
+from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.moves_under_way import Move
 
 MAX_ROUND_SHARE = 0.25
 """Most of the taker's CPU pool that one round uses."""

@@ -13,15 +13,15 @@ from contract.model import StoreCapacity
 from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv_moves.lending import Lending, PeerIdentity, Peers
+from scheduler_svc.kv_moves.loading import Loading
+from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
+from scheduler_svc.kv_moves.write_behind import WriteBehind
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
-from scheduler_svc.planning.lending import Lending, PeerIdentity, Peers
-from scheduler_svc.planning.loading import Loading
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
-from scheduler_svc.planning.write_behind import WriteBehind
 from scheduler_svc.requests.stage_use import StageAccount
 
 logger = logging.getLogger(__name__)

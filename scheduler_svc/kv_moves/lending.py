@@ -15,7 +15,7 @@ from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 
 LEND_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""

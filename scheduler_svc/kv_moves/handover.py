@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scheduler_svc.kv.block_allocator import BlockHash
-from scheduler_svc.kv.store_moves import Move
+from scheduler_svc.kv_moves.moves_under_way import Move
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 if TYPE_CHECKING:
-    from scheduler_svc.planning.worker_handovers import WorkerHandovers
+    from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -16,8 +16,8 @@ from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
-from scheduler_svc.kv.used_blocks import UsedBlocks
+from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv_moves.used_blocks import UsedBlocks
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
@@ -62,7 +62,11 @@ class WriteBehind:
         self._of: dict[Move, SequenceGroup] = {}
         self._paused_until = -math.inf
 
-    def want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
+    def want_found(self, seq: Sequence, num_blocks: int) -> None:
+        """Has the first blocks of a prompt written, which has found them in a pool."""
+        self._want(seq.group, self._blocks.prefix_hashes(seq, 0, num_blocks))
+
+    def _want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
         """Has blocks written that a request is the second to use."""
         for block_hash in hashes:
             if block_hash in self._known:
@@ -79,7 +83,7 @@ class WriteBehind:
         """
         if seq is seq.group.sequences[0]:
             hashes = self._blocks.prefix_hashes(seq, 0, seq.num_cached_blocks)
-            self.want(seq.group, [used for used in hashes if self._used.add(used)])
+            self._want(seq.group, [used for used in hashes if self._used.add(used)])
 
     def know(self, hashes: Hashes[BlockHash]) -> None:
         """Remembers that the store has blocks."""

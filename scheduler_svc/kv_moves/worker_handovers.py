@@ -11,12 +11,12 @@ from contract.sections.store_moves import MoveResult
 from rpc.metrics.histogram import times
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.store_moves import Move
+from scheduler_svc.kv_moves.handover import Handover
+from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
+from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.moves_under_way import Move
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
-from scheduler_svc.planning.handover import Handover
-from scheduler_svc.planning.handover_rounds import HandoverRounds
-from scheduler_svc.planning.lending import Lending
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.stage_use import StageAccount
@@ -223,7 +223,6 @@ class WorkerHandovers:
         self._forget(handover)
         self.blocks.give_up(kept)
         self.queues.run(group)
-        group.max_length = self.blocks.sizes.longest(group)
         self._grammars.record_use(group)
         self.num_taken_over += 1
         self.num_bytes += handover.num_bytes

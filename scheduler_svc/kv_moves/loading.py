@@ -16,11 +16,11 @@ from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.prefix_cache import FoundBlock
-from scheduler_svc.kv.store_moves import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv_moves.fetch_cost import FetchCost
+from scheduler_svc.kv_moves.lending import PAUSE_S, Lending
+from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from scheduler_svc.planning.bookkeeping import Bookkeeping
-from scheduler_svc.planning.fetch_cost import FetchCost
 from scheduler_svc.planning.group_selection import GroupSelection
-from scheduler_svc.planning.lending import PAUSE_S, Lending
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 

@@ -6,11 +6,11 @@ import pytest
 
 from contract.sections.store_moves import Fetch, Lend
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.store_moves import MoveKind
-from scheduler_svc.planning.fetch_cost import RETRY_S
-from scheduler_svc.planning.lending import LEND_S, PAUSE_S, Lending, PeerIdentity, Peers
-from scheduler_svc.planning.loading import GRACE_S
-from scheduler_svc.planning.store_planning import POLL_S
+from scheduler_svc.kv_moves.fetch_cost import RETRY_S
+from scheduler_svc.kv_moves.lending import LEND_S, PAUSE_S, Lending, PeerIdentity, Peers
+from scheduler_svc.kv_moves.loading import GRACE_S
+from scheduler_svc.kv_moves.moves_under_way import MoveKind
+from scheduler_svc.kv_moves.store_planning import POLL_S
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup

@@ -7,16 +7,16 @@ import pytest
 
 from contract.request import BeamSearchParams
 from contract.structured_output.grammar_cost import GROWTH_BYTES
-from scheduler_svc.planning.handover_rounds import GRACE_S
-from scheduler_svc.planning.handovers import Handovers
-from scheduler_svc.planning.worker_handovers import RETRY_S, WorkerHandovers
+from scheduler_svc.kv_moves.handover_rounds import GRACE_S
+from scheduler_svc.kv_moves.handovers import Handovers
+from scheduler_svc.kv_moves.worker_handovers import RETRY_S, WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.kv_moves.test_lending import PROMPT, Workers
 from tests.scheduler_svc.make import Loop, assert_all_free, content_of, make_request, outputs
-from tests.scheduler_svc.planning.test_lending import PROMPT, Workers
 
 NUM_TOKENS = 24
 NUM_TURNS = 12

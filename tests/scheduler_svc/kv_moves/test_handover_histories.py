@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from contract.request import BeamSearchParams
-from scheduler_svc.planning.handovers import Handovers
-from scheduler_svc.planning.worker_handovers import WorkerHandovers
+from scheduler_svc.kv_moves.handovers import Handovers
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.kv_moves.test_lending_histories import History
 from tests.scheduler_svc.make import Loop, content_of, make_request, outputs
-from tests.scheduler_svc.planning.test_lending_histories import History
 
 GRAMMARS = [None, None, ("regex", "a"), ("regex", "b")]
 
