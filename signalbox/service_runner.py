@@ -172,8 +172,9 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
     from contract.sampling_defaults import SamplingDefaults
     from gpu_worker.adapters.peft_adapter import describe_adapter
     from gpu_worker.generation_fields import default_params
+    from gpu_worker.simulated.simulated_config import SimulatedConfig
     from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING
-    from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+    from gpu_worker.simulated.simulated_runner import SimulatedRunner
 
     limits = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
     parallel = settings.parallel

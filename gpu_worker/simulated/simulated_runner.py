@@ -9,8 +9,7 @@ There are no logits: penalties, biases and filters change nothing, what may be d
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,11 @@ from numpy.typing import NDArray
 
 from contract.model import (
     Adapter,
-    Arithmetic,
     ModelInfo,
     StoreCapacity,
     WorkerCapacity,
     WorkerRank,
 )
-from contract.pooling import PoolingModel
-from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from contract.step import Step
 from gpu_worker.adapters.adapter_config import read_adapter_config
 from gpu_worker.adapters.peft_adapter import CONFIG, describe_adapter
@@ -33,25 +29,23 @@ from gpu_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import BackendInUse
-from gpu_worker.batch.sampling_rows import PromptRows, SampleRows
-from gpu_worker.batch.sequence_failures import NONE_LEFT
+from gpu_worker.batch.sampling_rows import PromptRows
 from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.block_store import BlockStore
 from gpu_worker.kv_store.memory_store import MemoryStore
 from gpu_worker.kv_store.move_queue import MoveQueue
 from gpu_worker.kv_store.move_threads import MoveThreads
-from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
+from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, tokenizer_files
 from gpu_worker.simulated.hashing import (
-    MASK,
     POSITION,
-    SALT,
     SEGMENT,
     TOKEN,
     UInt64Array,
     adapter_key,
     mix,
-    mix_int,
 )
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import draw, made_up_logprobs
 from gpu_worker.simulated.simulated_pooler import SimulatedPooler
 from gpu_worker.simulated.stage_times import SimulatedStep, StageTimes
 
@@ -59,51 +53,6 @@ POISON = 0xDEAD_BEEF_DEAD_BEEF
 """Content of a block before its first write."""
 
 _MAX_GATHERED = 1 << 21  # slots read at once: 16 MiB
-
-SIMULATED = Arithmetic(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedConfig:
-    """Properties that the simulated worker announces."""
-
-    name: str = "simulated"
-    vocab_size: int = 512
-    max_model_len: int = 4096
-    block_size: int = 16
-    num_gpu_blocks: int = 4096
-    num_cpu_blocks: int = 512
-    num_store_blocks: int = 0
-    """Blocks of a store in memory that outlives leases; 0 is none."""
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    step_ns: int = 0
-    """Least time of a forward pass."""
-    token_ns: int = 0
-    """Time of each token of a forward pass, on top of step_ns."""
-    stages: tuple[int, ...] = (1,)
-    """Shares of the pipeline stages in the time of a forward pass."""
-    sampling_defaults: SamplingDefaults = NO_DEFAULTS
-    arithmetic: Arithmetic = SIMULATED
-    adapters: tuple[Adapter, ...] = ()
-    """Adapters, each of which changes what its requests write to their slots."""
-    pooling: PoolingModel | None = None
-    """None generates."""
-
-    def __post_init__(self) -> None:
-        if self.vocab_size < MIN_VOCAB_SIZE:
-            raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE}")
-        sizes = ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens")
-        for name in (*sizes, "num_gpu_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if not self.stages or min(self.stages) < 1:
-            raise ValueError("a stage has a share of at least 1")
-        for name in ("num_cpu_blocks", "num_store_blocks", "step_ns", "token_ns"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
-        if self.num_store_blocks and not self.num_cpu_blocks:
-            raise ValueError("a store needs CPU blocks, through which its blocks pass")
 
 
 class SimulatedRunner:
@@ -270,7 +219,7 @@ class SimulatedRunner:
     def _draw(self, batch: Batch, sums: UInt64Array) -> BatchOutput:
         if self._pooler is not None and batch.pooling is not None:
             return self._pooler.pool(batch, batch.pooling, self._attend)
-        samples = self._sample(sums, batch.rows)
+        samples = draw(sums, batch.rows, vocab_size=self.config.vocab_size)
         if batch.prompt_rows is not None:
             samples.prompt_logprobs = self._prompt_logprobs(batch, batch.prompt_rows)
         return samples
@@ -319,30 +268,11 @@ class SimulatedRunner:
         total: UInt64Array = context.sum(axis=1, dtype=np.uint64)
         return total
 
-    def _sample(self, sums: UInt64Array, rows: SampleRows) -> BatchOutput:
-        salt = mix(rows.seed * np.uint64(SALT) + rows.branch.astype(np.uint64))
-        key = np.where(rows.temperature > 0, salt, np.uint64(0))
-        vocab_size = self.config.vocab_size
-        best = (mix(sums ^ key) % np.uint64(vocab_size)).astype(np.int32)
-        drawn, failed = best.copy(), dict[int, str]()
-        if rows.suppressed is not None or rows.allowed is not None:
-            for row, allowed in enumerate(_allowed(rows, vocab_size)):
-                drawn[row] = _next_allowed(int(best[row]), allowed)
-                if not allowed.any():
-                    failed[row] = NONE_LEFT
-        logprobs = [
-            _logprobs(row, best=int(best[row]), token=int(drawn[row]), num=num, size=vocab_size)
-            for row, num in enumerate(rows.num_logprobs.tolist())
-            if num >= 0 and row not in failed
-        ]
-        logprobs = _with_tokens(logprobs, rows, best, size=vocab_size)
-        return BatchOutput(token_ids=drawn, logprobs=logprobs, failed=failed)
-
     def _prompt_logprobs(self, batch: Batch, rows: PromptRows) -> list[Logprobs]:
         """Returns simulated log probabilities of each token, from its context's blocks."""
         best = mix(self._attend(batch, rows.token_index)) % np.uint64(self.config.vocab_size)
         return [
-            _logprobs(row, best=likely, token=token, num=num, size=self.config.vocab_size)
+            made_up_logprobs(row, best=likely, token=token, num=num, size=self.config.vocab_size)
             for row, (likely, token, num) in enumerate(
                 zip(best.tolist(), rows.targets.tolist(), rows.num_logprobs.tolist(), strict=True)
             )
@@ -362,100 +292,6 @@ def _ranks(num_stages: int) -> tuple[WorkerRank, ...]:
         )
         for rank in range(num_stages)
     )
-
-
-def expected_tokens(
-    prompt: Sequence[int],
-    *,
-    num_tokens: int,
-    vocab_size: int = 512,
-    temperature: float = 0.0,
-    seed: int = 0,
-    branch: int = 0,
-    min_tokens: int = 0,
-    stop_token_ids: Collection[int] = (),
-    adapter: str = "",
-) -> list[int]:
-    """Returns the tokens that the simulated model draws after `prompt`, with no blocks involved.
-
-    It draws past stop tokens; before min_tokens it draws none. `adapter` is an adapter's SHA-256.
-    """
-    of_adapter = adapter_key(adapter)
-    key = mix_int(seed * SALT + branch) if temperature > 0 else 0
-    tokens, slot, total = list(prompt), 0, 0
-    for position in range(len(prompt) + num_tokens - 1):
-        slot += mix_int(tokens[position] * TOKEN + position * POSITION + of_adapter)
-        total += slot * (mix_int(position) | 1)
-        if position + 1 == len(tokens):
-            best = mix_int((total & MASK) ^ key) % vocab_size
-            starved = len(tokens) - len(prompt) < min_tokens
-            allowed = np.ones(vocab_size, dtype=np.bool_)
-            allowed[list(stop_token_ids) if starved else []] = False
-            tokens.append(_next_allowed(best, allowed))
-    return tokens[len(prompt) :]
-
-
-def expected_logprobs(
-    token_ids: Sequence[int], *, num: int, vocab_size: int = 512
-) -> tuple[list[int], list[float]]:
-    """Returns the likeliest tokens after `token_ids`, as a greedy row reports them.
-
-    No blocks are involved.
-    """
-    (best,) = expected_tokens(token_ids, num_tokens=1, vocab_size=vocab_size)
-    found = _logprobs(0, best=best, token=best, num=num, size=vocab_size)
-    return found.top_token_ids, found.top_logprobs
-
-
-def _allowed(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:
-    """Returns [num_rows, vocab_size], what may be drawn."""
-    allowed = np.ones((len(rows), vocab_size), dtype=np.bool_)
-    if rows.allowed is not None:
-        masked = rows.allowed.mask_of_row >= 0
-        words = rows.allowed.masks[rows.allowed.mask_of_row[masked]].astype("<u4")
-        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-        allowed[masked] = bits[:, :vocab_size]
-    if rows.suppressed is not None:
-        allowed[rows.suppressed.rows, rows.suppressed.token_ids] = False
-    return allowed
-
-
-def _next_allowed(token_id: int, allowed: NDArray[np.bool_]) -> int:
-    """Returns the first allowed token from `token_id` on, or itself if there is none."""
-    return (token_id + int(np.argmax(np.roll(allowed, -token_id)))) % len(allowed)
-
-
-def _logprobs(row: int, *, best: int, token: int, num: int, size: int) -> Logprobs:
-    """Makes up a distribution: the best token, then the ids after it, each e times less likely."""
-    likely = -0.5 - best / size / 2  # e^-0.5 and all that follows it stay under 1 together
-    rank = (token - best) % size
-    return Logprobs(
-        row=row,
-        logprob=likely - rank,
-        rank=rank + 1,
-        top_token_ids=[(best + i) % size for i in range(num)],
-        top_logprobs=[likely - i for i in range(num)],
-    )
-
-
-def _with_tokens(
-    found: list[Logprobs], rows: SampleRows, best: NDArray[np.int32], *, size: int
-) -> list[Logprobs]:
-    """Replaces the likeliest tokens of a row by those that it names."""
-    if rows.logprob_tokens is None:
-        return found
-    runs = np.split(rows.logprob_tokens.token_ids, rows.logprob_tokens.ends[:-1])
-    named = [
-        [
-            _logprobs(one.row, best=int(best[one.row]), token=token, num=0, size=size).logprob
-            for token in runs[one.row].tolist()
-        ]
-        for one in found
-    ]
-    return [
-        one._replace(top_token_ids=runs[one.row].tolist(), top_logprobs=values) if values else one
-        for one, values in zip(found, named, strict=True)
-    ]
 
 
 def _segments(token_types: Int32Array) -> UInt64Array:

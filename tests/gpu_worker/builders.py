@@ -13,7 +13,8 @@ from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.lease.lease import Lease
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 
 
 def make_config(**overrides: Any) -> SimulatedConfig:

@@ -18,7 +18,8 @@ from contract.model import WorkerCapacity
 from contract.step import Step
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.lease.step_log import StepLog
-from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import NO_EPOCH, Worker
 from tests.gpu_worker.builders import make_config, make_mapping, make_new, make_step
 from tests.gpu_worker.served_worker import EPOCH, PROMPT, GatedRunner, init_cache, make_worker

@@ -120,7 +120,7 @@ class HostileStack:
 
 def _services(folder: Path, options: Options) -> tuple[Service, int, Service, list[Service]]:
     constants = json.dumps(
-        {"gpu_worker.simulated.simulated_runner.SimulatedConfig.vocab_size": VOCAB_SIZE}
+        {"gpu_worker.simulated.simulated_config.SimulatedConfig.vocab_size": VOCAB_SIZE}
         | dict(options.constants)
     )
     command = (sys.executable, "-m", "tests.hostile.launch", constants)

@@ -15,7 +15,8 @@ from contract.worker_role import WorkerRole
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.registration_client import Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc

@@ -11,7 +11,7 @@ import pytest
 
 from contract.request import BeamSearchParams
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.simulated.simulated_runner import expected_logprobs, expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_logprobs, expected_tokens
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2

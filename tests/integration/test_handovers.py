@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from protos.scheduler.v1 import explain_pb2
 from rpc.metrics.registry import make_registry
 from scheduler_svc.cluster import Cluster

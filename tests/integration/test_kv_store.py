@@ -11,11 +11,9 @@ import pytest
 
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.memory_store import MemoryStore
-from gpu_worker.simulated.simulated_runner import (
-    SimulatedConfig,
-    SimulatedRunner,
-    expected_tokens,
-)
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.replay.replay_codec import Replay

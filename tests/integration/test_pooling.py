@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from contract.pooling import PoolingModel, PoolingParams, encode
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_svc.config import SchedulerConfig

@@ -11,7 +11,7 @@ import pytest
 
 from contract.worker_role import WorkerRole
 from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from protos.scheduler.v1 import stats_pb2

@@ -12,11 +12,9 @@ import pytest
 
 from contract.model import WorkerCapacity
 from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_runner import (
-    SIMULATED,
-    SimulatedRunner,
-    expected_tokens,
-)
+from gpu_worker.simulated.simulated_config import SIMULATED
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from rpc.metrics.registry import make_registry

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gpu_worker.simulated.byte_tokenizer import tokenizer_files
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel

@@ -15,7 +15,8 @@ from contract.pooling import PoolingModel
 from contract.step import decode_step
 from contract.step_result import encode_result
 from gpu_worker.lease.step_log import Answer
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import Worker
 from protos.worker.v1 import worker_pb2 as pb
 

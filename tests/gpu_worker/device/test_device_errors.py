@@ -9,7 +9,9 @@ from contract.errors import FailedPrecondition, Internal
 from gpu_worker import main
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker_settings import WorkerSettings
 from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.builders import make_config, make_new, make_step

@@ -19,7 +19,8 @@ from gpu_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
 from gpu_worker.kv_store.pool_moves import CANCELLED
 from gpu_worker.main import CALLERS
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.simulated.simulated_runner import POISON, SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_runner import POISON, SimulatedRunner
 from gpu_worker.worker import NO_EPOCH, Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc

@@ -16,7 +16,8 @@ from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
 
 PROMPT = [5, 6, 7, 8, 9, 10]

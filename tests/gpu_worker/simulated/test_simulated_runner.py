@@ -12,12 +12,9 @@ from contract.step import Step, TablePatch
 from gpu_worker.batch.batch import Batch
 from gpu_worker.sequences.sequence_table import SequenceTable
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID, tokenizer_files
-from gpu_worker.simulated.simulated_runner import (
-    POISON,
-    SimulatedConfig,
-    SimulatedRunner,
-    expected_tokens,
-)
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import POISON, SimulatedRunner
 from tests.gpu_worker.builders import (
     make_config,
     make_mapping,

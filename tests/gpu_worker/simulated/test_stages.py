@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.simulated.stage_times import StageTimes
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig

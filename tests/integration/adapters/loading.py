@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from contract.model import Adapter
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import (

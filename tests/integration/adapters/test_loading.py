@@ -6,7 +6,7 @@ from typing import Any
 
 from contract.errors import Code
 from contract.model import Adapter
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from rpc.metrics.registry import make_registry
 from scheduler_svc.replay.replay_codec import Replay

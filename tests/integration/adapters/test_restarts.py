@@ -7,7 +7,7 @@ import pytest
 
 from contract.model import Adapter
 from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.adapters.loading import (
     NUM_TOKENS,

@@ -10,8 +10,8 @@ import pytest
 from contract.columns import pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
 from contract.pooling import PoolingParams, encode
 from gpu_worker.servicer import WorkerServicer
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from gpu_worker.simulated.simulated_runner import expected_tokens
 from protos.worker.v1 import worker_pb2 as pb
 from scheduler_svc.config import SchedulerConfig
 from tests.integration import stack

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from gpu_worker.registration_client import Registration
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import NO_EPOCH
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.workers import worker_client

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpu_worker.simulated.simulated_runner import expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from router.main import Router

@@ -12,7 +12,8 @@ import pytest
 from contract.startup import StartupPhase, StartupProgress
 from gpu_worker import main as worker_main
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.startup_client import Startup
 from gpu_worker.worker_settings import WorkerSettings
 from protos.inference.v1 import inference_pb2 as pb

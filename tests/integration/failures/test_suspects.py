@@ -14,7 +14,9 @@ from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.servicer import WorkerServicer
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import Worker
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig

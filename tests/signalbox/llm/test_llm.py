@@ -10,11 +10,9 @@ import pytest
 
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.simulated.simulated_runner import (
-    SimulatedConfig,
-    SimulatedRunner,
-    expected_tokens,
-)
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from scheduler_svc.planning.worker_state import WorkerState
 from scheduler_svc.queue.admission_queue import AdmissionQueue

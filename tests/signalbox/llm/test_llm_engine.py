@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from gpu_worker.simulated.simulated_runner import SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox import EngineArgs, LLMEngine, SamplingParams
 from signalbox.llm.in_process.local_worker import STEPS_IN_FLIGHT
 from tests.signalbox.llm.make import GREEDY, make_runner, run

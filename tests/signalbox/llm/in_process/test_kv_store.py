@@ -1,7 +1,8 @@
 """An engine in one process and its worker's store: prefixes outlive it, and can be reset."""
 
 from gpu_worker.kv_store.memory_store import MemoryStore
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox import LLM
 from tests.signalbox.llm.make import GREEDY, assert_expected
 

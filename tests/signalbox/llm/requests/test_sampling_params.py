@@ -7,7 +7,9 @@ import pytest
 
 from contract.sampling_defaults import DefaultParams, SamplingDefaults
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.simulated.simulated_runner import SimulatedConfig, SimulatedRunner, expected_tokens
+from gpu_worker.simulated.simulated_config import SimulatedConfig
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox import (
     LLM,
     AsyncLLMEngine,
