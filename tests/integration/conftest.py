@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_worker.kv_peers import peer_client
-from scheduler_svc.planning import handover_rounds, loading
+from scheduler_svc.kv_moves import handover_rounds, loading
 
 if TYPE_CHECKING:
     from gpu_worker.runner.model_runner import ModelRunner
