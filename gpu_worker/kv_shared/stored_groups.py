@@ -51,8 +51,15 @@ class StoreAccess(NamedTuple):
         """
         secret = b"" if self.key is None else read_key(self.key)
         seal = BlockSeal(secret, identity=b"", block_bytes=0)
+        name = None if tenant is None else seal.tenant(tenant.encode())
         with closing(self._server()) as server:
-            return server.clear(None if tenant is None else seal.tenant(tenant.encode()))
+            num_removed = server.clear(name)
+            if name is None or num_removed or self.key is not None or not any(server.sizes()):
+                return num_removed
+        raise ValueError(
+            f"nothing was cleared: what is there is not of tenant {tenant!r}, or its workers have a"
+            " key, without which it has another name; give their --kv-store-key"
+        )
 
     def _server(self) -> BlockServer:
         url = checked_url(self.url)

@@ -108,13 +108,20 @@ def test_it_lists_and_clears_what_is_on_a_server(
         assert "\x1b" not in out
         server.call(b"DEL", b"signalbox:kv:\x1b[2Jx:1")
         clear = ["cache", "clear", server.url]
-        assert main([*clear, "--tenant", "a"]) == 0  # without the key it has another name
-        assert "0 entries cleared" in capsys.readouterr().out
+        assert main([*clear, "--tenant", "a"]) == 1  # without the key it has another name
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "nothing was cleared" in err
+        assert "give their --kv-store-key" in err
         assert len(server.keys()) == 4
-        assert main([*clear, "--tenant", "a", "--kv-store-key", str(key)]) == 0
+        with_key = [*clear, "--kv-store-key", str(key), "--tenant"]
+        assert main([*with_key, "c"]) == 0  # which has no blocks, as the key proves
+        assert "0 entries cleared" in capsys.readouterr().out
+        assert main([*with_key, "a"]) == 0
         assert redis_servers.held(store, range(5)) == {3}
         assert main(clear) == 0
         assert server.keys() == []
+        assert main([*clear, "--tenant", "a"]) == 0  # there is nothing that could be its blocks
     assert main(clear) == 1
     assert "refused" in capsys.readouterr().err
 
