@@ -1,15 +1,17 @@
 """What a shared store holds, by model; and its removal."""
 
 import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from gpu_worker.kv_shared.block_seal import NAME_BYTES, BlockSeal
 from gpu_worker.kv_shared.block_server import BlockServer
 from gpu_worker.kv_shared.secret_files import read_key, read_password
-from gpu_worker.kv_shared.shared_tier import make_server
-from gpu_worker.store_url import checked_url, exposure
+from gpu_worker.kv_shared.shared_tier import make_server, place_of
+from gpu_worker.store_url import REDIS_SCHEMES, checked_url, exposure, redis_address
 
 _NAME = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
@@ -25,7 +27,10 @@ class StoredGroup(NamedTuple):
 
 
 class StoreAccess(NamedTuple):
-    """A store, and what it takes to ask it. Methods raise OSError or ValueError."""
+    """A store, and what it takes to ask it.
+
+    Methods raise ValueError, or OSError with the store's place and what to check.
+    """
 
     url: str
     key: Path | None = None
@@ -36,7 +41,7 @@ class StoreAccess(NamedTuple):
     def groups(self) -> list[StoredGroup]:
         """Returns the models, the one with most bytes first."""
         counts: dict[str, tuple[int, int]] = {}
-        with closing(self._server()) as server:
+        with self._asking() as server:
             for name, num_bytes in server.sizes():
                 group = name if _NAME.fullmatch(name) else "unknown"
                 count, total = counts.get(group, (0, 0))
@@ -52,7 +57,7 @@ class StoreAccess(NamedTuple):
         secret = b"" if self.key is None else read_key(self.key)
         seal = BlockSeal(secret, identity=b"", block_bytes=0)
         name = None if tenant is None else seal.tenant(tenant.encode())
-        with closing(self._server()) as server:
+        with self._asking() as server:
             num_removed = server.clear(name)
             if name is None or num_removed or self.key is not None or not any(server.sizes()):
                 return num_removed
@@ -61,6 +66,16 @@ class StoreAccess(NamedTuple):
             " key, without which it has another name; give their --kv-store-key"
         )
 
+    @contextmanager
+    def _asking(self) -> Iterator[BlockServer]:
+        with closing(self._server()) as server:
+            try:
+                yield server
+            except OSError as error:
+                place, checks = _place_and_checks(self.url)
+                reason = error.strerror or error
+                raise OSError(f"the KV store {place} failed: {reason}; check {checks}") from error
+
     def _server(self) -> BlockServer:
         url = checked_url(self.url)
         reason = exposure(url, has_key=True)
@@ -68,3 +83,14 @@ class StoreAccess(NamedTuple):
             raise ValueError(reason)
         password = None if self.password is None else read_password(self.password)
         return make_server(url, group="", sealed_bytes=0, password=password)
+
+
+def _place_and_checks(url: str) -> tuple[str, str]:
+    """Returns where a store is, and what may be wrong if it fails."""
+    if urlsplit(url).scheme in REDIS_SCHEMES:
+        checks = "that a server runs there, whether it takes TLS (rediss://), and the password"
+        return f"at {redis_address(url)}", f"{checks} (--kv-store-password)"
+    if urlsplit(url).scheme == "file":
+        return place_of(url), "that the folder's disk is mounted, and that you may read it"
+    checks = "the bucket's name, and in the environment credentials, region and endpoint"
+    return place_of(url), f"{checks}, such as AWS_ENDPOINT_URL"

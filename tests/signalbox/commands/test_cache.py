@@ -122,8 +122,43 @@ def test_it_lists_and_clears_what_is_on_a_server(
         assert main(clear) == 0
         assert server.keys() == []
         assert main([*clear, "--tenant", "a"]) == 0  # there is nothing that could be its blocks
-    assert main(clear) == 1
-    assert "refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["list", "clear"])
+def test_a_server_that_is_down_is_named_with_what_to_check(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = f"127.0.0.1:{redis_servers.free_port()}"
+    assert main(["cache", action, f"redis://{place}"]) == 1
+    err = capsys.readouterr().err
+    assert f"the KV store at {place} failed: Connection refused; check that a server runs" in err
+
+
+@pytest.mark.system
+@needs_redis
+def test_a_failed_login_at_a_server_names_the_password(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis_servers.patient(monkeypatch)
+    with redis_servers.redis("--requirepass", "p") as server:
+        assert main(["cache", "list", server.url]) == 1
+        err = capsys.readouterr().err
+        assert f"at 127.0.0.1:{server.port} failed: NOAUTH" in err
+        assert "--kv-store-password" in err
+
+
+def test_a_bucket_that_does_not_answer_is_named_with_what_to_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{redis_servers.free_port()}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "of-the-test")
+    assert main(["cache", "list", "s3://bucket/kv"]) == 1
+    err = capsys.readouterr().err
+    assert "the KV store s3://bucket/kv failed: " in err
+    assert "AWS_ENDPOINT_URL" in err
 
 
 def test_it_lists_and_clears_a_folder_of_objects(
