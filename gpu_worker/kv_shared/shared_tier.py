@@ -25,16 +25,12 @@ class SharedTier(LateStore[SharedStore]):
     """Satisfies `BlockStore`."""
 
     def __init__(self, config: SharedConfig, *, block_bytes: int, identify: Identify) -> None:
-        """Raises ModelError or SecretFileError if the store, or a file, cannot be used."""
+        """Raises SecretFileError if the key or the password cannot be read."""
         assert config.kv_store is not None
         super().__init__(block_bytes=block_bytes, name="shared")
         self._url = config.kv_store
         self._identify = identify
-        self._secret = b"" if config.kv_store_key is None else read_key(config.kv_store_key)
-        self._password = (
-            None if config.kv_store_password is None else read_password(config.kv_store_password)
-        )
-        make_server(self._url, group="", sealed_bytes=0, password=None).close()  # or refuses it
+        self._secret, self._password = _secrets(config)
         self.start()
 
     def open(self) -> SharedStore:
@@ -50,6 +46,25 @@ class SharedTier(LateStore[SharedStore]):
     def _clear(self, store: SharedStore, tenant: bytes | None) -> None:
         with suppress(StoreError):  # the store repeats it
             store.clear(tenant)
+
+
+def check_config(config: SharedConfig) -> None:
+    """Raises ModelError or ValueError if the store that is named, or a file, cannot be used.
+
+    Asks no server; it comes before a model is loaded, which may take minutes.
+    """
+    assert config.kv_store is not None
+    _secrets(config)
+    make_server(config.kv_store, group="", sealed_bytes=0, password=None).close()
+
+
+def _secrets(config: SharedConfig) -> tuple[bytes, str | None]:
+    """Returns the key, empty for none, and the password. Raises SecretFileError."""
+    key, password = config.kv_store_key, config.kv_store_password
+    return (
+        b"" if key is None else read_key(key),
+        None if password is None else read_password(password),
+    )
 
 
 def make_server(url: str, *, group: str, sealed_bytes: int, password: str | None) -> BlockServer:

@@ -21,6 +21,17 @@ class HasBlocks(Protocol):
     def block_content(self) -> BlockContent: ...
 
 
+def check_store(config: SharedConfig) -> None:
+    """Refuses a server, or a file for it, that cannot be used; comes before a model is loaded.
+
+    Raises ModelError or ValueError.
+    """
+    if config.kv_store is not None:
+        from gpu_worker.kv_shared.shared_tier import check_config
+
+        check_config(config)
+
+
 def open_store(start: Start, share: HasBlocks) -> RunnerStore:
     """Opens the store that the settings name.
 

@@ -24,7 +24,7 @@ from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
 from gpu_worker.native.rank_memory import meet, slot_bytes_of
 from gpu_worker.native.threads import default_num_threads
-from gpu_worker.ranks.rank_store import open_store
+from gpu_worker.ranks.rank_store import check_store, open_store
 from gpu_worker.ranks.service.rank_messages import Start
 from signalbox_kernels.group import Group
 
@@ -83,6 +83,7 @@ def load_share(
 
     Raises ModelError, ValueError, MemoryError or OSError with what is wrong and the remedy.
     """
+    check_store(start.shared)
     share = _load(start, keys, progress)
     if start.disk.kv_disk is not None or start.shared.kv_store is not None:
         share.use_store(open_store(start, share))

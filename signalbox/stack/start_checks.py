@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from gpu_worker.ranks.rank_store import check_store
 from router.keys.api_keys import read_keys
 from router.prompt.known_templates import load_chat_template
 from rpc.transport.listening_ports import (
@@ -23,8 +24,9 @@ LOOPBACK = "127.0.0.1"
 def check_start(settings: ServeSettings) -> None:
     """Checks the model, the files that settings name, and the ports.
 
-    Raises the exceptions of `check_model`, TlsError, KeyFileError, BindError, and ValueError for a
-    chat template that cannot be used or a SIGNALBOX_ISA that names no instruction set.
+    Raises the exceptions of `check_model` and `check_store`, TlsError, KeyFileError, BindError, and
+    ValueError for a chat template that cannot be used or a SIGNALBOX_ISA that names no instruction
+    set.
     """
     isa_limit()
     check_files(settings.tls)
@@ -34,6 +36,7 @@ def check_start(settings: ServeSettings) -> None:
     load_chat_template(settings.chat_template)
     _check_ports(settings)
     if not settings.is_on_ray:  # the nodes' own files and memory count
+        check_store(settings)
         check_model(settings, num_workers=settings.worker_range.most)
 
 

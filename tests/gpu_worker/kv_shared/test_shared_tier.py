@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import ModelError, SharedConfig
-from gpu_worker.kv_shared.secret_files import SecretFileError
-from gpu_worker.kv_shared.shared_tier import SharedTier
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, SharedConfig
+from gpu_worker.kv_shared.shared_tier import SharedTier, check_config
 from gpu_worker.kv_store.block_store import StoreError
+from gpu_worker.runner_factory import make_runner
 from tests.gpu_worker.kv_shared.redis_servers import (
     BLOCK_BYTES,
     IDENTITY,
@@ -102,24 +102,31 @@ def test_a_worker_starts_without_its_server_and_remembers_a_clear(tmp_path: Path
         assert tier.usage().num_failed == 1
 
 
-def test_files_and_folders_are_checked_at_the_start(tmp_path: Path) -> None:
-    url = "redis://127.0.0.1"
-    for config in (
-        SharedConfig(kv_store=url, kv_store_key=tmp_path / "none"),
-        SharedConfig(kv_store=url, kv_store_password=tmp_path / "none"),
-    ):
-        with pytest.raises(SecretFileError, match="No such file"):
-            SharedTier(config, block_bytes=BLOCK_BYTES, identify=identify)
-    config = SharedConfig(kv_store=f"rediss://127.0.0.1?ssl_ca_certs={tmp_path}/none.pem")
-    with pytest.raises(ValueError, match=r"TLS cannot use .*none\.pem: .*No such file"):
-        SharedTier(config, block_bytes=BLOCK_BYTES, identify=identify)
+URL = "redis://127.0.0.1"
 
 
-def test_a_folder_that_others_may_enter_is_refused_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SharedConfig(kv_store=URL, kv_store_key=Path("none")), "key none .*No such file"),
+        (SharedConfig(kv_store=URL, kv_store_password=Path("none")), "word none .*No such file"),
+        (
+            SharedConfig(kv_store="rediss://127.0.0.1?ssl_ca_certs=none.pem"),
+            r"TLS cannot use none\.pem: .*No such file",
+        ),
+    ],
+)
+def test_files_are_checked_before_a_model_is_loaded(config: SharedConfig, message: str) -> None:
+    model, device = ModelConfig(model="nowhere"), DeviceConfig(device="cpu")
+    with pytest.raises(ValueError, match=message):
+        make_runner(model, CacheConfig(), device_config=device, shared_config=config)
+
+
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     tmp_path.chmod(0o755)
-    with pytest.raises(ValueError, match="chmod 700"), opened(tmp_path, f"file://{tmp_path}"):
-        pass
+    with pytest.raises(ValueError, match="chmod 700"):
+        check_config(SharedConfig(kv_store=f"file://{tmp_path}"))
 
 
 def test_a_store_of_objects_without_its_client_names_the_extra(
@@ -127,5 +134,5 @@ def test_a_store_of_objects_without_its_client_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "gpu_worker.kv_shared.object_server", raising=False)
-    with pytest.raises(ModelError, match=r"\[kv-store\]"), opened(tmp_path, f"file://{tmp_path}"):
-        pass
+    with pytest.raises(ModelError, match=r"\[kv-store\]"):
+        check_config(SharedConfig(kv_store=f"file://{tmp_path}"))
