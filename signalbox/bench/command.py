@@ -43,15 +43,21 @@ def run(options: dict[str, Any]) -> None:
         sys.stdout.flush()
         raise KeyboardInterrupt
     if measured.failures:
-        raise RuntimeError(_failure(measured))
+        raise RuntimeError(failure_text(measured))
 
 
-def _failure(measured: Measured) -> str:
-    reasons = ", ".join(reason for reason, _ in measured.failures.most_common(_REASONS_SHOWN))
+def failure_text(measured: Measured) -> str:
+    """Returns how many requests failed, and of the most common reasons the first messages."""
+    most_common = measured.failures.most_common(_REASONS_SHOWN)
+    reasons = ", ".join(_described(reason, measured.messages[reason]) for reason, _ in most_common)
     if not measured.num_completed:
         return f"no request ended well: {reasons}"
     total = measured.num_completed + measured.num_failed
     return f"{measured.num_failed} of {total} requests failed: {reasons}"
+
+
+def _described(reason: str, message: str) -> str:
+    return f"{reason} ({message})" if message else reason
 
 
 async def _run(options: dict[str, Any]) -> tuple[str, Measured]:

@@ -60,7 +60,7 @@ class GrpcTarget:
                     if chunk.usage is not None:
                         measured.num_prompt_tokens += chunk.usage.prompt_tokens
         except RequestError as error:
-            raise RequestFailed(error.code.name) from error
+            raise RequestFailed(error.code.name, error.message) from error
 
     async def _embed(self, texts: tuple[str, ...], measured: Measured) -> None:
         inputs = [pb.PoolingInput(text=text) for text in texts]
@@ -70,7 +70,7 @@ class GrpcTarget:
                 request, timeout=self._timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
-            raise RequestFailed(error.code().name) from error
+            raise RequestFailed(error.code().name, error.details() or "") from error
         measured.num_texts += len(answer.embeddings)
         measured.num_prompt_tokens += answer.usage.prompt_tokens
 

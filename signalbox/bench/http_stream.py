@@ -23,6 +23,7 @@ class HttpError(RuntimeError):
     def __init__(self, status: str, body: str = "") -> None:
         super().__init__(f"{status}: {body}" if body else status)
         self.status = status
+        self.body = body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

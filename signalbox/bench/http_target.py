@@ -1,6 +1,7 @@
 """Any OpenAI endpoint as the target of a load: ours, vLLM's, llama.cpp's, ..."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -107,9 +108,17 @@ def _failures() -> Iterator[None]:
     except TimeoutError:
         raise RequestFailed("timeout") from None
     except HttpError as error:
-        raise RequestFailed(error.status) from error
+        raise RequestFailed(error.status, _message(error.body)) from error
     except (OSError, ValueError, asyncio.IncompleteReadError) as error:
         raise RequestFailed(f"connection: {type(error).__name__}") from error
+
+
+def _message(body: str) -> str:
+    """Returns what the body of a refusal says, in OpenAI's form or any other."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body
 
 
 class TokenCounter:

@@ -14,7 +14,16 @@ from signalbox.bench.workload import Ask
 
 
 class RequestFailed(RuntimeError):
-    """A request was refused or broke off; the message is a short reason that others share."""
+    """A request was refused or broke off.
+
+    Args:
+        reason: a short text that others share.
+        message: what the server says.
+    """
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(reason)
+        self.message = " ".join(message.split())
 
 
 class Send(Protocol):
@@ -88,4 +97,5 @@ async def _one(send: Send, ask: Ask, measured: Measured, due: float | None) -> N
     try:
         await observe(send(ask, measured), measured, due=due)
     except RequestFailed as failure:
-        measured.failures[str(failure)] += 1
+        measured.failures[reason := str(failure)] += 1
+        measured.messages.setdefault(reason, failure.message)

@@ -7,11 +7,13 @@ import pytest
 from rich.console import Console
 
 from signalbox.bench import report
+from signalbox.bench.command import failure_text
 from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import closed_loop
 from signalbox.bench.workload import Ask, SyntheticTexts
 from signalbox.client.connection import PLAIN
+from tests.router.fakes import make_files
 from tests.router.openai.clients import make_http
 from tests.router.pooling.pooling_stack import (
     EMBEDS,
@@ -56,6 +58,22 @@ async def test_vectors_and_tokens_are_counted_over_grpc_and_http() -> None:
         assert measured.num_prompt_tokens == 12 * 7  # as the scheduler says
     assert over_grpc.failures == {"INVALID_ARGUMENT": 1}
     assert over_http.failures == {"400 Bad Request": 1}
+    for measured in (over_grpc, over_http):
+        (message,) = measured.messages.values()
+        assert "tokens" in message
+
+
+@pytest.mark.parametrize("over", ["grpc", "http"])
+async def test_a_load_that_a_model_refuses_says_why(over: str) -> None:
+    async with make_http(files=make_files()) as http:
+        url, address = str(http.sdk.base_url), http.stack.address
+        target = HttpTarget(url, PLAIN) if over == "http" else GrpcTarget(address, PLAIN)
+        async with target:
+            measured = await closed_loop(target.send, make_texts().asks(), concurrency=1)
+    text = failure_text(measured)
+    reason = "400 Bad Request" if over == "http" else "FAILED_PRECONDITION"
+    assert text.startswith(f"no request ended well: {reason} (")
+    assert "generates text" in text
 
 
 async def test_figures_of_texts_have_no_tokens_of_answers() -> None:
