@@ -371,7 +371,8 @@ class SharedConfig(SettingsGroup):
     kv_store_key: Path | None = Field(
         None,
         description="file of at least 32 random bytes, for its user alone, that all workers of"
-        " --kv-store have: blocks that others have written or changed there are not used",
+        " --kv-store have: blocks are encrypted there with a key derived from it, and those that"
+        " others have written or changed are not used",
     )
     kv_store_password: Path | None = Field(
         None, description="file with the password of --kv-store, for its user alone"

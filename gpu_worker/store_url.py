@@ -96,12 +96,13 @@ def exposure(url: str, *, has_key: bool) -> str | None:
         return None
     if not has_key:
         return (
-            f"--kv-store is on {host}, where others may change blocks, and with them answers; give"
-            " --kv-store-key, or --insecure in a network that you trust"
+            f"--kv-store is on {host}, where others may read blocks, and with them prompts, and"
+            " change them, and with them answers; give --kv-store-key, which encrypts them, or"
+            " --insecure in a network that you trust"
         )
     if not REDIS_SCHEMES.get(parts.scheme, True):
         return (
-            f"--kv-store sends blocks, from which prompts can be computed, to {host} in the clear;"
-            f" give {parts.scheme}s://, or --insecure in a network that you trust"
+            f"--kv-store is asked on {host} in the clear, where others may read its password, and"
+            f" remove blocks; give {parts.scheme}s://, or --insecure in a network that you trust"
         )
     return None

@@ -7,7 +7,7 @@ lists the names of its blocks, so that a run with gaps, or of strange blocks, gi
 
 from collections.abc import Iterator, Sequence
 
-from gpu_worker.kv_shared.block_seal import NAME_BYTES, TENANT_BYTES
+from gpu_worker.kv_shared.block_names import NAME_BYTES, TENANT_BYTES
 
 MEAN_BLOCKS = 4
 MAX_BLOCKS = 32

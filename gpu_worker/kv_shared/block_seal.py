@@ -1,77 +1,107 @@
-"""Names and seals of blocks where others may write: both are keyed hashes.
+"""Seals blocks for a store where others may read and write.
 
-The secret is the workers' alone. A store that changes a block, cuts it off, or returns it under
-another name cannot make its tag, nor can it tell from a name which tokens or tenant it is of. It
-can withhold a block, and return an old one of the same name, whose bytes are as good: the name
-covers model, tokens, tenant, salt and adapter. Without a secret the hashes are checksums, and prove
-nothing against someone who may write to the store.
+With a secret, which the workers alone have, a block is encrypted: the store cannot read it, and one
+that was changed, cut off, or returned under another name does not open. The store can withhold a
+block, and return an old one of the same name, whose bytes are as good: the name covers model,
+tokens, tenant, salt and adapter. Without a secret a block has a checksum, which finds damage, and
+proves nothing against someone who may write to the store.
 """
 
+import hashlib
 import hmac
+from typing import Protocol
 
-TAG_BYTES = 32
-NAME_BYTES = 16
-TENANT_BYTES = 16
-_MAGIC = b"SBKV0001"
-HEADER_BYTES = len(_MAGIC) + TENANT_BYTES + TAG_BYTES
+from gpu_worker.kv_shared.block_names import TENANT_BYTES, BlockNames, derived_key
+
+_MAGIC = b"SBKV0002"
+HEADER_BYTES = len(_MAGIC) + TENANT_BYTES
+
+Sealed = bytes | bytearray
+
+
+class BlockGuard(Protocol):
+    """Writes a block's bytes so that only what was written opens again."""
+
+    @property
+    def added_bytes(self) -> int: ...
+
+    def seal(self, data: memoryview, covered: bytes, into: memoryview) -> None:
+        """Writes what is stored, `added_bytes` more than `data`.
+
+        Args:
+            covered: what the block is; it opens with the same alone.
+        """
+        ...
+
+    def open(self, sealed: memoryview, covered: bytes, into: memoryview) -> bool:
+        """Returns False, with anything in `into`, if this was not sealed with `covered`."""
+        ...
 
 
 class BlockSeal:
     """Of the blocks of one model.
 
     Args:
-        secret: the key; empty for none.
+        secret: empty for none.
         identity: digest of all that a block's bytes depend on beside its key, the rank included.
     """
 
     def __init__(self, secret: bytes, *, identity: bytes, block_bytes: int) -> None:
-        self._identity = identity
+        """Raises ImportError if there is a secret, and no library that encrypts."""
+        self.names = BlockNames(secret, identity=identity)
         self.block_bytes = block_bytes
-        self.sealed_bytes = HEADER_BYTES + block_bytes
-        self._name_key = _derived(secret, "names")
-        self._tenant_key = _derived(secret, "tenants")
-        self._tag_key = _derived(secret, "blocks")
-        self.group = _hash(_derived(secret, "models"), identity)[:NAME_BYTES].hex()
-        """Name of the model in the store."""
+        self._identity = identity
+        self._guard = _encrypting(secret) if secret else _Checksum()
+        self.sealed_bytes = HEADER_BYTES + block_bytes + self._guard.added_bytes
 
-    def name(self, key: bytes) -> bytes:
-        """Returns the name of a block in the store, 16 bytes."""
-        return _hash(self._name_key, self._identity + key)[:NAME_BYTES]
+    def seal(self, key: bytes, data: memoryview, tenant: bytes) -> bytearray:
+        """Returns what is stored of a block."""
+        sealed = bytearray(self.sealed_bytes)
+        sealed[:HEADER_BYTES] = header = _MAGIC + self.names.tenant(tenant)
+        covered = self._covered(header, key)
+        self._guard.seal(data[: self.block_bytes], covered, memoryview(sealed)[HEADER_BYTES:])
+        return sealed
 
-    def tenant(self, tenant: bytes) -> bytes:
-        """Returns the name of a tenant in the store, 16 bytes."""
-        return _hash(self._tenant_key, tenant)[:TENANT_BYTES]
+    def open(self, key: bytes, sealed: Sealed, into: memoryview) -> bool:
+        """Writes the bytes of a block that was sealed under this key by someone with the secret.
 
-    def seal(self, key: bytes, data: memoryview, tenant: bytes) -> bytes:
-        """Returns what is stored before a block's bytes.
-
-        Args:
-            tenant: as `tenant` names it.
+        Returns False, with anything in `into`, if it was not.
         """
-        head = _MAGIC + tenant
-        return head + self._tag(head, key, data)
+        if len(sealed) != self.sealed_bytes:
+            return False
+        covered = self._covered(sealed[:HEADER_BYTES], key)
+        return self._guard.open(
+            memoryview(sealed)[HEADER_BYTES:], covered, into[: self.block_bytes]
+        )
 
-    def is_intact(self, key: bytes, header: bytes, data: memoryview) -> bool:
-        """Returns whether these bytes were sealed under this key, by someone with the secret."""
-        head, tag = header[:-TAG_BYTES], header[-TAG_BYTES:]
-        is_ours = len(header) == HEADER_BYTES and header.startswith(_MAGIC)
-        return is_ours and hmac.compare_digest(tag, self._tag(head, key, data))
-
-    def _tag(self, head: bytes, key: bytes, data: memoryview) -> bytes:
-        # All parts but the last have fixed lengths.
-        mac = hmac.new(self._tag_key, head + self._identity + key, "sha256")
-        mac.update(data[: self.block_bytes])
-        return mac.digest()
+    def _covered(self, header: Sealed, key: bytes) -> bytes:
+        return bytes(header) + self._identity + key  # each has a fixed length
 
 
-def tenant_in(header: bytes) -> bytes:
-    """Returns the name of the tenant whose block has this header; not verified."""
-    return header[len(_MAGIC) : len(_MAGIC) + TENANT_BYTES]
+class _Checksum:
+    added_bytes = hashlib.sha256().digest_size
+
+    def seal(self, data: memoryview, covered: bytes, into: memoryview) -> None:
+        into[: len(data)] = data
+        into[len(data) :] = _digest(covered, data)
+
+    def open(self, sealed: memoryview, covered: bytes, into: memoryview) -> bool:
+        into[:] = sealed[: len(into)]
+        return hmac.compare_digest(sealed[len(into) :], _digest(covered, into))
 
 
-def _derived(secret: bytes, purpose: str) -> bytes:
-    return _hash(secret, b"signalbox KV store 1: " + purpose.encode())
+def _digest(covered: bytes, data: memoryview) -> bytes:
+    digest = hashlib.sha256(covered)
+    digest.update(data)
+    return digest.digest()
 
 
-def _hash(key: bytes, data: bytes) -> bytes:
-    return hmac.digest(key, data, "sha256")
+def _encrypting(secret: bytes) -> BlockGuard:
+    from gpu_worker.kv_shared.block_cipher import BlockCipher  # an extra brings what it imports
+
+    return BlockCipher(derived_key(secret, b"blocks"))
+
+
+def tenant_in(sealed: Sealed) -> bytes:
+    """Returns the name of the tenant whose block this is; not verified."""
+    return bytes(sealed[len(_MAGIC) : HEADER_BYTES])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from gpu_worker.kv_shared.block_seal import Sealed
 from gpu_worker.kv_store.block_store import StoreUsage
 
 SCAN_S = 120.0
@@ -24,14 +25,11 @@ class BlockServer(Protocol):
         """Returns how many of the first names are there, and counts them as used."""
         ...
 
-    def read(self, name: bytes, into: memoryview) -> bytes | None:
-        """Returns a header, with the bytes after it in `into`; None if there is no such block.
-
-        One of another length is returned with an empty header.
-        """
+    def read(self, name: bytes) -> Sealed | None:
+        """Returns a block; None if there is none of this name."""
         ...
 
-    def write(self, name: bytes, header: bytes, data: memoryview) -> None:
+    def write(self, name: bytes, sealed: Sealed) -> None:
         """Keeps a block unless it is there. Raises RefusedError."""
         ...
 

@@ -30,7 +30,7 @@ from gpu_worker.kv_shared.block_runs import (
     runs_of,
     tenant_of,
 )
-from gpu_worker.kv_shared.block_seal import HEADER_BYTES, tenant_in
+from gpu_worker.kv_shared.block_seal import Sealed, tenant_in
 from gpu_worker.kv_shared.block_server import SCAN_S
 from gpu_worker.kv_store.block_store import StoreUsage
 from gpu_worker.kv_store.folder_owner import ownership_fault
@@ -62,7 +62,7 @@ class ObjectServer:
     """The blocks of one model.
 
     Args:
-        sealed_bytes: header and bytes of a block.
+        sealed_bytes: length of a sealed block.
         group: name of the model; empty is all of them, for clearing.
     """
 
@@ -75,8 +75,8 @@ class ObjectServer:
         self._lock = threading.Lock()
         self._places: OrderedDict[bytes, _Place] = OrderedDict()
         """Where blocks are that were looked up."""
-        self._run: OrderedDict[bytes, bytes] = OrderedDict()
-        """Blocks that wait for the end of their run, sealed."""
+        self._run: OrderedDict[bytes, Sealed] = OrderedDict()
+        """Blocks that wait for the end of their run."""
         self._tenant = b""
 
     def count_leading(self, names: Sequence[bytes]) -> int:
@@ -91,31 +91,26 @@ class ObjectServer:
                     num_found += 1
         return num_found
 
-    def read(self, name: bytes, into: memoryview) -> bytes | None:
+    def read(self, name: bytes) -> Sealed | None:
         with self._lock:
             place = self._places.get(name)
         if place is None:
             return None
         start = LIST_BYTES + place.position * self._sealed_bytes
-        path, length = self._path(place.end), self._sealed_bytes
         try:
-            data, _ = self._range(path, start, length)
+            data, _ = self._range(self._path(place.end), start, self._sealed_bytes)
         except FileNotFoundError:
             self._forget(place.end)
             return None
-        if len(data) != length:
-            return b""
-        with memoryview(data) as view:
-            into[:] = view[HEADER_BYTES:]
-        return bytes(data[:HEADER_BYTES])
+        return data
 
-    def write(self, name: bytes, header: bytes, data: memoryview) -> None:
+    def write(self, name: bytes, sealed: Sealed) -> None:
         """Keeps a block until the run that it belongs to ends, which is written then."""
         with self._lock:
-            if (tenant := tenant_in(header)) != self._tenant:
+            if (tenant := tenant_in(sealed)) != self._tenant:
                 self._tenant = tenant
                 self._run.clear()
-            self._run[name] = b"".join((header, data))
+            self._run[name] = sealed
             if len(self._run) > MAX_BLOCKS:
                 self._run.popitem(last=False)
             if not is_end(name):

@@ -20,7 +20,7 @@ _MAX_ITEMS = 1 << 16
 _MAX_DEPTH = 2
 _SEND_BYTES = 1 << 20
 
-Part = bytes | memoryview
+Part = bytes | bytearray
 
 
 class ReplyError(Exception):
@@ -115,25 +115,23 @@ class RedisConnection:
             return [self.receive(depth + 1) for _ in range(_int(rest))]
         raise ProtocolError(f"an answer begins with {kind + rest[:16]!r}")
 
-    def receive_into(self, *parts: memoryview) -> int | ReplyError:
-        """Receives a value into buffers; returns its length, which may be another than theirs.
+    def receive_into(self, into: memoryview) -> int | ReplyError:
+        """Receives a value into a buffer; returns its length, which may be another.
 
         At most one byte more may come than there is room for.
         """
         kind, rest = self._header()
         if kind == b"-":
             return ReplyError(rest.decode(errors="replace"))
-        length, room = _int(rest), sum(map(len, parts))
-        if kind != b"$" or length > room + 1:
+        length = _int(rest)
+        if kind != b"$" or length > len(into) + 1:
             raise ProtocolError(f"an answer begins with {kind + rest[:16]!r}")
-        left = max(0, length)
-        for part in parts:
-            num_bytes = min(left, len(part))
-            self._fill(part[:num_bytes])
-            left -= num_bytes
-        if length >= 0:
-            self._bulk(left, left)
-        return max(0, length)
+        if length < 0:
+            return 0
+        self._fill(into[:length])
+        left = max(0, length - len(into))
+        self._bulk(left, left)
+        return length
 
     def _header(self) -> tuple[bytes, bytes]:
         while (end := self._received.find(b"\r\n")) < 0:
@@ -178,7 +176,7 @@ class RedisConnection:
             raise ConnectionResetError("the server has closed the connection")
         self._received += data
 
-    def _send(self, data: Part | bytearray) -> None:
+    def _send(self, data: Part) -> None:
         view, sent = memoryview(data), 0
         while sent < len(view):
             self._socket.settimeout(self._left_s())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from gpu_worker.kv_shared.block_seal import HEADER_BYTES, tenant_in
+from gpu_worker.kv_shared.block_seal import HEADER_BYTES, Sealed, tenant_in
 from gpu_worker.kv_shared.block_server import SCAN_S, RefusedError
 from gpu_worker.kv_shared.redis_connection import (
     Part,
@@ -39,6 +39,7 @@ class RedisServer:
     """The blocks of one model in a database.
 
     Args:
+        sealed_bytes: length of a sealed block.
         group: name of the model; empty is all of them, for clearing.
     """
 
@@ -46,12 +47,14 @@ class RedisServer:
         self,
         address: RedisAddress,
         *,
+        sealed_bytes: int,
         group: str,
         password: str | None = None,
         call_s: float = CALL_S,
     ) -> None:
         """Raises ValueError if a file of the address cannot be used."""
         self._address = address
+        self._sealed_bytes = sealed_bytes
         self._tls = tls_context(address)
         self._password = password
         self._prefix = PREFIX + (f"{group}:".encode() if group else b"")
@@ -70,28 +73,28 @@ class RedisServer:
                 return start + found.index(False)
         return len(names)
 
-    def read(self, name: bytes, into: memoryview) -> bytes | None:
-        header = bytearray(HEADER_BYTES)
-        size = HEADER_BYTES + len(into)
+    def read(self, name: bytes) -> Sealed | None:
+        size = self._sealed_bytes
+        sealed = bytearray(size)
 
         def get(connection: RedisConnection) -> int | ReplyError:
             # One byte more than a block tells a longer value from it.
             connection.send((b"GETRANGE", self._key(name), b"0", b"%d" % size))
-            return connection.receive_into(memoryview(header), into)
+            return connection.receive_into(memoryview(sealed))
 
         length = _value(self._with(get))
         if not length:
             return None
-        return bytes(header) if length == size else b""
+        return sealed if length == size else b""
 
-    def write(self, name: bytes, header: bytes, data: memoryview) -> None:
+    def write(self, name: bytes, sealed: Sealed) -> None:
         key = self._key(name)
 
         def put(connection: RedisConnection) -> Reply:
             (length,) = connection.call((b"STRLEN", key))
-            if length == len(header) + len(data):
+            if length == len(sealed):
                 return length
-            return connection.call((b"SET", key, b"".join((header, data))))[0]
+            return connection.call((b"SET", key, sealed))[0]
 
         reply = self._with(put)
         if isinstance(reply, ReplyError):

@@ -1,6 +1,6 @@
 """Blocks on a server that others may write to: satisfies `BlockStore`.
 
-Each block is verified by its seal before it counts as read. A server that is down or slow is
+A block counts as read if its seal opens. A server that is down or slow is
 bypassed. A clear that failed is repeated, and until it has ended nothing is found or kept.
 """
 
@@ -42,32 +42,32 @@ class SharedStore:
     def find(self, keys: Sequence[bytes]) -> int:
         self._check_cleared()
         with self._calling("looking up blocks"):
-            return self._server.count_leading([self._seal.name(key) for key in keys])
+            return self._server.count_leading([self._seal.names.block(key) for key in keys])
 
     def read(self, key: bytes, into: memoryview) -> bool:
         self._check_cleared()
-        name, data = self._seal.name(key), into[: self.block_bytes]
+        name = self._seal.names.block(key)
         with self._calling("reading a block"):
-            header = self._server.read(name, data)
-            if header is None or self._seal.is_intact(key, header, data):
-                return header is not None
+            sealed = self._server.read(name)
+            if sealed is None or self._seal.open(key, sealed, into):
+                return sealed is not None
             self._fail("damaged", "a block is not what a worker wrote; its tokens are computed")
             self._server.remove(name)
             return False
 
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
         self._check_cleared()
-        header = self._seal.seal(key, data, self._seal.tenant(tenant))
+        sealed = self._seal.seal(key, data, tenant)
         with self._calling("writing a block"):
-            self._server.write(self._seal.name(key), header, data[: self.block_bytes])
+            self._server.write(self._seal.names.block(key), sealed)
             return True
 
     def remove(self, key: bytes) -> None:
         with self._calling("removing a block"):
-            self._server.remove(self._seal.name(key))
+            self._server.remove(self._seal.names.block(key))
 
     def clear(self, tenant: bytes | None) -> None:
-        self._unfinished.append(None if tenant is None else self._seal.tenant(tenant))
+        self._unfinished.append(None if tenant is None else self._seal.names.tenant(tenant))
         with self._calling("clearing"):
             self._finish_clears()
 

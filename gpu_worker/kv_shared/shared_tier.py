@@ -4,7 +4,8 @@ Nothing is asked of the server before blocks are looked up, so that a worker sta
 """
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 from gpu_worker.config import ModelError, SharedConfig
@@ -36,11 +37,11 @@ class SharedTier(LateStore[SharedStore]):
     def open(self) -> SharedStore:
         identity = self._identify({}, self.is_called_off)
         seal = BlockSeal(self._secret, identity=identity, block_bytes=self._block_bytes)
+        group, place = seal.names.group, place_of(self._url)
         server = make_server(
-            self._url, group=seal.group, sealed_bytes=seal.sealed_bytes, password=self._password
+            self._url, group=group, sealed_bytes=seal.sealed_bytes, password=self._password
         )
-        place = place_of(self._url)
-        logger.info("shared tier of KV blocks: %s, blocks of model %s", place, seal.group[:8])
+        logger.info("shared tier of KV blocks: %s, blocks of model %s", place, group[:8])
         return SharedStore(server, seal, Bypass(place))
 
     def _clear(self, store: SharedStore, tenant: bytes | None) -> None:
@@ -54,7 +55,9 @@ def check_config(config: SharedConfig) -> None:
     Asks no server; it comes before a model is loaded, which may take minutes.
     """
     assert config.kv_store is not None
-    _secrets(config)
+    secret, _ = _secrets(config)
+    with _naming_the_extra("--kv-store-key"):
+        BlockSeal(secret, identity=b"", block_bytes=0)
     make_server(config.kv_store, group="", sealed_bytes=0, password=None).close()
 
 
@@ -70,15 +73,25 @@ def _secrets(config: SharedConfig) -> tuple[bytes, str | None]:
 def make_server(url: str, *, group: str, sealed_bytes: int, password: str | None) -> BlockServer:
     """Returns the server that a URL names. Raises ModelError or ValueError if it cannot be."""
     if urlsplit(url).scheme in REDIS_SCHEMES:
-        return RedisServer(redis_address(url), group=group, password=password)
-    try:
+        return RedisServer(
+            redis_address(url), group=group, sealed_bytes=sealed_bytes, password=password
+        )
+    with _naming_the_extra(f"--kv-store {place_of(url)}"):
         from gpu_worker.kv_shared.object_server import ObjectServer
-    except ModuleNotFoundError as error:
+    return ObjectServer(url, group=group, sealed_bytes=sealed_bytes)
+
+
+@contextmanager
+def _naming_the_extra(setting: str) -> Iterator[None]:
+    """Raises ModelError if a package that is imported cannot be."""
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
         raise ModelError(
-            f"--kv-store {place_of(url)} needs {error.name}, which is not installed;"
+            f"{setting} needs {package}, which is not installed, or too old;"
             " pip install 'signalbox-serving[kv-store]'"
         ) from None
-    return ObjectServer(url, group=group, sealed_bytes=sealed_bytes)
 
 
 def place_of(url: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from gpu_worker.kv_shared.block_seal import NAME_BYTES, BlockSeal
+from gpu_worker.kv_shared.block_names import NAME_BYTES, BlockNames
 from gpu_worker.kv_shared.block_server import BlockServer
 from gpu_worker.kv_shared.secret_files import read_key, read_password
 from gpu_worker.kv_shared.shared_tier import make_server, place_of
@@ -55,8 +55,8 @@ class StoreAccess(NamedTuple):
         Returns the number of keys or objects that were removed.
         """
         secret = b"" if self.key is None else read_key(self.key)
-        seal = BlockSeal(secret, identity=b"", block_bytes=0)
-        name = None if tenant is None else seal.tenant(tenant.encode())
+        names = BlockNames(secret, identity=b"")
+        name = None if tenant is None else names.tenant(tenant.encode())
         with self._asking() as server:
             num_removed = server.clear(name)
             if name is None or num_removed or self.key is not None or not any(server.sizes()):

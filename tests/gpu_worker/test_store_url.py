@@ -61,7 +61,7 @@ def test_a_store_elsewhere_needs_a_key(url: str) -> None:
     assert exposure(url, has_key=True) is None
 
 
-def test_blocks_do_not_leave_the_machine_in_the_clear() -> None:
+def test_a_password_does_not_leave_the_machine_in_the_clear() -> None:
     assert "rediss://" in str(exposure("redis://kv.example.com", has_key=True))
     assert "valkeys://" in str(exposure("valkey://kv.example.com", has_key=True))
 

@@ -19,12 +19,13 @@ def make_object_store(
     read_s: float = 60.0,
 ) -> SharedStore:
     seal = make_seal(secret=secret, identity=identity)
-    server = ObjectServer(url, group=seal.group, sealed_bytes=seal.sealed_bytes, read_s=read_s)
+    group, sealed_bytes = seal.names.group, seal.sealed_bytes
+    server = ObjectServer(url, group=group, sealed_bytes=sealed_bytes, read_s=read_s)
     return SharedStore(server, seal, Bypass("of the test", clock=clock or Clock()))
 
 
 def ends(num_runs: int, *, start: int = 0) -> list[int]:
     """Returns the numbers of the blocks, from `start` on, with which runs end."""
-    seal = make_seal()
-    numbers = (number for number in count(start) if is_end(seal.name(key_of(number))))
+    names = make_seal().names
+    numbers = (number for number in count(start) if is_end(names.block(key_of(number))))
     return [next(numbers) for _ in range(num_runs)]

@@ -16,6 +16,7 @@ from gpu_worker.kv_shared.bypass import Bypass
 from gpu_worker.kv_shared.redis_connection import RedisConnection, Reply
 from gpu_worker.kv_shared.redis_server import RedisServer
 from gpu_worker.kv_shared.shared_store import SharedStore
+from gpu_worker.kv_store.block_store import BlockStore
 from gpu_worker.store_url import RedisAddress, redis_address
 from tests.gpu_worker.kv_store.stores import content_of, key_of
 
@@ -138,7 +139,13 @@ def make_store(
 ) -> SharedStore:
     seal = make_seal(secret=secret, identity=identity)
     address = server if isinstance(server, RedisAddress) else server.address
-    client = RedisServer(address, group=seal.group, password=password, call_s=call_s)
+    client = RedisServer(
+        address,
+        group=seal.names.group,
+        sealed_bytes=seal.sealed_bytes,
+        password=password,
+        call_s=call_s,
+    )
     return SharedStore(client, seal, Bypass("of the test", clock=clock or Clock()))
 
 
@@ -146,20 +153,29 @@ def data_of(number: int) -> bytes:
     return content_of(number, block_bytes=BLOCK_BYTES)
 
 
-def write(store: SharedStore, *numbers: int, tenant: bytes = b"t") -> list[bool]:
+def write(store: BlockStore, *numbers: int, tenant: bytes = b"t") -> list[bool]:
     return [store.write(key_of(n), memoryview(data_of(n)), tenant) for n in numbers]
 
 
-def read(store: SharedStore, number: int) -> bytes | None:
+def read(store: BlockStore, number: int) -> bytes | None:
     into = bytearray(BLOCK_BYTES)
     return bytes(into) if store.read(key_of(number), memoryview(into)) else None
 
 
-def held(store: SharedStore, numbers: range) -> set[int]:
+def held(store: BlockStore, numbers: range) -> set[int]:
     """Returns the blocks that are there; each of them has the right bytes."""
     found = {number: read(store, number) for number in numbers}
     assert not [n for n, data in found.items() if data not in (None, data_of(n))]
     return {number for number, data in found.items() if data is not None}
+
+
+def hides(stored: bytes, *numbers: int) -> bool:
+    """Returns whether no part of these blocks is in what a server has."""
+    return _parts(stored).isdisjoint(part for n in numbers for part in _parts(data_of(n)))
+
+
+def _parts(data: bytes) -> set[bytes]:
+    return {data[at : at + 8] for at in range(len(data) - 7)}
 
 
 def write_secret(path: Path, content: bytes) -> Path:

@@ -43,7 +43,7 @@ def answering(
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
-    client = RedisServer(redis_address(url), group="g", call_s=call_s)
+    client = RedisServer(redis_address(url), group="g", sealed_bytes=SIZE, call_s=call_s)
     store = SharedStore(client, make_seal(), Bypass("of the test", clock=Clock()))
     try:
         yield store

@@ -18,6 +18,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     SECRET,
     data_of,
     held,
+    hides,
     make_seal,
     read,
     write,
@@ -78,6 +79,14 @@ def test_of_a_run_that_is_too_long_the_last_blocks_are_kept(url: str, tmp_path: 
     assert len(decode_list(path.read_bytes()[:LIST_BYTES])) == MAX_BLOCKS
     assert store.find(keys_of(*run)) == 0
     assert store.find(keys_of(*run[-MAX_BLOCKS:])) == MAX_BLOCKS
+
+
+def test_nothing_of_tenants_and_blocks_can_be_read_in_the_objects(url: str, tmp_path: Path) -> None:
+    numbers = range(ends(3)[-1] + 1)
+    write(make_object_store(url), *numbers, tenant=b"a tenant")
+    stored = b"".join(path.read_bytes() for path in objects(tmp_path))
+    assert b"a tenant" not in stored
+    assert hides(stored, *numbers)
 
 
 @pytest.mark.parametrize(("secret", "identity"), [(SECRET, b"\x08" * 32), (b"z" * 32, IDENTITY)])

@@ -13,13 +13,13 @@ from gpu_worker.kv_shared.bypass import FIRST_PAUSE_S
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.store_url import redis_address
 from tests.gpu_worker.kv_shared.redis_servers import (
-    BLOCK_BYTES,
     IDENTITY,
     SECRET,
     Clock,
     RedisProcess,
     data_of,
     held,
+    hides,
     make_store,
     needs_redis,
     read,
@@ -75,11 +75,13 @@ def test_another_model_and_another_key_find_nothing(
     assert read(other, 1) is None
 
 
-def test_neither_keys_nor_tenants_can_be_told_from_what_is_stored(server: RedisProcess) -> None:
+def test_nothing_of_keys_tenants_and_blocks_can_be_read_on_the_server(server: RedisProcess) -> None:
     write(make_store(server), 1, tenant=b"a tenant")
     (key,) = server.keys()
-    assert b"a block" not in key + server.get(key)[:64]
-    assert b"a tenant" not in server.get(key)
+    stored = key + server.get(key)
+    assert b"a block" not in stored
+    assert b"a tenant" not in stored
+    assert hides(stored, 1)
 
 
 def test_a_block_under_the_name_of_another_is_not_used(server: RedisProcess) -> None:
@@ -95,7 +97,7 @@ def test_a_block_under_the_name_of_another_is_not_used(server: RedisProcess) -> 
     assert store.usage().num_failed == 2
 
 
-@pytest.mark.parametrize("position", [0, 8, 24, 55, 56, 1000, -1])
+@pytest.mark.parametrize("position", [0, 8, 24, 35, 36, 1000, -1])
 def test_a_block_with_a_changed_byte_is_not_used(server: RedisProcess, position: int) -> None:
     store = make_store(server)
     write(store, 1)
@@ -108,15 +110,20 @@ def test_a_block_with_a_changed_byte_is_not_used(server: RedisProcess, position:
     assert read(store, 1) == data_of(1)
 
 
-def test_a_recomputed_checksum_does_not_help_without_the_key(server: RedisProcess) -> None:
+@pytest.mark.parametrize("secret", [b"", b"z" * 32])
+def test_a_block_of_a_forger_without_the_key_is_not_used(
+    server: RedisProcess, secret: bytes
+) -> None:
     """Somebody with the sources, the model and access to the server, and without the key."""
     store = make_store(server)
     write(store, 1)
     (key,) = server.keys()
-    forger = make_store(server, secret=b"")
+    ours = server.get(key)
+    forger = make_store(server, secret=secret)
     write(forger, 1)
     (forged,) = set(server.keys()) - {key}
-    for content in (server.get(forged), server.get(forged)[:56] + bytes(BLOCK_BYTES)):
+    theirs = server.get(forged)
+    for content in (theirs, theirs[: len(ours)], ours[:36] + theirs[36:], ours[:24] + theirs[24:]):
         server.call(b"SET", key, content)
         assert read(store, 1) is None
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpu_worker.kv_shared.block_names import BlockNames
 from gpu_worker.kv_shared.secret_files import SecretFileError, read_key, read_password
-from tests.gpu_worker.kv_shared.redis_servers import make_seal, write_secret
+from tests.gpu_worker.kv_shared.redis_servers import IDENTITY, write_secret
 
 
 def test_a_key_and_a_password_are_read(tmp_path: Path) -> None:
@@ -59,7 +60,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_name_says_nothing_without_the_key() -> None:
-    seals = [make_seal(secret=secret) for secret in (b"a" * 32, b"b" * 32, b"")]
-    assert len({one.name(b"k" * 16) for one in seals}) == 3
-    assert len({one.tenant(b"t") for one in seals}) == 3
-    assert len({one.group for one in seals}) == 3
+    secrets = (b"a" * 32, b"b" * 32, b"")
+    names = [BlockNames(secret, identity=IDENTITY) for secret in secrets]
+    assert len({one.block(b"k" * 16) for one in names}) == 3
+    assert len({one.tenant(b"t") for one in names}) == 3
+    assert len({one.group for one in names}) == 3

@@ -1,10 +1,12 @@
 """The tier opens beside the steps, and a worker starts whatever its server does."""
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     data_of,
     free_port,
     held,
+    hides,
     make_store,
     needs_redis,
     patient,
@@ -64,6 +67,36 @@ def test_what_a_tier_writes_is_a_block_of_the_store(tmp_path: Path) -> None:
         assert tier.write(key_of(1), memoryview(data_of(1)), b"t")
         assert tier.find(keys_of(1, 2)) == 1
         assert held(make_store(server), range(3)) == {1}
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+
+from gpu_worker.config import SharedConfig
+from gpu_worker.kv_shared.shared_tier import SharedTier
+from tests.gpu_worker.kv_shared.redis_servers import BLOCK_BYTES, IDENTITY, write
+
+config = SharedConfig(kv_store=sys.argv[1], kv_store_key=Path(sys.argv[2]))
+tier = SharedTier(config, block_bytes=BLOCK_BYTES, identify=lambda *_: IDENTITY)
+assert tier.opened.wait(60)
+assert write(tier, 1, 2) == [True, True]
+tier.close()
+"""
+
+
+@pytest.mark.system
+@needs_redis
+def test_a_process_with_the_key_reads_what_another_has_encrypted(tmp_path: Path) -> None:
+    with redis() as server, opened(tmp_path, server.url) as tier:
+        subprocess.run(
+            [sys.executable, "-c", _WRITER, server.url, tmp_path / "key"], check=True, timeout=120
+        )
+        assert tier.opened.wait(60)
+        assert tier.find(keys_of(1, 2, 3)) == 2
+        assert held(tier, range(4)) == {1, 2}
+        assert hides(b"".join(map(server.get, server.keys())), 1, 2)
+        assert tier.usage().num_failed == 0
 
 
 @pytest.mark.system
@@ -136,3 +169,16 @@ def test_a_store_of_objects_without_its_client_names_the_extra(
     monkeypatch.delitem(sys.modules, "gpu_worker.kv_shared.object_server", raising=False)
     with pytest.raises(ModelError, match=r"\[kv-store\]"):
         check_config(SharedConfig(kv_store=f"file://{tmp_path}"))
+
+
+@pytest.mark.parametrize("module", [None, SimpleNamespace(AESGCM=object)])
+def test_a_key_without_a_package_that_encrypts_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: SimpleNamespace | None
+) -> None:
+    """It is not installed, or too old."""
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", module)
+    monkeypatch.delitem(sys.modules, "gpu_worker.kv_shared.block_cipher", raising=False)
+    key = write_secret(tmp_path / "key", SECRET)
+    with pytest.raises(ModelError, match=r"key needs cryptography.*\[kv-store\]"):
+        check_config(SharedConfig(kv_store=URL, kv_store_key=key))
+    check_config(SharedConfig(kv_store=URL))  # which encrypts nothing
