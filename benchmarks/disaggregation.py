@@ -2,25 +2,33 @@
 
     python -m benchmarks.disaggregation [--profile h100 cpu] [--workers 4] [--rates 16 32 48]
         [--prefill 0 1 2] [--auto] [--budgets 512 2048] [--answer-tokens N]
+    python -m benchmarks.disaggregation --model MODEL [--workers 2] [--prefill 0 1] ...
 
-The real scheduler plans for workers in simulated time, whose steps cost what was measured or what a
-data sheet says: see simulated_time/step_costs.py. Requests come at random times; one of ten has a
-long prompt. A request is good if its first token and its mean time between tokens are within the
-objectives, and goodput is good requests a second. Each pool gets the same requests: one of workers
-that all do both (0), of so many that compute prompts for the others, and of roles by the load.
+Requests come at random times; one of ten has a long prompt. A request is good if its first token
+and its mean time between tokens are within the objectives, and goodput is good requests a second.
+Each pool gets the same requests: one of workers that all do both (0), of so many that compute
+prompts for the others, and of roles by the load. Without a model the real scheduler plans for
+workers in simulated time, whose steps cost what was measured or what a data sheet says: see
+simulated_time/step_costs.py. With one all is real, each worker has one thread and a core, and all
+pools have to answer with the same tokens.
 """
 
 import argparse
+import asyncio
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from benchmarks.simulated_time.simulated_pool import Answer, Asked, SimulatedPool
+from benchmarks.harness.answers import Answer, Asked
+from benchmarks.harness.model_pool import ModelAnswer, ModelPool, model_pool
+from benchmarks.simulated_time.simulated_pool import SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
 from contract.worker_role import WorkerRole
 from scheduler_svc.config import Disaggregation, SchedulerConfig
 from signalbox.bench.measurements import percentile_ms
+from signalbox.bench.workload import random_prompts
 
 LONG_SHARE = 0.1
 """Share of the requests that have a long prompt."""
@@ -81,19 +89,26 @@ class PoolKind:
         roles = f"{self.num_prefill} for prompts" if self.num_prefill else "all do both"
         return f"{'auto' if self.is_auto else roles}, steps of {self.max_num_batched_tokens}"
 
+    @property
+    def mode(self) -> Disaggregation:
+        return Disaggregation.AUTO if self.is_auto else Disaggregation.STATIC
+
+    def roles(self, num_workers: int) -> list[WorkerRole]:
+        """Returns what each worker asks to compute."""
+        others = WorkerRole.DECODE if self.num_prefill else WorkerRole.BOTH
+        return [WorkerRole.PREFILL] * self.num_prefill + [others] * (num_workers - self.num_prefill)
+
     def make(self, costs: StepCosts, load: Load, num_workers: int) -> SimulatedPool:
-        mode = Disaggregation.AUTO if self.is_auto else Disaggregation.STATIC
         pool = SimulatedPool(
             costs,
             num_workers=0,
             max_num_seqs=load.max_num_seqs,
             num_gpu_blocks=load.num_gpu_blocks,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            settings=SchedulerConfig(max_queued_requests=1 << 20, disaggregation=mode),
+            settings=SchedulerConfig(max_queued_requests=1 << 20, disaggregation=self.mode),
         )
-        for number in range(num_workers):
-            others = WorkerRole.DECODE if self.num_prefill else WorkerRole.BOTH
-            pool.join(WorkerRole.PREFILL if number < self.num_prefill else others)
+        for role in self.roles(num_workers):
+            pool.join(role)
         return pool
 
 
@@ -125,7 +140,56 @@ def measure(
     return pool.clients.answers
 
 
-def row(load: Load, kind: PoolKind, answers: list[Answer], *, rate: float, seconds: float) -> str:
+async def measure_model(
+    model: str,
+    load: Load,
+    kind: PoolKind,
+    *,
+    num_workers: int,
+    rate: float,
+    seconds: float,
+    seed: int = 0,
+    kv_gib: float = 3.0,
+) -> tuple[list[ModelAnswer], int]:
+    """Does the same with workers of a model; returns how many requests were handed over, too."""
+    async with model_pool(model, "--disaggregation", kind.mode.value) as pool:
+        for core, role in enumerate(kind.roles(num_workers)):
+            await pool.join(
+                *("--role", role.value, "--swap-space", "1", "--kv-cache-memory", str(kv_gib)),
+                *("--max-num-seqs", str(load.max_num_seqs)),
+                *("--max-num-batched-tokens", str(kind.max_num_batched_tokens)),
+                core=core,
+            )
+        size = await pool.vocab_size()
+        warm = random_prompts(vocab_size=size, num_tokens=64, seed=seed + 1)
+        for _ in range(2 * num_workers):
+            pool.ask(next(warm), max_tokens=16)
+        await pool.until(lambda: all(answer.is_whole for answer in pool.answers))
+        answers = await _ask_all(pool, load, size, rate=rate, seconds=seconds, seed=seed)
+        await pool.until(lambda: all(answer.is_whole for answer in answers))
+        num_handed_over = await pool.count_handovers(answers)
+        return answers, num_handed_over
+
+
+async def _ask_all(
+    pool: ModelPool, load: Load, vocab_size: int, *, rate: float, seconds: float, seed: int
+) -> list[ModelAnswer]:
+    """Sends each request at its time."""
+    prompts = {
+        asked: random_prompts(vocab_size=vocab_size, num_tokens=asked.prompt_tokens, seed=seed)
+        for asked in (load.chat, load.long)
+    }
+    answers, start = [], time.perf_counter()
+    for when, asked in arrivals(load, rate=rate, seconds=seconds, seed=seed):
+        prompt = next(prompts[asked])
+        await asyncio.sleep(start + when - time.perf_counter())
+        answers.append(pool.ask(prompt, max_tokens=asked.max_tokens))
+    return answers
+
+
+def row(
+    load: Load, kind: PoolKind, answers: Sequence[Answer], *, rate: float, seconds: float
+) -> str:
     """Returns a row of the table."""
     good = sum(map(load.is_good, answers))
     chats = [answer for answer in answers if answer.asked == load.chat]
@@ -149,40 +213,80 @@ HEADER = (
 )
 
 
+def run_simulated(args: argparse.Namespace, profile: str) -> None:
+    costs, load = PROFILES[profile], _load(profile, args)
+    _print_header(costs.name, args, load)
+    for rate in args.rates or load.rates:
+        for kind in _kinds(args):
+            answers = measure(
+                costs,
+                load,
+                kind,
+                num_workers=args.workers,
+                rate=rate,
+                seconds=args.seconds,
+            )
+            print(row(load, kind, answers, rate=rate, seconds=args.seconds), flush=True)
+
+
+async def run_model(args: argparse.Namespace) -> None:
+    load = _load("cpu", args)
+    _print_header(args.model, args, load)
+    for rate in args.rates or load.rates:
+        tokens = None
+        for kind in _kinds(args):
+            answers, num_handed_over = await measure_model(
+                args.model,
+                load,
+                kind,
+                num_workers=args.workers,
+                rate=rate,
+                seconds=args.seconds,
+            )
+            tokens = tokens or [answer.token_ids for answer in answers]
+            assert tokens == [answer.token_ids for answer in answers], "pools differ in tokens"
+            print(row(load, kind, answers, rate=rate, seconds=args.seconds))
+            print(f"<!-- {num_handed_over} of {len(answers)} were handed over -->", flush=True)
+
+
+def _load(profile: str, args: argparse.Namespace) -> Load:
+    load = LOADS[profile]
+    if args.answer_tokens:
+        load = replace(load, chat=Asked(load.chat.prompt_tokens, args.answer_tokens))
+    return load
+
+
+def _kinds(args: argparse.Namespace) -> list[PoolKind]:
+    kinds = [PoolKind(budget, number) for budget in args.budgets for number in args.prefill]
+    return kinds + [PoolKind(budget, is_auto=True) for budget in args.budgets if args.auto]
+
+
+def _print_header(name: str, args: argparse.Namespace, load: Load) -> None:
+    print(
+        f"\n{name}: {args.workers} workers; chats of {load.chat.prompt_tokens} +"
+        f" {load.chat.max_tokens} tokens, {LONG_SHARE:.0%} of {load.long.prompt_tokens} +"
+        f" {load.long.max_tokens}; TTFT within {load.first_token_s:g} s, TPOT within"
+        f" {1e3 * load.per_token_s:g} ms\n\n{HEADER}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--profile", nargs="+", choices=PROFILES, default=list(PROFILES))
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rates", type=float, nargs="+", help="requests a second")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of simulated arrivals")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals")
     parser.add_argument("--budgets", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--prefill", type=int, nargs="*", default=[0, 1, 2], metavar="N")
     parser.add_argument("--auto", action="store_true", help="roles by the load, too")
     parser.add_argument("--answer-tokens", type=int, help="of a chat, instead of the profile's")
+    parser.add_argument("--model", help="of real workers, under the load of the profile cpu")
     args = parser.parse_args()
+    if args.model:
+        asyncio.run(run_model(args))
+        return
     for profile in args.profile:
-        costs, load = PROFILES[profile], LOADS[profile]
-        if args.answer_tokens:
-            load = replace(load, chat=Asked(load.chat.prompt_tokens, args.answer_tokens))
-        print(
-            f"\n{costs.name}: {args.workers} workers; chats of {load.chat.prompt_tokens} +"
-            f" {load.chat.max_tokens} tokens, {LONG_SHARE:.0%} of {load.long.prompt_tokens} +"
-            f" {load.long.max_tokens}; TTFT within {load.first_token_s:g} s, TPOT within"
-            f" {1e3 * load.per_token_s:g} ms\n\n{HEADER}"
-        )
-        kinds = [PoolKind(budget, number) for budget in args.budgets for number in args.prefill]
-        kinds += [PoolKind(budget, is_auto=True) for budget in args.budgets if args.auto]
-        for rate in args.rates or load.rates:
-            for kind in kinds:
-                answers = measure(
-                    costs,
-                    load,
-                    kind,
-                    num_workers=args.workers,
-                    rate=rate,
-                    seconds=args.seconds,
-                )
-                print(row(load, kind, answers, rate=rate, seconds=args.seconds), flush=True)
+        run_simulated(args, profile)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,28 @@
-"""A worker with many streams is drained: how long the longest gap between a stream's tokens is.
+"""A worker with streams is drained: how long the longest gap between a stream's tokens is.
 
     python -m benchmarks.drain [--profile h100 cpu] [--contexts 512 2048 8192] [--streams 32]
+    python -m benchmarks.drain --model MODEL [--contexts 512 2048] [--streams 1] [--tokens 768]
 
-The real scheduler plans for workers in simulated time, whose steps cost what was measured or what a
-data sheet says: see simulated_time/step_costs.py. All streams run on one worker; another
-joins, and the first is drained: with handover, and without, where a stream that is still there when
-the time to drain is over is computed anew on the other.
+All streams run on one worker; another joins, and the first is drained: with handover, and without,
+where a stream that is still there when the time to drain is over is computed anew on the other.
+Without a model the real scheduler plans for workers in simulated time, whose steps cost what was
+measured or what a data sheet says: see simulated_time/step_costs.py. With one all is real, each
+worker has one thread and a core, and each stream's tokens are compared with those of the same
+prompt that nothing disturbed.
 """
 
 import argparse
+import asyncio
+import itertools
+import time
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, Answer, Asked, SimulatedPool
+from benchmarks.harness.answers import Asked
+from benchmarks.harness.model_pool import ModelAnswer, ModelPool, ModelWorker, model_pool
+from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
+from signalbox.bench.workload import random_prompts
 
 LOOK_S = 0.05
 """Simulated seconds between two looks at how far the streams are."""
@@ -63,7 +72,7 @@ def measure(
     duration = pool.clock.now - began_at
     _run_until_each_has(pool, num_more_tokens=8)
     assert len(other.loop.scheduler.running) == num_streams, "a stream is lost"
-    longest = [_longest_gap_s(answer, since=began_at) for answer in answers]
+    longest = [answer.longest_gap_s(since=began_at) for answer in answers]
     handovers = other.loop.scheduler.handovers
     num_handed_over = handovers.num_taken_over if handovers is not None else 0
     return Gaps(usual, median(longest), max(longest), num_handed_over, duration)
@@ -79,9 +88,112 @@ def _run_until_each_has(pool: SimulatedPool, *, num_more_tokens: int) -> None:
         pool.clock.run(until=pool.clock.now + LOOK_S)
 
 
-def _longest_gap_s(answer: Answer, *, since: float) -> float:
-    ends = answer.token_times[1:]
-    return max(gap for gap, end in zip(answer.gaps_s, ends, strict=True) if end >= since)
+async def measure_model(
+    model: str, *, context: int, num_streams: int, num_tokens: int, hands_over: bool
+) -> Gaps:
+    """Does the same with two workers of a model. Raises AssertionError if a token is wrong.
+
+    Args:
+        num_tokens: of each answer, of which the drain has to come before the end.
+    """
+    flags = ["--max-num-seqs", str(max(2, num_streams)), "--kv-cache-memory", "3"]
+    if hands_over:
+        flags += ["--drain-timeout", "120", "--swap-space", "1"]
+    else:
+        flags += ["--drain-timeout", "0", "--swap-space", "0"]
+    async with model_pool(model) as pool:
+        owner = await pool.join(*flags, core=0)
+        prompts = random_prompts(
+            vocab_size=await pool.vocab_size(), num_tokens=context, seed=context
+        )
+        asked = list(itertools.islice(prompts, num_streams))
+        undisturbed = await _undisturbed(pool, asked, num_tokens=num_tokens)
+        answers = [pool.ask(prompt, max_tokens=num_tokens) for prompt in asked]
+        await pool.join(*flags, core=1)
+        await _until_each_has_more(pool, answers, num_more_tokens=8)
+        gaps = await _drain(pool, owner, answers)
+    for answer, other in zip(answers, undisturbed, strict=True):
+        wrong = (a != b for a, b in zip(answer.token_ids, other.token_ids, strict=True))
+        assert not any(wrong), f"tokens of {answer.request_id} are not as undisturbed"
+    return gaps
+
+
+async def _undisturbed(
+    pool: ModelPool, prompts: list[list[int]], *, num_tokens: int
+) -> list[ModelAnswer]:
+    """Returns whole answers of a pool that has only one worker, which then knows the prompts."""
+    answers = [pool.ask(prompt, max_tokens=num_tokens) for prompt in prompts]
+    await pool.until(lambda: all(answer.is_whole for answer in answers))
+    return answers
+
+
+async def _drain(pool: ModelPool, owner: ModelWorker, answers: list[ModelAnswer]) -> Gaps:
+    """Drains a worker, and reads its streams to their ends."""
+    began_at = time.perf_counter()
+    usual = median(gap for answer in answers for gap in answer.gaps_s[-4:])
+    pool.drain(owner)
+    await pool.until_left(owner)
+    duration = time.perf_counter() - began_at
+    await pool.until(lambda: all(answer.is_whole for answer in answers))
+    num_handed_over = await pool.count_handovers(answers)
+    longest = [
+        answer.longest_gap_s(since=began_at)
+        for answer in answers
+        if answer.token_times[-1] >= began_at
+    ]
+    return Gaps(usual, median(longest), max(longest), num_handed_over, duration)
+
+
+async def _until_each_has_more(
+    pool: ModelPool, answers: list[ModelAnswer], *, num_more_tokens: int
+) -> None:
+    wanted = [len(answer.token_times) + num_more_tokens for answer in answers]
+    pairs = list(zip(answers, wanted, strict=True))
+    await pool.until(lambda: all(len(answer.token_times) >= number for answer, number in pairs))
+
+
+def row(context: int, gaps: Gaps, *, hands_over: bool) -> str:
+    """Returns a row of the table."""
+    cells = (f"{1e3 * seconds:.0f}" for seconds in gaps[:3])
+    return (
+        f"| {context} | {'handed over' if hands_over else 'computed anew'}"
+        f" | {' | '.join(cells)} | {gaps.num_handed_over} | {gaps.duration:.1f} |"
+    )
+
+
+HEADER = (
+    "| tokens of each | what runs is | between tokens before ms | longest gap ms, median of"
+    " the streams | of all | handed over | until it left s |\n|---|---|---|---|---|---|---|"
+)
+
+
+def run_simulated(args: argparse.Namespace) -> None:
+    for profile in args.profile:
+        costs = PROFILES[profile]
+        print(f"\n{costs.name}: {args.streams} streams, {args.within:g} s to drain\n\n{HEADER}")
+        for context, hands_over in itertools.product(args.contexts, (False, True)):
+            gaps = measure(
+                costs,
+                context=context,
+                num_streams=args.streams,
+                within_s=args.within,
+                hands_over=hands_over,
+            )
+            print(row(context, gaps, hands_over=hands_over), flush=True)
+
+
+async def run_model(args: argparse.Namespace) -> None:
+    print(f"\n{args.model}: {args.streams} streams of {args.tokens} tokens\n\n{HEADER}")
+    ways = {"anew": (False,), "over": (True,), "both": (False, True)}[args.ways]
+    for context, hands_over in itertools.product(args.contexts, ways):
+        gaps = await measure_model(
+            args.model,
+            context=context,
+            num_streams=args.streams,
+            num_tokens=args.tokens,
+            hands_over=hands_over,
+        )
+        print(row(context, gaps, hands_over=hands_over), flush=True)
 
 
 def main() -> None:
@@ -89,30 +201,17 @@ def main() -> None:
     parser.add_argument("--profile", nargs="+", choices=PROFILES, default=list(PROFILES))
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--within", type=float, default=30.0, help="seconds to drain")
+    parser.add_argument("--within", type=float, default=30.0, help="simulated seconds to drain")
+    parser.add_argument("--model", help="of real workers")
+    parser.add_argument("--tokens", type=int, default=768, help="of each answer of a model")
+    parser.add_argument(
+        "--ways", choices=("both", "anew", "over"), default="both", help="with a model"
+    )
     args = parser.parse_args()
-    for profile in args.profile:
-        costs = PROFILES[profile]
-        print(
-            f"\n{costs.name}: {args.streams} streams, {args.within:g} s to drain\n\n"
-            "| tokens of each | what runs is | between tokens before ms | longest gap ms, median of"
-            " the streams | of all | handed over | until it left s |\n|---|---|---|---|---|---|---|"
-        )
-        for context in args.contexts:
-            for hands_over in (False, True):
-                gaps = measure(
-                    costs,
-                    context=context,
-                    num_streams=args.streams,
-                    within_s=args.within,
-                    hands_over=hands_over,
-                )
-                cells = (f"{1e3 * seconds:.0f}" for seconds in gaps[:3])
-                print(
-                    f"| {context} | {'handed over' if hands_over else 'computed anew'}"
-                    f" | {' | '.join(cells)} | {gaps.num_handed_over} | {gaps.duration:.1f} |",
-                    flush=True,
-                )
+    if args.model:
+        asyncio.run(run_model(args))
+    else:
+        run_simulated(args)
 
 
 if __name__ == "__main__":

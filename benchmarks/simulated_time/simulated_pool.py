@@ -1,10 +1,9 @@
 """A pool of workers under the real scheduler, and clients that read tokens, in simulated time."""
 
-import itertools
 import random
-from dataclasses import dataclass, field
 from functools import partial
 
+from benchmarks.harness.answers import Answer, Asked
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.peer_links import PeerLinks
 from benchmarks.simulated_time.simulated_worker import SimulatedWorker
@@ -20,43 +19,6 @@ from scheduler_svc.requests.sequence_group import new_group
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 32_000
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that a client sends."""
-
-    prompt_tokens: int
-    max_tokens: int
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """Times at which a client got its tokens, in simulated seconds."""
-
-    asked: Asked
-    sent_at: float
-    token_times: list[float] = field(default_factory=list)
-    failure: str = ""
-
-    @property
-    def first_token_s(self) -> float:
-        return self.token_times[0] - self.sent_at
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """Seconds between one token and the next."""
-        return [later - earlier for earlier, later in itertools.pairwise(self.token_times)]
-
-    @property
-    def per_token_s(self) -> float:
-        """Mean seconds between tokens, as an objective of TPOT counts them."""
-        times = self.token_times
-        return (times[-1] - times[0]) / max(1, len(times) - 1)
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.token_times) == self.asked.max_tokens
 
 
 class Clients:

@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from benchmarks import disaggregation, drain
+from benchmarks.harness.answers import Answer, Asked
 from benchmarks.simulated_time.event_clock import EventClock
-from benchmarks.simulated_time.simulated_pool import Answer, Asked, SimulatedPool
+from benchmarks.simulated_time.simulated_pool import SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts, StepWork
 from contract.worker_role import WorkerRole
 from scheduler_svc.config import Disaggregation, PreemptionMode, SchedulerConfig

@@ -1,0 +1,184 @@
+"""Workers of a model that come and go, each of one thread on a core of its own, and their clients.
+
+Router, scheduler and clients are on the same machine, and run on whatever core the system gives
+them, as those of a small deployment do.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import grpc
+import psutil
+
+from benchmarks.harness.answers import Answer, Asked
+from protos.inference.v1 import inference_pb2 as pb
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from protos.scheduler.v1 import explain_pb2, stats_pb2
+from rpc.transport.channel import open_channel
+from signalbox.client.scheduler_client import SchedulerClient
+from signalbox.client.service_client import Refused, Unreachable
+from signalbox.stack.child_processes import Child, start, watch
+from signalbox.stack.stack_addresses import free_port
+
+POLL_S = 0.02
+END_S = 10.0
+START_S = 120.0
+"""Longest that a process may take to serve."""
+LOCAL = "127.0.0.1"
+
+
+@dataclass(slots=True, eq=False)
+class ModelAnswer(Answer):
+    """Tokens that a client got, and when, by time.perf_counter."""
+
+    request_id: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+
+class ModelWorker(NamedTuple):
+    """A worker that has joined."""
+
+    address: str
+    process: Child
+
+
+class ModelPool:
+    """Workers that share a scheduler, behind a router."""
+
+    def __init__(
+        self, model: str, router: pb_grpc.InferenceServiceStub, scheduler: SchedulerClient
+    ) -> None:
+        self.answers: list[ModelAnswer] = []
+        self._model = model
+        self._router = router
+        self._scheduler = scheduler
+        self._children: list[Child] = []
+        self._reading: list[asyncio.Task[None]] = []
+
+    async def start(self, name: str, *flags: str, core: int | None = None) -> Child:
+        """Starts a `signalbox` command, with all its threads on one core if one is named."""
+        child = await watch(start(name, [*flags, "--log-level", "warning"]))
+        if core is not None:
+            cores = sorted(os.sched_getaffinity(0))
+            psutil.Process(child.pid).cpu_affinity([cores[core % len(cores)]])
+        self._children.append(child)
+        self._reading.append(asyncio.create_task(_read_all(child)))
+        return child
+
+    async def join(self, *flags: str, core: int) -> ModelWorker:
+        """Adds a worker, and returns when it has joined."""
+        before = {worker.address for worker in await self.workers()}
+        common = ("--scheduler", self._scheduler.address, "--num-threads", "1")
+        process = await self.start("worker", "worker", self._model, *common, *flags, core=core)
+        while not (new := {one.address for one in await self.workers()} - before):
+            assert process.is_alive, f"a worker {process.ending}"
+            await asyncio.sleep(POLL_S)
+        await self.vocab_size()  # the router has heard of it
+        return ModelWorker(new.pop(), process)
+
+    async def workers(self) -> Sequence[stats_pb2.WorkerStats]:
+        """Returns what the scheduler counts of each worker that has joined."""
+        while True:
+            with contextlib.suppress(Unreachable, Refused):
+                return (await self._scheduler.stats()).workers
+            await asyncio.sleep(POLL_S)
+
+    async def vocab_size(self) -> int:
+        """Returns the size of the vocabulary, once the router serves."""
+        async with asyncio.timeout(START_S):
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    return int((await self._router.GetModel(pb.GetModelRequest())).vocab_size)
+                await asyncio.sleep(POLL_S)
+
+    def ask(self, prompt: Sequence[int], *, max_tokens: int) -> ModelAnswer:
+        """Has a client send a greedy request now that the end of sequence does not end."""
+        answer = ModelAnswer(
+            Asked(len(prompt), max_tokens),
+            time.perf_counter(),
+            request_id=f"r{len(self.answers)}",
+        )
+        self.answers.append(answer)
+        self._reading.append(asyncio.create_task(self._read(answer, prompt)))
+        return answer
+
+    async def _read(self, answer: ModelAnswer, prompt: Sequence[int]) -> None:
+        request = pb.GenerateRequest(
+            request_id=answer.request_id,
+            token_ids=pb.TokenIds(ids=prompt),
+            sampling_params=pb.SamplingParams(
+                temperature=0, max_tokens=answer.asked.max_tokens, ignore_eos=True
+            ),
+        )
+        try:
+            async for response in self._router.Generate(request):
+                now = time.perf_counter()
+                for output in response.outputs:
+                    answer.token_times += [now] * len(output.token_ids)
+                    answer.token_ids += output.token_ids
+        except grpc.aio.AioRpcError as error:
+            answer.failure = f"{error.code().name}: {error.details()}"
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Returns when something is true of the answers. Raises RuntimeError if one fails."""
+        while not is_so():
+            for answer in self.answers:
+                if answer.failure:
+                    raise RuntimeError(f"{answer.request_id}: {answer.failure}")
+            await asyncio.sleep(POLL_S)
+
+    def drain(self, worker: ModelWorker) -> None:
+        """Has a worker leave once it has ended what it had, or its time to drain is over."""
+        worker.process.send(signal.SIGTERM)
+
+    async def until_left(self, worker: ModelWorker) -> None:
+        """Returns when no request runs on a worker."""
+        while True:
+            workers = {one.address: one for one in await self.workers()}
+            left = workers.get(worker.address)
+            if left is None or not left.num_requests_running + left.num_requests_swapped:
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def count_handovers(self, answers: Sequence[ModelAnswer]) -> int:
+        """Returns how many of the requests were handed over."""
+        kind = explain_pb2.EVENT_KIND_HANDED_OVER
+        events = [(await self._scheduler.explain(one.request_id)).events for one in answers]
+        return sum(any(event.kind == kind for event in some) for some in events)
+
+    async def stop(self) -> None:
+        """Ends all processes, workers first."""
+        for child in reversed(self._children):
+            await child.end(within_s=END_S)
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+
+async def _read_all(child: Child) -> None:
+    await child.news.read()
+
+
+@contextlib.asynccontextmanager
+async def model_pool(model: str, *scheduler_flags: str) -> AsyncIterator[ModelPool]:
+    """Yields a pool of which no worker has joined yet."""
+    router_port, scheduler_port = str(free_port()), str(free_port())
+    async with (
+        open_channel(f"{LOCAL}:{router_port}") as channel,
+        SchedulerClient(f"{LOCAL}:{scheduler_port}") as scheduler,
+    ):
+        router = pb_grpc.InferenceServiceStub(channel)
+        pool = ModelPool(model, router, scheduler)
+        try:
+            await pool.start("scheduler", "scheduler", "--port", scheduler_port, *scheduler_flags)
+            ports = "--grpc-port", router_port, "--scheduler", scheduler.address
+            await pool.start("router", "router", "--no-http", *ports)
+            yield pool
+        finally:
+            await pool.stop()
