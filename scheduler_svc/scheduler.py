@@ -39,6 +39,9 @@ from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.results.output_processor import OutputProcessor
 from scheduler_svc.results.step_outcome import StepOutcome
 
+LONG_STEP_S = 0.05
+"""Time beside which the worker may wait for its next step until the last one is answered."""
+
 
 class Scheduler:
     """One worker's queues and blocks."""
@@ -191,6 +194,7 @@ class Scheduler:
         if plan.seqs or plan.has_sections:  # else it was sent to ask for the ends of moves
             self._observe_costs(plan, result.timings, now)
             self.steps.observe(plan, result, now)
+            self.cost.step_s = self.steps.decode_s
         if self.store is not None and result.moves:
             self.store.process(result.moves, now)
         outcome = self.output_processor.process(plan, result, now)
@@ -288,6 +292,20 @@ class Scheduler:
         return groups
 
     # Looking inside
+
+    @property
+    def has_enough_in_flight(self) -> bool:
+        """True if no further step is to be planned until one is answered.
+
+        While groups come or leave, a long step is enough: copies begin with the next one, and the
+        worker waits for that only as long as a message takes.
+        """
+        if len(self.inflight) >= self.limits.max_in_flight:
+            return True
+        handovers = self.handovers
+        if handovers is None or not (handovers.coming or handovers.leaving):
+            return False
+        return self._seconds_in_flight() >= LONG_STEP_S and not self.planner.division.is_used
 
     def _seconds_in_flight(self) -> float:
         """Returns how long the steps in flight take, as prompts do or as the last decodes did."""

@@ -21,7 +21,12 @@ HIT_SHARE = 1 / 16
 """Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
 this share of the time that their tokens took to compute."""
 MAX_KEEP_S = 0.005
-"""Longest that a step may take for the copies of evicted blocks: others wait for their tokens."""
+"""Longest that a step may take for the copies of evicted blocks, and of those of one write or lend:
+others wait for their tokens."""
+MAX_LEND_SHARE = 1 / 16
+"""Share of a step that those of one lend may take if that is longer. The parts of a lend wait for
+steps of both workers: beside steps of half a second a drain that copies 5 ms of blocks at a time
+would not end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +40,8 @@ class CostModel:
     """Rate at which blocks come from the worker's store to the CPU pool."""
     peer_bytes_per_s: float = 0.0
     """Rate at which they come from other workers."""
+    step_s: float = 0.0
+    """Duration of the last step that only decoded."""
     has_seen_swaps: bool = field(default=False, init=False)
     """True if the rate of copies may differ from the announced one."""
     _announced_copy_bytes_per_s: float = field(init=False)
@@ -65,9 +72,13 @@ class CostModel:
         read_s = num_blocks * self.block_bytes / rate if rate else 0.0
         return LOAD_LATENCY_S + read_s + self.copy_s(num_blocks)
 
-    def keeps_more_copies(self, *, num_copies: int) -> bool:
-        """Says whether a step that copies blocks out for the store should copy one more."""
-        return self.copy_s(num_copies + 1) <= MAX_KEEP_S
+    def keeps_more_copies(self, *, num_copies: int, step_s: float = 0.0) -> bool:
+        """Says whether a step that copies blocks out for one purpose should copy one more.
+
+        Args:
+            step_s: of steps that the purpose waits for; 0 if nothing waits for it.
+        """
+        return self.copy_s(num_copies + 1) <= max(MAX_KEEP_S, MAX_LEND_SHARE * step_s)
 
     def copy_s(self, num_blocks: int) -> float:
         """Seconds to copy blocks from one pool to the other."""

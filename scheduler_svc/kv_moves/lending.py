@@ -257,10 +257,11 @@ class Lending:
         hashes: list[BlockHash] = []
         blocks: list[int] = []
         num_before = self._blocks.num_copies_out
+        step_s = max(self._cost.step_s, pair.reader._cost.step_s)
         most = max(0, self._most_lent - self._num_lent)
         for block_hash in pair.fetch.hashes[:most]:
             num_copies = self._blocks.num_copies_out - num_before
-            if not self._cost.keeps_more_copies(num_copies=num_copies):
+            if not self._cost.keeps_more_copies(num_copies=num_copies, step_s=step_s):
                 break
             if block_hash in pair.private:
                 block = self._blocks.copy_out(pair.private[block_hash])

@@ -89,7 +89,7 @@ class StepLoop:
         Returns None if enough steps are in flight, or if nothing can be computed at the moment.
         """
         scheduler = self.scheduler
-        if len(scheduler.inflight) >= scheduler.limits.max_in_flight:
+        if scheduler.has_enough_in_flight:
             return None
         self.recorder.planned(now)
         num_returned = scheduler.num_returned

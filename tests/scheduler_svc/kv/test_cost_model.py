@@ -88,6 +88,13 @@ def test_evicted_blocks_are_kept_if_few_hits_pay_for_all(
     assert not cost.keeps_another(num_kept=5, block_size=16)
 
 
+@pytest.mark.parametrize(("step_s", "most"), [(0.0, 5), (0.01, 5), (0.16, 10)])
+def test_more_blocks_are_copied_for_what_waits_for_long_steps(step_s: float, most: int) -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    assert cost.keeps_more_copies(num_copies=most - 1, step_s=step_s)
+    assert not cost.keeps_more_copies(num_copies=most, step_s=step_s)
+
+
 def test_what_is_not_known_costs_nothing() -> None:
     cost = CostModel()
     assert cost.fetches(block_size=16)

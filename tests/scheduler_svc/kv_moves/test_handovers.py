@@ -7,11 +7,14 @@ import pytest
 
 from contract.request import BeamSearchParams
 from contract.structured_output.grammar_cost import GROWTH_BYTES
+from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.handover_rounds import GRACE_S
 from scheduler_svc.kv_moves.handovers import Handovers
+from scheduler_svc.kv_moves.moves_under_way import MoveKind
 from scheduler_svc.kv_moves.worker_handovers import RETRY_S, WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
+from scheduler_svc.scheduler import LONG_STEP_S
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.fake_worker import expected
@@ -433,4 +436,52 @@ def test_a_draining_worker_tries_again_later() -> None:
     for _ in range(NUM_TURNS):
         pair.turn()
     assert pair.of(1).queues.running == [group]
+    pair.assert_right()
+
+
+@pytest.mark.parametrize(
+    ("owner_s", "taker_s", "most"), [(0.0, 0.0, 1), (0.16, 0.0, 2), (0.0, 0.16, 2)]
+)
+def test_more_blocks_are_lent_at_a_time_where_either_worker_takes_long_for_a_step(
+    owner_s: float, taker_s: float, most: int
+) -> None:
+    """A block takes 5 ms to copy, and two 1/16 of the longer steps."""
+    pair = Pair(num=0)
+    for number in range(2):
+        cost = CostModel(block_bytes=BLOCK_BYTES, copy_bytes_per_s=200 * BLOCK_BYTES)
+        pair.loops.append(pair.join(number, cost=cost))
+    other = make_request(PROMPT[::-1], max_tokens=40, arrival=9.0)
+    pair.content |= content_of(other, block_size=4)
+    pair.groups.append(other)
+    pair.admission.add(other)
+    for _ in range(3):
+        pair.step(1, seconds=taker_s)
+    group = pair.start()
+    pair.step(0, seconds=owner_s)
+    assert pair.begin(group)
+    store, seen = pair.loops[0].scheduler.store, 0
+    assert store is not None
+    while group not in pair.of(1).queues.running:
+        for number, seconds in enumerate((owner_s, taker_s)):
+            pair.step(number, seconds=seconds)
+            seen = max(seen, store.moves.num_blocks(MoveKind.LEND))
+    assert seen == most
+    pair.assert_right()
+
+
+@pytest.mark.parametrize("seconds", [0.5 * LONG_STEP_S, 2 * LONG_STEP_S])
+def test_a_long_step_is_enough_in_flight_while_a_group_leaves(seconds: float) -> None:
+    pair = Pair()
+    group = pair.start(max_tokens=48)
+    owner = pair.loops[0].scheduler
+    pair.step(0, seconds=seconds)
+    pair.loops[0].send()
+    assert not owner.has_enough_in_flight
+    assert pair.begin(group)
+    assert owner.has_enough_in_flight is (seconds > LONG_STEP_S)
+    pair.loops[0].answer()
+    assert not owner.has_enough_in_flight
+    pair.of(1).give_up(pair.of(0).leaving[group], pair.now)
+    pair.loops[0].send()
+    assert not owner.has_enough_in_flight
     pair.assert_right()

@@ -81,11 +81,13 @@ class Workers:
         self.admission.add(group)
         return group
 
-    def step(self, number: int) -> None:
+    def step(self, number: int, *, seconds: float = 0.0) -> None:
+        """Lets a worker take a step, which takes so long."""
         loop = self.loops[number]
         loop.now = max(loop.now, self.now)
         loop.send()
         loop.scheduler.check()
+        loop.now += seconds
         loop.answer()
         self.now = loop.now
         self.check()
