@@ -15,6 +15,7 @@ from gpu_worker.worker import Worker
 from gpu_worker.worker_settings import WorkerSettings
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER, WORKER
+from rpc.interceptors.write_timeout import SlowClientInterceptor
 from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.listening_ports import (
     METRICS_REMEDY,
@@ -24,15 +25,19 @@ from rpc.transport.listening_ports import (
 )
 from rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from rpc.transport.shutdown import run_until_signalled
+from rpc.transport.tls import TlsConfig
 
 logger = logging.getLogger(__name__)
 
+READ_BLOCKS = f"/{SERVICE_NAME}/ReadBlocks"
 CALLERS = {
     f"/{SERVICE_NAME}/": (SCHEDULER,),
     f"/{SERVICE_NAME}/GetWorkerInfo": (SCHEDULER, OPERATOR),
     f"/{SERVICE_NAME}/Profile": (OPERATOR,),
-    f"/{SERVICE_NAME}/ReadBlocks": (WORKER,),
+    READ_BLOCKS: (WORKER,),
 }
+READ_STALL_S = 5.0
+"""Longest that a worker which reads blocks may take nothing while a part waits."""
 
 
 async def run(
@@ -63,18 +68,7 @@ async def run(
             adapter_dir=settings.adapter_dir,
             tls=tls,
         )
-        server = Server(
-            host=host,
-            port=settings.port,
-            max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
-            tls=tls,
-            callers=CALLERS,
-        )
-        server.add(
-            WorkerServicer(worker),
-            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-            name=SERVICE_NAME,
-        )
+        server = make_server(worker, host=host, port=settings.port, tls=tls)
         try:
             bound_port = await server.start()
             server.set_serving(SERVICE_NAME, serving=True)
@@ -97,6 +91,21 @@ async def run(
             await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
             worker.close(f"rank 0 ends: {error}")
             raise
+
+
+def make_server(worker: Worker, *, host: str, port: int, tls: TlsConfig) -> Server:
+    """Returns the server of a worker, which does not listen yet."""
+    server = Server(
+        host=host,
+        port=port,
+        max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
+        tls=tls,
+        callers=CALLERS,
+        interceptors=[SlowClientInterceptor(READ_STALL_S, methods={READ_BLOCKS})],
+    )
+    add = worker_pb2_grpc.add_WorkerServiceServicer_to_server
+    server.add(WorkerServicer(worker), add, name=SERVICE_NAME)
+    return server
 
 
 async def _serve(

@@ -4,7 +4,7 @@ A handler waits in `write` for as long as HTTP/2's flow control demands, which i
 client has stopped reading; everything that the handler holds would stay in memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from contract.errors import ResourceExhausted
@@ -17,13 +17,17 @@ class SlowClientInterceptor(WrappingInterceptor):
 
     Args:
         timeout_s: seconds that a client may read nothing while a write waits.
+        methods: full names of those that are bounded; None is all.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, methods: Collection[str] | None = None) -> None:
         self._timeout_s = timeout_s
+        self._methods = methods
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
-        return wrap(handler, writing=self._writing) if handler.response_streaming else handler
+        is_bounded = self._methods is None or method in self._methods
+        is_bounded = is_bounded and handler.response_streaming
+        return wrap(handler, writing=self._writing) if is_bounded else handler
 
     @contextmanager
     def _writing(self, context: Context) -> Iterator[Write]:

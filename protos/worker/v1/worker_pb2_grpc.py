@@ -197,8 +197,8 @@ class WorkerServiceServicer:
         come before the step: the caller repeats it for a while.
 
         NOT_FOUND if the ticket is not known, was used, or has expired; PERMISSION_DENIED if the caller's
-        certificate is not that of the reader; RESOURCE_EXHAUSTED while too many calls read; ABORTED if the
-        lend ends meanwhile.
+        certificate is not that of the reader; RESOURCE_EXHAUSTED while too many calls read, and if the
+        caller takes nothing for 5 s; ABORTED if the lend ends meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

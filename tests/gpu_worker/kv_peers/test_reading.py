@@ -13,19 +13,18 @@ import pytest
 
 from contract.sections.store_moves import BlockSource, Fetch, Lend, MoveResult, StoreMoves
 from contract.step import Step, decode_step, encode_step
+from gpu_worker import main
+from gpu_worker import worker as worker_module
 from gpu_worker.kv_peers import peer_channels, peer_client
 from gpu_worker.kv_peers.lent_parts import Part, digest_of
 from gpu_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
 from gpu_worker.kv_store.pool_moves import CANCELLED
-from gpu_worker.main import CALLERS
-from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.simulated.simulated_config import SimulatedConfig
 from gpu_worker.simulated.simulated_runner import POISON, SimulatedRunner
 from gpu_worker.worker import NO_EPOCH, Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.transport.channel import open_channel
-from rpc.transport.server import Server
 from rpc.transport.tls import CLEAR, TlsConfig
 from tests.gpu_worker.served_worker import EPOCH, init_cache
 from tests.rpc.certificates import Authority
@@ -35,6 +34,8 @@ CONFIG = SimulatedConfig(block_size=8, num_gpu_blocks=16, num_cpu_blocks=4)
 TICKET = b"t" * 16
 HASHES = [bytes([number]) * 16 for number in range(3)]
 LAST_S = 600
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0)]
+"""Otherwise gRPC takes megabytes that nothing reads."""
 
 
 class Peer:
@@ -95,11 +96,7 @@ async def peer(tls: TlsConfig = CLEAR, config: SimulatedConfig = CONFIG) -> Asyn
     worker = await Worker.load(lambda: runner, tls=tls)
     worker.begin_epoch(EPOCH)
     await init_cache(worker)
-    server = Server(
-        host="127.0.0.1", port=0, tls=tls, callers=CALLERS if tls.identifies_clients else None
-    )
-    add = worker_pb2_grpc.add_WorkerServiceServicer_to_server
-    server.add(WorkerServicer(worker), add, name=SERVICE_NAME)
+    server = main.make_server(worker, host="127.0.0.1", port=0, tls=tls)
     port = await server.start()
     rng = np.random.default_rng(port)
     runner.cpu_kv[:] = rng.integers(1 << 63, size=runner.cpu_kv.shape, dtype=np.uint64)
@@ -345,6 +342,29 @@ async def test_a_reader_that_leaves_ends_the_lend() -> None:
         lent = await owner.until_ended()
     assert lent.num_blocks < 3
     assert lent.failed
+
+
+async def test_a_reader_that_stops_reading_leaves_its_call_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(main, "READ_STALL_S", 0.5)
+    monkeypatch.setattr(worker_module, "MAX_READS", 1)
+    config = replace(CONFIG, block_size=150_000, max_model_len=150_000)
+    async with peer(config=config) as owner, peer(config=config) as reader:
+        await owner.lend()
+        channel = grpc.aio.insecure_channel(owner.address, options=SMALL_WINDOW)
+        async with channel:
+            stalled = owner.stub(channel).ReadBlocks(pb.ReadBlocksRequest(ticket=TICKET))
+            await stalled.initial_metadata()  # and nothing more is read
+            lent = await owner.until_ended()
+            assert lent.num_blocks < 3
+            assert lent.failed
+            await owner.lend()
+            await reader.fetch(owner.source())
+            assert (await reader.until_ended()).num_blocks == 3
+            with pytest.raises(grpc.aio.AioRpcError, match="does not read: nothing"):
+                async for _ in stalled:
+                    pass
 
 
 async def test_only_the_worker_that_blocks_are_lent_to_reads_them(tmp_path: Path) -> None:
