@@ -99,6 +99,11 @@ def read(
 
 def _add_store(store: StoreUsage, families: Families, name: dict[str, str]) -> None:
     for gauge, meaning, number in (
+        (
+            "worker_kv_store_open",
+            "1 once the worker's store finds and keeps blocks.",
+            store.is_open,
+        ),
         ("worker_kv_store_blocks", "KV blocks in the worker's store.", store.num_blocks),
         ("worker_kv_store_bytes", "Space that they take.", store.used_bytes),
         ("worker_kv_store_capacity_bytes", "Space that the store may take.", store.capacity_bytes),

@@ -25,6 +25,8 @@ class StoreUsage(NamedTuple):
     num_evicted: int = 0
     num_failed: int = 0
     """Reads and writes that failed: errors of the device, bytes that are not what was written."""
+    is_open: bool = True
+    """False while nothing is found or kept yet."""
 
 
 class StoreError(Exception):

@@ -6,6 +6,7 @@ found or kept.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
@@ -47,7 +48,7 @@ class LateStore(Generic[S]):
         """The subclass calls `start` at the end of its own."""
         self._block_bytes = block_bytes
         self._name = name
-        self._usage = StoreUsage(0, 0, capacity_bytes)
+        self._usage = StoreUsage(0, 0, capacity_bytes, is_open=False)
         self._store: S | None = None
         self._clears: list[bytes | None] | None = []
         """Tenants to be cleared when the store opens; None when it has."""
@@ -58,6 +59,10 @@ class LateStore(Generic[S]):
         self._thread = threading.Thread(target=self._run, name=f"kv-{name}", daemon=True)
 
     def start(self) -> None:
+        logger.info(
+            "%s tier of KV blocks: opening; it finds and keeps nothing until the weights are known",
+            self._name,
+        )
         self._thread.start()
 
     def open(self) -> S:
@@ -108,6 +113,7 @@ class LateStore(Generic[S]):
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
+        begun = time.monotonic()
         try:
             store = self.open()
             with self._opening:
@@ -115,6 +121,9 @@ class LateStore(Generic[S]):
                     self._clear(store, tenant)
                 self._clears = None
                 self._store = store
+            logger.info(
+                "%s tier of KV blocks: open after %.1f s", self._name, time.monotonic() - begun
+            )
         except Exception as error:
             if not self._closing.is_set():
                 logger.error("the %s tier of KV blocks stays off: %s", self._name, error)

@@ -169,6 +169,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_worker_kv_store_capacity_bytes",
         "signalbox_worker_kv_store_errors_total",
         "signalbox_worker_kv_store_evictions_total",
+        "signalbox_worker_kv_store_open",
         "signalbox_worker_lease",
         "signalbox_worker_rank_info",
         "signalbox_worker_rank_phase_seconds_total",

@@ -119,6 +119,26 @@ def test_a_clear_before_the_weights_are_known_is_made_then(tmp_path: Path) -> No
             assert server.keys() == []
 
 
+def test_a_tier_says_that_it_opens_and_that_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = threading.Event()
+
+    def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        assert known.wait(60)
+        return IDENTITY
+
+    caplog.set_level("INFO")
+    with opened(tmp_path, f"redis://127.0.0.1:{free_port()}", identify_late) as tier:
+        assert not tier.usage().is_open
+        assert "shared tier of KV blocks: opening; it finds and keeps nothing until" in caplog.text
+        assert "open after" not in caplog.text
+        known.set()
+        assert tier.opened.wait(60)
+        assert tier.usage().is_open
+        assert "shared tier of KV blocks: open after" in caplog.text
+
+
 def test_a_worker_starts_without_its_server_and_remembers_a_clear(tmp_path: Path) -> None:
     known = threading.Event()
 

@@ -108,6 +108,7 @@ async def test_a_worker_counts_its_steps_and_where_their_time_went() -> None:
         assert forward >= 10 * 0.002
         assert forward <= value(registry, "signalbox_worker_step_duration_seconds_sum") * 1.001
         assert value(registry, "signalbox_worker_lease") == 1
+        assert value(registry, "signalbox_worker_kv_store_open") == 1
         assert value(registry, "signalbox_worker_kv_store_blocks") == 0
         assert value(registry, "signalbox_worker_kv_store_capacity_bytes") == 7 * 16 * 8
         simulated_by = {"part": "model", "backend": "simulated", "last_resort": "false"}
