@@ -27,9 +27,11 @@ FLAGS = (
 
 
 @contextlib.contextmanager
-def worker_process(model: Path, scheduler: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker_process(
+    model: Path, scheduler: str, log: Path, *flags: str
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as sink:
-        command = [*COMMAND, "worker", str(model), *FLAGS, f"--scheduler={scheduler}"]
+        command = [*COMMAND, "worker", str(model), *FLAGS, *flags, f"--scheduler={scheduler}"]
         process = subprocess.Popen([*command, "--port=0"], env=environment(), stderr=sink)
     try:
         yield process
