@@ -19,7 +19,7 @@ from contract.worker_role import WorkerRole
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.lending import Lending, PeerIdentity, Peers
+from scheduler_svc.kv_moves.lending import Lending, PeerIdentity, Peers, most_lent
 from scheduler_svc.kv_moves.store_planning import OnCleared, StorePlanning
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.planning.bookkeeping import Bookkeeping
@@ -83,6 +83,8 @@ class Scheduler:
         )
         self.store: StorePlanning | None = None
         """None if the worker has neither store nor peers, or if its CPU pool caches nothing."""
+        if not most_lent(cache.num_cpu_blocks):
+            identity = None
         moves_blocks = store is not None or identity is not None
         if moves_blocks and cache.num_cpu_blocks and self.blocks.cpu_tier.is_cache:
             self.store = StorePlanning(

@@ -78,15 +78,23 @@ class HandoverRounds:
                 missing[name] = block
         return missing
 
+    def room(self, handover: Handover) -> int:
+        """Returns how many blocks a round may copy now: both CPU pools have room for them."""
+        pool, owner = self._blocks.cpu, handover.owner.lending
+        return min(pool.num_free, int(MAX_ROUND_SHARE * pool.num_blocks), owner.num_lendable)
+
+    def waits(self, handover: Handover) -> bool:
+        """Says whether other moves are under way, whose ends make room."""
+        return bool(self._fetches or handover.owner.lending.is_lending)
+
     def begin(self, handover: Handover, missing: Mapping[BlockHash, int], now: float) -> bool:
         """Fetches as much of what is missing as both CPU pools have room for.
 
         Where there is none, because others move, it waits for them. Returns False if that leads to
         nothing.
         """
-        owner, pool = handover.owner.lending, self._blocks.cpu
-        most = min(pool.num_free, int(MAX_ROUND_SHARE * pool.num_blocks), owner.num_lendable)
-        if most < 1 and (self._fetches or owner.is_lending):
+        owner, most = handover.owner.lending, self.room(handover)
+        if most < 1 and self.waits(handover):
             return True
         is_in_vain = handover.num_missing is not None and len(missing) >= handover.num_missing
         handover.num_rounds_in_vain = (handover.num_rounds_in_vain + 1) * is_in_vain

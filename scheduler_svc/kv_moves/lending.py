@@ -30,6 +30,11 @@ store that was late."""
 _NONE: Mapping[BlockHash, int] = MappingProxyType({})
 
 
+def most_lent(num_cpu_blocks: int) -> int:
+    """Returns how many blocks of a CPU pool may be lent at a time; 0 if it is too small."""
+    return int(MAX_LENT_SHARE * num_cpu_blocks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIdentity:
     """What other workers have to know of one."""
@@ -202,7 +207,7 @@ class Lending:
 
     @property
     def _most_lent(self) -> int:
-        return int(MAX_LENT_SHARE * self._blocks.cpu.num_blocks)
+        return most_lent(self._blocks.cpu.num_blocks)
 
     @property
     def _num_lent(self) -> int:
@@ -235,7 +240,7 @@ class Lending:
         self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
         wanted, self._wanted = self._wanted, {}
         for pair in wanted:
-            if 0 < self._most_lent <= self._num_lent:
+            if self._most_lent <= self._num_lent:
                 self._wanted[pair] = None  # until what is lent has been read
                 continue
             hashes, blocks = self._choose(pair)

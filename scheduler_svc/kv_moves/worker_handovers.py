@@ -154,6 +154,8 @@ class WorkerHandovers:
                 return self._rounds.begin(handover, missing, now)
             if not (handover.may_pause and has_grammar):
                 return True
+            if not self._rounds.room(handover):  # for the copies that the pause is for
+                return self._rounds.waits(handover)
             handover.owner.pause(handover, now)
             missing = self._rounds.missing(handover)
         if handover.group.is_inflight:

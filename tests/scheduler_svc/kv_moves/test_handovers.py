@@ -10,6 +10,7 @@ from contract.structured_output.grammar_cost import GROWTH_BYTES
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.handover_rounds import GRACE_S
 from scheduler_svc.kv_moves.handovers import Handovers
+from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.kv_moves.moves_under_way import MoveKind
 from scheduler_svc.kv_moves.worker_handovers import RETRY_S, WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -180,6 +181,26 @@ def test_the_pause_does_not_grow_with_the_context(num_tokens: int) -> None:
         pair.turn()
         num_paused += group.is_paused
     assert num_paused <= 3
+    pair.assert_right()
+
+
+def test_a_group_is_not_paused_for_copies_that_have_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair()
+    # Of so few blocks that nothing is copied before the pause.
+    group = pair.start(PROMPT[:7], num_steps=2, max_tokens=60)
+    with monkeypatch.context() as patched:
+        patched.setattr(Lending, "num_lendable", 0)
+        assert pair.begin(group)
+        pair.loops[0].send()  # a pause lasts until steps in flight are answered
+        pair.step(1)
+        assert not group.is_paused
+        pair.loops[0].answer()
+        for _ in range(NUM_TURNS):
+            pair.turn()
+    assert pair.of(0).num_given_up == 1
+    pair.hand_over(group)
     pair.assert_right()
 
 

@@ -418,6 +418,15 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
     assert [one.num_blocks for one in fetched] == [3, 2]
 
 
+@pytest.mark.parametrize("num_cpu_blocks", [1, 3])
+def test_a_pool_of_which_no_block_may_be_lent_takes_part_in_nothing(num_cpu_blocks: int) -> None:
+    identity = PeerIdentity(address="w:1", epoch=1, kv_format="one")
+    scheduler = make_scheduler(identity=identity, peers=Peers(), num_cpu_blocks=num_cpu_blocks)
+    assert scheduler.lending is None
+    assert scheduler.handovers is None
+    assert make_scheduler(identity=identity, peers=Peers(), num_cpu_blocks=4).lending is not None
+
+
 def test_a_prefix_of_which_a_part_has_arrived_is_used_if_its_owner_is_lost() -> None:
     workers = made(num_cpu_blocks=12)
     group = workers.add()
