@@ -99,6 +99,8 @@ class Scheduler:
             )
         if self.lending is not None:
             self.lending.seconds_ahead = self._seconds_in_flight
+        if self.handovers is not None:
+            self.handovers.decode_s = self._decode_s
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
@@ -318,6 +320,13 @@ class Scheduler:
             for plan in self.inflight
         )
 
+    def _decode_s(self, num_seqs: int) -> float:
+        """Returns how long a step of so many sequences takes at least, by the last that decoded.
+
+        One of fewer sequences takes less, in proportion at most.
+        """
+        return self.steps.decode_s * min(1.0, num_seqs / max(1, self.steps.num_decoded))
+
     @property
     def lending(self) -> Lending | None:
         """What the worker lends to others, and reads of them; None if it has no part in that."""
@@ -355,9 +364,8 @@ class Scheduler:
     @property
     def share_in_use(self) -> float:
         """Share of the worker that running sequences take: of its places or of its blocks."""
-        blocks = self.blocks.gpu
         share_of_places = self._queues.num_sequence_slots / self.limits.max_num_seqs
-        return max(share_of_places, 1 - blocks.num_free / blocks.num_blocks)
+        return max(share_of_places, self.blocks.gpu.share_in_use)
 
     @property
     def has_unfinished(self) -> bool:

@@ -25,6 +25,8 @@ class StepStats:
     """Times between two tokens of a sequence: the duration of a step, or of a preemption."""
     decode_s: float = 0.0
     """Duration of the last step that only decoded, which grows with the contexts."""
+    num_decoded: int = 0
+    """Sequences of that step."""
     num_prefill_tokens: int = 0
     wait_ns: int = 0
     swap_ns: int = 0
@@ -42,8 +44,8 @@ class StepStats:
         self.tokens.observe(num_tokens)
         self.num_prefill_tokens += num_tokens - num_decodes
         self.duration_ns.observe(duration_ns)
-        if num_decodes == num_tokens:
-            self.decode_s = duration_ns / S
+        if num_decodes == num_tokens > 0:
+            self.decode_s, self.num_decoded = duration_ns / S, num_decodes
         if num_decodes:
             self.inter_token_ns.observe(duration_ns, times=num_decodes)
         self._last_answer_at = now

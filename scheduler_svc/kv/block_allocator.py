@@ -55,6 +55,11 @@ class BlockAllocator:
         return len(self._free) + len(self._cached)
 
     @property
+    def share_in_use(self) -> float:
+        """Share of the blocks that sequences own, from 0 to 1."""
+        return 1 - self.num_free / self.num_blocks if self.num_blocks else 0.0
+
+    @property
     def num_cached(self) -> int:
         return len(self._cached)
 

@@ -122,7 +122,7 @@ class Lending:
         """Returns the worker that has most of the first of these blocks, and how many."""
         best: tuple[Lending, int] | None = None
         for other in self._peers.members:
-            if self.can_read(other) and now >= self._paused.get(other, now):
+            if self.can_read(other) and not self.avoids(other, now):
                 num_blocks = other.num_found(hashes)
                 if num_blocks > (best[1] if best else 0):
                     best = other, num_blocks
@@ -191,6 +191,10 @@ class Lending:
     def can_read(self, other: "Lending") -> bool:
         """Says whether another worker's blocks have the same bytes as this one's."""
         return other is not self and other.identity.kv_format == self.identity.kv_format
+
+    def avoids(self, other: "Lending", now: float) -> bool:
+        """Says whether a fetch from another worker has just failed or come late."""
+        return now < self._paused.get(other, now)
 
     # Lending
 

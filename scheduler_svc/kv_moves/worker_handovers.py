@@ -26,7 +26,9 @@ MAX_COMING = 4
 MAX_LEAVING = 8
 """Groups that a draining worker hands over at once."""
 RETRY_S = 0.25
-"""Time after which a draining worker tries again to hand a group over."""
+"""Time after which it is tried again to hand a group over."""
+LEVEL_S = 0.1
+"""Time between two looks at whether another worker has less to do."""
 TAIL_BLOCKS = 2
 """Whole blocks of each sequence that may be missing when the group is paused."""
 GROWTH_BLOCKS = 2
@@ -36,6 +38,10 @@ GROWTH_BLOCKS = 2
 def _no_taker(_group: SequenceGroup, _owner: "WorkerHandovers", _now: float) -> bool:
     """Answers of a worker that has not joined."""
     return False
+
+
+def _alone(_owner: "WorkerHandovers", _now: float) -> None:
+    """Levels nothing: the worker has not joined."""
 
 
 class WorkerHandovers:
@@ -54,6 +60,7 @@ class WorkerHandovers:
         self.queues = books.queues
         self.blocks = books.blocks
         self.lending = lending
+        self.cost = cost
         self.coming: dict[SequenceGroup, Handover] = {}
         self.leaving: dict[SequenceGroup, Handover] = {}
         self.only_prefills = False
@@ -68,6 +75,11 @@ class WorkerHandovers:
         """Times from the pause of groups that came to their first step here."""
         self.find_taker: Callable[[SequenceGroup, WorkerHandovers, float], bool] = _no_taker
         """Begins to hand a group of a worker over to another, if one has room."""
+        self.level: Callable[[WorkerHandovers, float], None] = _alone
+        """Begins to hand a group of a worker over to one that has less to do, if that pays."""
+        self.decode_s: Callable[[int], float] = lambda _num: 0.0
+        """Returns how long a step that decodes so many sequences takes; 0 if that is unknown."""
+        self._level_at = 0.0
         self._retry_at: dict[SequenceGroup, float] = {}
         self._books = books
         self._group_selection = group_selection
@@ -77,11 +89,25 @@ class WorkerHandovers:
         self._ready: list[Handover] = []
         """What has all its blocks here, in the plan that is being filled."""
 
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that run here once all handovers have ended well."""
+        num_leaving = sum(handover.num_slots for handover in self.leaving.values())
+        return self.queues.num_sequence_slots + self.queues.num_held_slots - num_leaving
+
+    @property
+    def takes_waiting(self) -> bool:
+        """True if a group waits that this worker may take: it needs none of another worker."""
+        return any(map(self._group_selection.can_ever_run, self.queues.candidates))
+
     # Reserving
 
     def may_leave(self, group: SequenceGroup) -> bool:
-        """Says whether a group of this worker is in a state in which it can be handed over."""
-        if not self.queues.runs(group) or group in self.leaving:
+        """Says whether a group of this worker is in a state in which it can be handed over.
+
+        One that could not be handed over is left alone for a while.
+        """
+        if not self.queues.runs(group) or group in self.leaving or group in self._retry_at:
             return False
         if group.suspicion is not None or group.pools:
             return False
@@ -132,12 +158,16 @@ class WorkerHandovers:
             is_valid = handover.is_valid and self.queues.is_accepting
             if not (is_valid and self._rounds.prepare(handover) and self._advance(handover, now)):
                 self.give_up(handover, now)
+        self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
         leaves = self.only_prefills or not self.queues.is_accepting
         if leaves and self.queues.running:
             self._hand_over(self.queues.running, now)
         elif self.queues.swapped and not self.leaving:
             # What would yield next, so that swapped groups come back, if another worker has room.
             self._hand_over(self.queues.running[-1:], now)
+        elif now >= self._level_at:
+            self._level_at = now + LEVEL_S
+            self.level(self, now)
 
     def _advance(self, handover: Handover, now: float) -> bool:
         """Does what is next for a group on its way; returns False if nothing can come of it."""
@@ -225,6 +255,7 @@ class WorkerHandovers:
         self._forget(handover)
         self.blocks.give_up(kept)
         self.queues.run(group)
+        group.num_handovers += 1
         self._grammars.record_use(group)
         self.num_taken_over += 1
         self.num_bytes += handover.num_bytes
@@ -264,15 +295,14 @@ class WorkerHandovers:
     def retry_now(self) -> None:
         """Tries again to hand over what waits: there is room for another group on its way."""
         self._retry_at.clear()
+        self._level_at = 0.0
 
     def _hand_over(self, groups: Iterable[SequenceGroup], now: float) -> None:
         """Begins to hand over running groups for which another worker has room."""
-        self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
         for group in groups:
             if len(self.leaving) >= MAX_LEAVING:
                 return
-            may_leave = group not in self._retry_at and self.may_leave(group)
-            if may_leave and not self.find_taker(group, self, now):
+            if self.may_leave(group) and not self.find_taker(group, self, now):
                 self.retry_later(group, now)
 
     def answered(self) -> None:

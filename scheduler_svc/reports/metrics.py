@@ -149,12 +149,12 @@ def _add_gauges(step_loop: StepLoop, families: Families, of_worker: dict[str, st
         (
             "kv_cache_usage_perc",
             "Share of the KV-cache blocks that requests hold, 1 is all.",
-            _share_used(gpu.num_blocks, gpu.num_free),
+            gpu.share_in_use,
         ),
         (
             "cpu_cache_usage_perc",
             "Share of the swap blocks that requests hold, 1 is all.",
-            _share_used(cpu.num_blocks, cpu.num_free),
+            cpu.share_in_use,
         ),
         ("num_gpu_blocks", "KV-cache blocks.", gpu.num_blocks),
         ("num_cpu_blocks", "Swap blocks.", cpu.num_blocks),
@@ -290,7 +290,3 @@ def _add_steps(step_loop: StepLoop, families: Families, of_worker: dict[str, str
             "blocks_moved", "KV-cache blocks that steps moved.", number,
             **of_worker, direction=direction,
         )  # fmt: skip
-
-
-def _share_used(num_blocks: int, num_free: int) -> float:
-    return 1 - num_free / num_blocks if num_blocks else 0.0

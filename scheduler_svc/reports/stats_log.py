@@ -96,7 +96,7 @@ class StatsLog:
             "running": len(scheduler.running),
             "swapped": len(scheduler.swapped),
             "waiting": len(self._cluster.admission),
-            "kv_cache_percent": round(100 * (1 - gpu.num_free / gpu.num_blocks)),
+            "kv_cache_percent": round(100 * gpu.share_in_use),
             "prefix_hit_percent": round(100 * since("num_prefix_hits") / max(1, queries)),
             "preemptions": since("num_preemptions"),
         }

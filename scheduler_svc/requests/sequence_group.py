@@ -74,6 +74,8 @@ class SequenceGroup:
     arithmetic: Arithmetic | None = None
     """Arithmetic of the worker that took the group last; None before, or if it did not say."""
     num_preemptions: int = 0
+    num_handovers: int = 0
+    """Times that it has gone from one worker to another with its blocks."""
     num_lost_workers: int = 0
     """Workers that were lost while one of their steps held the group."""
     suspicion: Suspicion | None = None

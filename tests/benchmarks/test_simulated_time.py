@@ -1,10 +1,11 @@
 """Benchmarks in simulated time: the scheduler is the real one, and its clients get every token."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from benchmarks import disaggregation, drain
+from benchmarks import disaggregation, drain, rebalancing
 from benchmarks.harness.answers import Answer, Asked
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.simulated_pool import SimulatedPool
@@ -126,6 +127,25 @@ def test_streams_that_are_handed_over_stop_for_less_than_those_that_are_computed
     )
     assert (anew.num_handed_over, over.num_handed_over) == (0, 4)
     assert anew.longest > costs.prefill_s(2048) > over.longest >= over.median
+
+
+def test_streams_end_earlier_if_a_worker_that_joins_takes_some_over() -> None:
+    stay, even = (
+        rebalancing.measure(
+            PROFILES["h100"], context=8192, num_streams=12, num_tokens=400, moves=moves
+        )
+        for moves in (False, True)
+    )
+    assert stay.num_handed_over == 0
+    assert 1 < even.num_handed_over <= 8
+    assert even.num_most == 1
+    assert even.median < stay.median
+    assert even.duration < stay.duration
+
+
+def test_a_worker_on_which_steps_would_take_as_long_gets_one_stream() -> None:
+    even = rebalancing.measure(replace(COSTS, token_s=1e-6), context=512, num_streams=8)
+    assert even.num_handed_over == 1
 
 
 def test_roles_follow_the_load() -> None:

@@ -69,18 +69,21 @@ class Streams:
 
 
 @contextlib.asynccontextmanager
-async def streams(recording: str = "", **request: object) -> AsyncIterator[Streams]:
+async def streams(
+    recording: str = "", *, token_ns: int = CONFIG["token_ns"], **request: object
+) -> AsyncIterator[Streams]:
+    make_runner = simulated(**CONFIG | {"token_ns": token_ns})
     async with (
         running_scheduler(SchedulerConfig(port=0, record=recording)) as scheduler,
         router(scheduler.address) as client,
-        running_worker(scheduler.address, simulated(**CONFIG)) as first,
+        running_worker(scheduler.address, make_runner) as first,
     ):
         loops = scheduler.cluster.step_loops
         await eventually(lambda: len(loops) == 1)
         for handle in range(NUM_STREAMS):
             await client.add(handle, prompt_of(handle), max_tokens=NUM_TOKENS, **request)
         await eventually(lambda: all(got.tokens for got in client.got.values()))
-        async with running_worker(scheduler.address, simulated(**CONFIG)):
+        async with running_worker(scheduler.address, make_runner):
             await eventually(lambda: len(loops) == 2)
             yield Streams(scheduler, client, first)
             await assert_idle(scheduler)
@@ -123,6 +126,21 @@ async def test_a_taker_that_dies_leaves_the_streams_where_they_are() -> None:
             await eventually(lambda: len(cluster.step_loops) == 3)
             cluster.leave(cluster.step_loops[1])
             await running.assert_right()
+
+
+async def test_a_worker_that_joins_under_load_takes_streams_over(tmp_path: Path) -> None:
+    """Steps take time for each sequence, so that each worker is faster with half of them."""
+    recording = tmp_path / "decisions"
+    async with streams(str(recording), token_ns=1_000_000) as running:
+        cluster = running.scheduler.cluster
+        await eventually(lambda: of(cluster, 1).num_taken_over > 1)
+        await running.assert_right()
+        planners = [loop.scheduler.planner for loop in cluster.step_loops]
+        assert planners[1].num_prefix_queries == 0, "nothing is computed again"
+        assert of(cluster, 0).num_handed_over >= of(cluster, 1).num_taken_over > 1
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
