@@ -3,17 +3,22 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.simulated.simulated_draws import expected_tokens
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from router.main import Router
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
 from tests.integration.stack import (
     RunningScheduler,
+    RunningWorker,
     restarted,
     running_router,
     running_scheduler,
@@ -22,7 +27,7 @@ from tests.integration.stack import (
 )
 from tests.integration.test_stack import Answer, ask, decode, make_request
 from tests.signalbox.stacks import free_port
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 NUM_TOKENS = 60
 NUM_REQUESTS = 24
@@ -129,6 +134,60 @@ async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) 
             assert len(twice.cluster.requests.history) > 0
             assert not router.schedulers.num_live
             await until_idle(twice)
+
+
+def peer_moves_of(running: RunningWorker) -> PeerMoves | None:
+    runner = running.worker._runner
+    assert isinstance(runner, SimulatedRunner)
+    return runner.peer_moves()
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_requests_go_on_when_their_scheduler_dies_while_it_hands_them_over(
+    is_paused: bool, alone: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of copies has just begun, before or after a group was paused."""
+    is_copying, begin = asyncio.Event(), HandoverRounds.begin
+
+    def begin_and_tell(*args: Any) -> bool:
+        has_begun, handover = begin(*args), args[1]
+        if handover.fetch is not None and handover.has_paused is is_paused:
+            is_copying.set()
+        return has_begun
+
+    monkeypatch.setattr(HandoverRounds, "begin", begin_and_tell)
+    make_runner = simulated(
+        step_ns=3_000_000, block_size=4, num_gpu_blocks=1000, num_cpu_blocks=200
+    )
+    async with (
+        running_scheduler(SchedulerConfig(port=free_port())) as scheduler,
+        running_worker(scheduler.address, make_runner) as first,
+        running_worker(scheduler.address, make_runner) as second,
+        running_router(scheduler.address) as router,
+        client_of(router) as stub,
+    ):
+        loops = scheduler.cluster.step_loops
+        await eventually(lambda: len(loops) == 2)
+        asked = asyncio.create_task(ask_all(stub))
+        await until_half_way(scheduler)
+        scheduler.cluster.drain(max(loops, key=lambda loop: len(loop.scheduler.running)))
+        async with asyncio.timeout(EVENT_S):
+            await is_copying.wait()
+        leases = [one.worker._lease for one in (first, second)]
+        peer_moves = [peer_moves_of(one) for one in (first, second)]
+        async with restarted(scheduler) as another:
+            assert_undisturbed(await asked, alone)
+            await eventually(lambda: len(another.cluster.step_loops) == 2)
+            await until_idle(another)
+            for loop in another.cluster.step_loops:
+                pool, store = loop.scheduler.blocks.cpu, loop.scheduler.store
+                assert store is not None
+                await eventually(lambda store=store: not store.moves)
+                assert pool.num_free == pool.num_blocks
+            for one, lease, moves in zip((first, second), leases, peer_moves, strict=True):
+                assert one.worker._lease not in (None, lease), "the lease has ended"
+                assert moves is not None
+                assert not moves._lent, "nothing that it lent is pinned"
 
 
 async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:
