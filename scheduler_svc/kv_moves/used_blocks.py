@@ -9,19 +9,29 @@ from array import array
 from scheduler_svc.kv.block_allocator import BlockHash
 
 NUM_PLACES = 1 << 20
-"""Blocks that are remembered at most: 4 MiB."""
+"""Blocks that are remembered at most, if no other number is given: 4 MiB."""
 
 
 class UsedBlocks:
     """Blocks by a few bits of their hashes, each in the one place that these bits name."""
 
-    def __init__(self) -> None:
-        self._marks = array("I", bytes(4 * NUM_PLACES))
+    def __init__(self, num_places: int = NUM_PLACES) -> None:
+        self._marks = array("I", bytes(4 * num_places))
 
     def add(self, block_hash: BlockHash) -> bool:
         """Counts a use of a block; returns whether it was used before."""
-        place = int.from_bytes(block_hash[:4], "little") % NUM_PLACES
-        mark = int.from_bytes(block_hash[4:8], "little") or 1
+        place, mark = self._place(block_hash)
         was_used = self._marks[place] == mark
         self._marks[place] = mark
         return was_used
+
+    def discard(self, block_hash: BlockHash) -> bool:
+        """Forgets a block; returns whether it was there."""
+        place, mark = self._place(block_hash)
+        if is_there := self._marks[place] == mark:
+            self._marks[place] = 0
+        return is_there
+
+    def _place(self, block_hash: BlockHash) -> tuple[int, int]:
+        place = int.from_bytes(block_hash[:4], "little") % len(self._marks)
+        return place, int.from_bytes(block_hash[4:8], "little") or 1

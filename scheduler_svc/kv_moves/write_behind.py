@@ -1,7 +1,9 @@
 """Writes blocks to a worker's store behind the steps: those that a second request has used.
 
 The second request may have found a block or computed it anew, because it was in no pool any more. A
-block that is used once is most often not used again, and a device wears out by what is written.
+block that is used once is most often not used again, and a device wears out by what is written. A
+conversation goes on most often, so all of its blocks are written from its second turn on.
+
 The worker says how many bytes a second may be written. It is the scheduler that keeps to it, as it
 decides what is copied to the CPU pool to be written. What may be written in a day is bounded by the
 worker alone, whose count outlives leases.
@@ -26,6 +28,8 @@ MAX_WANTED = 4096
 """Blocks that may wait to be written; those that wait longest are given up."""
 MAX_KNOWN = 1 << 16
 """Blocks that are remembered as written."""
+MAX_ENDS = 1 << 16
+"""Ends of answers that are remembered: 256 KiB."""
 MAX_STORED_SHARE = 0.25
 """Most of the CPU pool that may be written at a time."""
 MAX_BLOCKS = 32
@@ -59,6 +63,7 @@ class WriteBehind:
         self._wanted: OrderedDict[BlockHash, SequenceGroup] = OrderedDict()
         self._known: OrderedDict[BlockHash, None] = OrderedDict()
         self._used = UsedBlocks()
+        self._ends = UsedBlocks(MAX_ENDS)
         self._of: dict[Move, SequenceGroup] = {}
         self._paused_until = -math.inf
 
@@ -67,7 +72,7 @@ class WriteBehind:
         self._want(seq.group, self._blocks.prefix_hashes(seq, 0, num_blocks))
 
     def _want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
-        """Has blocks written that a request is the second to use."""
+        """Has blocks written unless they have been."""
         for block_hash in hashes:
             if block_hash in self._known:
                 self._known.move_to_end(block_hash)
@@ -79,11 +84,18 @@ class WriteBehind:
     def count_uses(self, seq: Sequence) -> None:
         """Has blocks of a sequence that ends written, if an earlier request has used them, too.
 
-        Of the branches of a request the first counts.
+        Of the branches of a request the first counts. All blocks are written of a sequence whose
+        prompt has an answer in it that has ended here: it is a later turn of a conversation.
         """
-        if seq is seq.group.sequences[0]:
-            hashes = self._blocks.prefix_hashes(seq, 0, seq.num_cached_blocks)
-            self._want(seq.group, [used for used in hashes if self._used.add(used)])
+        if seq is not seq.group.sequences[0]:
+            return
+        hashes = self._blocks.prefix_hashes(seq, 0, seq.num_cached_blocks)
+        used = [one for one in hashes if self._used.add(one)]
+        num_of_prompt = seq.group.num_prompt_tokens // self._blocks.block_size
+        goes_on = any(self._ends.discard(one) for one in hashes[:num_of_prompt])
+        self._want(seq.group, hashes if goes_on else used)
+        if len(hashes) > num_of_prompt:
+            self._ends.add(hashes[-1])
 
     def know(self, hashes: Hashes[BlockHash]) -> None:
         """Remembers that the store has blocks."""
@@ -160,6 +172,7 @@ class WriteBehind:
         self._wanted.clear()
         self._known.clear()
         self._used = UsedBlocks()
+        self._ends = UsedBlocks(MAX_ENDS)
 
 
 class WriteAllowance:

@@ -112,6 +112,29 @@ def test_conversations_that_the_pools_have_no_room_for_are_stored_at_the_second_
             assert group.num_cached_tokens == (24 if turn == 2 else 0)
 
 
+def test_a_later_turn_of_a_conversation_is_stored_with_its_answer() -> None:
+    server = Server()
+    history = PROMPT.copy()
+    for num_kept in (0, 9):
+        group = server.add(history, max_tokens=8)
+        server.finish()
+        assert len(server.kept) == num_kept
+        history += [*group.sequences[0].output_token_ids, 7, 8, 9]
+    assert len(history) == 43
+    again = Server(server.kept, num_cpu_blocks=32)
+    group = again.add(history)
+    again.finish()
+    assert group.num_cached_tokens == 36  # all of which was computed before
+
+
+def test_prompts_that_begin_alike_are_no_conversation() -> None:
+    server = Server()
+    for last in range(3):
+        server.add([*PROMPT[:12], *[40 + last] * 9], max_tokens=8)
+        server.finish()
+    assert len(server.kept) == 3, "the blocks that they share"
+
+
 def test_branches_of_one_request_are_one_use() -> None:
     server = Server(num_gpu_blocks=32)
     request = make_request(PROMPT, n=3, max_tokens=6)
