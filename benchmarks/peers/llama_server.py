@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from benchmarks.peers.builds import instruction_sets, version
 from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing
@@ -94,21 +94,28 @@ class LlamaServer(ServerProcess):
         return await is_healthy(HOST, self.port)
 
     async def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
-        body = {
-            "prompt": token_ids,
-            "n_predict": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_tokens": True,
-        }
         num_tokens = 0
-        endpoint = Endpoint(host=HOST, port=self.port)
-        async for event in post_for_events(endpoint, "/completion", body):
+        body = self.body(token_ids, max_tokens=max_tokens) | {"stream": True}
+        async for event in post_for_events(self.endpoint, "/completion", body):
             # ik_llama.cpp counts in the last event alone; before, an event is a token.
             so_far = event.get("tokens_predicted", num_tokens + 1)
             yield so_far - num_tokens
             num_tokens = so_far
+
+    def body(self, token_ids: list[int], *, max_tokens: int) -> dict[str, Any]:
+        """Returns the body of a greedy request."""
+        return {
+            "prompt": token_ids,
+            "n_predict": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_tokens": True,
+        }
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its HTTP address."""
+        return Endpoint(host=HOST, port=self.port)
 
 
 class QuantizedLlamaServer(LlamaServer):

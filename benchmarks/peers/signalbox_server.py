@@ -70,12 +70,13 @@ class SignalboxServer(ServerProcess):
         return our_build() if self._model else ""
 
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
-        return generate(self._stub(), token_ids, max_tokens=max_tokens)
+        return generate(self.stub(), token_ids, max_tokens=max_tokens)
 
     def beams(self, token_ids: list[int], *, max_tokens: int, width: int) -> AsyncIterator[int]:
-        return generate(self._stub(), token_ids, max_tokens=max_tokens, beam_width=width)
+        return generate(self.stub(), token_ids, max_tokens=max_tokens, beam_width=width)
 
-    def _stub(self) -> pb_grpc.InferenceServiceStub:
+    def stub(self) -> pb_grpc.InferenceServiceStub:
+        """Returns the public API; the server must be ready."""
         assert self._channel is not None, "it must be ready"
         return pb_grpc.InferenceServiceStub(self._channel)
 

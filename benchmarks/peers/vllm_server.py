@@ -21,7 +21,7 @@ from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, exist
 from rpc.transport.channel import open_channel
 from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
 
-_COMPLETIONS = "/v1/completions"
+COMPLETIONS = "/v1/completions"
 _TELL_PLATFORM = "from vllm.platforms import current_platform as p; print(type(p).__name__)"
 
 
@@ -91,16 +91,17 @@ class VllmHttpServer(_VllmServer):
         return await is_healthy(HOST, self.port)
 
     @property
-    def _endpoint(self) -> Endpoint:
+    def endpoint(self) -> Endpoint:
+        """Its HTTP address."""
         return Endpoint(host=HOST, port=self.port)
 
     async def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
-        body = _completion(token_ids, max_tokens) | {
+        body = completion(token_ids, max_tokens) | {
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         num_tokens = 0
-        async for event in post_for_events(self._endpoint, _COMPLETIONS, body):
+        async for event in post_for_events(self.endpoint, COMPLETIONS, body):
             so_far = event["usage"]["completion_tokens"]
             yield so_far - num_tokens
             num_tokens = so_far
@@ -108,12 +109,13 @@ class VllmHttpServer(_VllmServer):
     async def beams(
         self, token_ids: list[int], *, max_tokens: int, width: int
     ) -> AsyncIterator[int]:
-        body = _completion(token_ids, max_tokens) | {"use_beam_search": True, "n": width}
-        answer = await post(self._endpoint, _COMPLETIONS, body)
+        body = completion(token_ids, max_tokens) | {"use_beam_search": True, "n": width}
+        answer = await post(self.endpoint, COMPLETIONS, body)
         yield answer["usage"]["completion_tokens"]
 
 
-def _completion(token_ids: list[int], max_tokens: int) -> dict[str, Any]:
+def completion(token_ids: list[int], max_tokens: int) -> dict[str, Any]:
+    """Returns the body of a greedy request."""
     return {
         "model": "m",
         "prompt": token_ids,
