@@ -5,7 +5,7 @@ says that it has ended.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from contract.columns import check_length, int32_list, int64_list, pack_int32, pack_int64
@@ -94,10 +94,14 @@ class StoreMoves:
         return ids + [one.move_id for one in self.lends]
 
     @property
+    def of_store(self) -> "StoreMoves":
+        """The moves to and from the worker's store, and what is called off."""
+        return replace(self, lends=(), fetches=[one for one in self.fetches if not one.source])
+
+    @property
     def needs_store(self) -> bool:
         """True if a move is to or from the worker's store."""
-        fetches = any(one.source is None for one in self.fetches)
-        return fetches or bool(self.clears or self.finds or self.stores)
+        return bool(self.of_store.move_ids)
 
     @property
     def needs_peers(self) -> bool:

@@ -56,13 +56,15 @@ class Move:
                 self._start_ns = time.monotonic_ns()
             return not self._is_ended
 
-    def copy_in(self, index: int, data: memoryview) -> None:
-        """Copies what was read into the pool, unless the move has ended, and counts it."""
+    def copy_in(self, index: int, data: memoryview) -> bool:
+        """Copies what was read into the pool and counts it; returns False if the move has ended."""
         self._wait()
         with self._lock:
-            if not self._is_ended:
-                self._blocks[index][:] = data
-                self._count(index, len(data))
+            if self._is_ended:
+                return False
+            self._blocks[index][:] = data
+            self._count(index, len(data))
+            return True
 
     def copy_out(self, index: int, into: memoryview) -> bool:
         """Copies what is to be written out of the pool; returns False if the move has ended."""

@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,10 +45,9 @@ class BlockContent:
     """Of the model, as `ModelInfo` has it."""
 
     def format_of(self, capacity: WorkerCapacity) -> str:
-        """Returns `WorkerCapacity.block_format`: without a full reading of the weights, as workers
-        of one cluster have one model already; empty of a worker that exchanges no blocks."""
-        num_ranks = capacity.tensor_parallel_size * capacity.pipeline_parallel_size
-        if not capacity.num_cpu_blocks or num_ranks > 1:
+        """Returns `WorkerCapacity.block_format` of a rank, without a full reading of the weights,
+        as workers of one cluster have one model already; empty if it exchanges no blocks."""
+        if not capacity.num_cpu_blocks:
             return ""
         told = _own_sources() + json.dumps([self.fingerprint, self.description]).encode()
         return hashlib.sha256(told).hexdigest()[:32]
@@ -93,6 +92,13 @@ def describe(
         "rank": (parallel.tensor_rank, parallel.tensor_parallel_size, layers.start, layers.stop),
     }
     return BlockContent(files, block_bytes, json.dumps(about, sort_keys=True), info.fingerprint)
+
+
+def format_of_ranks(formats: Sequence[str]) -> str:
+    """Returns `WorkerCapacity.block_format` of a worker; empty if a rank exchanges no blocks."""
+    if not all(formats):
+        return ""
+    return hashlib.sha256("\n".join(formats).encode()).hexdigest()[:32]
 
 
 def foreign_code(model_config: ModelConfig, root: Path | None) -> list[Path]:

@@ -17,11 +17,14 @@ from typing import TypeVar
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks.launchers import AwaitedRank, Launcher, LocalRank, StartedRank
 from gpu_worker.ranks.rank_adapters import AdapterOpening
+from gpu_worker.ranks.rank_blocks import BlockCopies
 from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork, own_name
 from gpu_worker.ranks.service.meeting import Meeting
 from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     Ask,
+    BlockCopied,
+    BlocksOpened,
     Command,
     EndedMoves,
     Failure,
@@ -87,6 +90,7 @@ class Followers:
         """Commands whose failures have been reported and handled."""
         self.meeting = Meeting()
         self.adapters = AdapterOpening(self._tell, num_ranks - 1)
+        self.copies = BlockCopies(num_ranks, self._tell_one)
         self.ended_moves: SimpleQueue[tuple[int, EndedMoves]] = SimpleQueue()
         """Reports of the ranks on their stores."""
         self._folder: Path | None = None
@@ -169,9 +173,12 @@ class Followers:
 
     def _tell(self, command: Command) -> None:
         """Sends all a command that is not counted; safe from any thread."""
-        for follower in self._all:
-            if follower.joined is not None:
-                follower.joined.send(command)
+        for rank in range(1, len(self._all) + 1):
+            self._tell_one(rank, command)
+
+    def _tell_one(self, rank: int, command: Command) -> None:
+        if (joined := self._all[rank - 1].joined) is not None:
+            joined.send(command)
 
     def answers(self, kind: type[R], *, within_s: float | None = None) -> list[R]:
         """Waits for one answer of each; raises MemoryError or RuntimeError if one failed."""
@@ -212,7 +219,7 @@ class Followers:
         """Ends the ranks; with status 0 if nothing has failed."""
         with self._lock:
             self._is_closed = True
-            self.adapters.call_off()
+            self._call_off()
             if failure is not None and self.meeting.lost is None:
                 self.meeting.call_off(failure)
         for follower in self._all:
@@ -265,6 +272,8 @@ class Followers:
                 rank_logger.log(report.level, "rank %d: %s", follower.rank, report.message)
             elif isinstance(report, EndedMoves):
                 self.ended_moves.put((follower.rank, report))
+            elif isinstance(report, BlocksOpened | BlockCopied):
+                self.copies.hear(follower.rank, report)
             elif isinstance(report, AdapterOpened):
                 self.adapters.hear(follower.rank, report)
             else:
@@ -304,7 +313,7 @@ class Followers:
             if self._is_closed or self.meeting.lost is not None:
                 return
             self.meeting.call_off(reason)
-        self.adapters.call_off()
+        self._call_off()
         for follower in self._all:
             if follower.joined is not None:
                 follower.joined.end()
@@ -313,6 +322,11 @@ class Followers:
         self.servicer.incoming.put(None)
         self._remove_folder()  # the process may end within the next call
         self._on_lost(reason)
+
+    def _call_off(self) -> None:
+        """Ends the wait for what ranks do beside their commands."""
+        self.adapters.call_off()
+        self.copies.call_off()
 
     def _check(self) -> None:
         if self.meeting.lost is not None:

@@ -28,6 +28,7 @@ from gpu_worker.batch.batch import Batch
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
 from gpu_worker.ranks import links
 from gpu_worker.ranks.rank_adapters import RankAdapters
+from gpu_worker.ranks.rank_blocks import RankBlocks
 from gpu_worker.ranks.rank_network import JOIN_S, RankNetwork
 from gpu_worker.ranks.rank_status import RankStatus
 from gpu_worker.ranks.service.meeting import RankLost
@@ -36,7 +37,9 @@ from gpu_worker.ranks.service.rank_messages import (
     AddAdapter,
     Ask,
     CacheReady,
+    CloseBlocks,
     Command,
+    CopyBlock,
     EndedMoves,
     Failure,
     ForgetAdapter,
@@ -47,6 +50,7 @@ from gpu_worker.ranks.service.rank_messages import (
     LogLine,
     Meet,
     OpenAdapter,
+    OpenBlocks,
     RankAddress,
     RemoveAdapter,
     RemoveBlock,
@@ -101,6 +105,7 @@ class Follower:
         self._adapters = RankAdapters(
             lambda name, folder: self._own.open_adapter(name, folder), self._first.report
         )
+        self._blocks = RankBlocks(self._first.report)
         self._reader = threading.Thread(target=self._read, name="rank 0", daemon=True)
         self._reader.start()
 
@@ -110,6 +115,8 @@ class Follower:
             for command in self._first.commands():
                 if isinstance(command, OpenAdapter):
                     self._adapters.open(command)
+                elif isinstance(command, CopyBlock):
+                    self._blocks.copy(command)
                 else:
                     self._commands.put((command, time.monotonic_ns()))
         except RankLost as error:
@@ -179,6 +186,7 @@ class Follower:
 
     def close(self) -> None:
         self._adapters.close()
+        self._blocks.close()
         self._first.close()
         self._server.close()
 
@@ -214,6 +222,14 @@ class Follower:
                 return
             case Step() | Ask.ENDED_MOVES | RemoveBlock():
                 self._move(command)
+                return
+            case OpenBlocks():
+                moves = self._own.peer_moves()
+                assert moves is not None, "pools come first"
+                self._blocks.open(command, moves)
+                return
+            case CloseBlocks():
+                self._blocks.close_blocks(command)
                 return
             case AddAdapter():
                 self._own.add_adapter(self._adapters.take(command.number))

@@ -50,6 +50,9 @@ class RankedMoves:
         """Whether the store of each rank was open when it answered last."""
 
     def begin(self, moves: StoreMoves) -> None:
+        moves = moves.of_store
+        if not moves.move_ids and not moves.cancels:
+            return
         self._others.send(Step(epoch=0, step_id=0, store_moves=moves))
         self._run(partial(self._own.begin, moves))
         keys = {find.move_id: find.hashes for find in moves.finds}

@@ -1,10 +1,10 @@
 """A runner over several ranks: rank 0's share of a model, and what makes the others follow it.
 
-Satisfies `Runner`, `Launching`, `AdapterLoading` and `Storing` of `batch`. Every call that touches
-weights or KV goes to the others first, as data, and then to this process's share. Sequences,
-grammars and the sampler are here alone: the others get the sections of a step that touch KV, and
-the batch that was made of the rest. So nothing has to be decided twice alike, and what fails for
-one sequence is run again in parts as on one rank (see `failure_isolation`).
+Satisfies `Runner`, `Launching`, `AdapterLoading`, `Storing` and `Lending` of `batch`. Every call
+that touches weights or KV goes to the others first, as data, and then to this process's share.
+Sequences, grammars and the sampler are here alone: the others get the sections of a step that touch
+KV, and the batch that was made of the rest. So nothing has to be decided twice alike, and what
+fails for one sequence is run again in parts as on one rank (see `failure_isolation`).
 
 With pipeline stages, this rank has the last one. Its share then works on a thread of its own,
 behind the stages before it, so that the next batches are sent to the first stage meanwhile.
@@ -32,12 +32,14 @@ from gpu_worker.batch.runner_protocol import (
     Recording,
 )
 from gpu_worker.device.device_errors import DeviceLost, is_device_lost
+from gpu_worker.loading.block_content import format_of_ranks
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.launchers import Launcher, LocalRank
 from gpu_worker.ranks.links import meet
 from gpu_worker.ranks.rank_network import RankNetwork
 from gpu_worker.ranks.rank_starts import check_alike, check_told, placed
 from gpu_worker.ranks.ranked_moves import RankedMoves
+from gpu_worker.ranks.ranked_peers import RankedPeers
 from gpu_worker.ranks.service.rank_messages import (
     AddAdapter,
     Ask,
@@ -93,6 +95,9 @@ class RankedRunner:
         self._parallel = start.parallel
         self._share: Share | None = None
         self._moves: RankedMoves | None = None
+        self._peers: RankedPeers | None = None
+        self._share_bytes: tuple[int, ...] = ()
+        """Of a block on each rank, once they were measured."""
         self._has_failed = False
         self._thread: ThreadPoolExecutor | None = None
         if self.launches:
@@ -170,6 +175,7 @@ class RankedRunner:
                 "ranks took attention backends with blocks of different sizes; name one of them "
                 "as attention_backend"
             )
+        self._share_bytes = tuple(one.block_bytes for one in everywhere)
         num_stages = self._parallel.pipeline_parallel_size
         return replace(
             own,
@@ -178,6 +184,7 @@ class RankedRunner:
             copy_bytes_per_s=min(one.copy_bytes_per_s for one in everywhere),
             prefill_tokens_per_s=min(one.prefill_tokens_per_s for one in everywhere),
             store=_slowest(everywhere),
+            block_format=format_of_ranks([one.block_format for one in everywhere]),
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else own.max_steps_in_flight,
             ranks=(self._description, *(rank for one in everywhere[1:] for rank in one.ranks)),
         )
@@ -185,6 +192,7 @@ class RankedRunner:
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         if self._has_failed:  # in a batch that nothing waited for when it failed
             self._here(self._agree)
+        self._end_peer_moves()
         self._others.send(InitCacheEngine(num_gpu_blocks, num_cpu_blocks))
         with self._agreeing():
             self._here(
@@ -198,9 +206,21 @@ class RankedRunner:
             raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
         if self._moves is not None:
             self._moves.forget()  # each rank has ended those of its old pools
+        if self._share_bytes and (own := self._own.peer_moves()) is not None:
+            self._peers = RankedPeers(
+                own, self._others, share_bytes=self._share_bytes, run=self._run_here
+            )
+
+    def _end_peer_moves(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+            self._peers = None
 
     def move_queue(self) -> RankedMoves | None:
         return self._moves
+
+    def peer_moves(self) -> RankedPeers | None:
+        return self._peers
 
     def apply(self, sections: Step) -> int:
         """Returns the time of the sections before these, where stages compute meanwhile."""

@@ -12,6 +12,7 @@ from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization
 from gpu_worker.config import DeviceConfig, ModelError, ParallelConfig
 from gpu_worker.device.keys import Keys
+from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.move_queue import MoveQueue
 from gpu_worker.kv_store.runner_store import RunnerStore
 from gpu_worker.loading.block_content import BlockContent
@@ -62,6 +63,10 @@ class Share(Runner, AdapterLoading, Inspectable, Protocol):
 
     def move_queue(self) -> MoveQueue | None:
         """Returns the moves between the CPU pool and the store, of all pools that come."""
+        ...
+
+    def peer_moves(self) -> PeerMoves | None:
+        """Returns the moves between the CPU pool and other workers, of the pools that came last."""
         ...
 
     def close(self, failure: str | None = None) -> None:

@@ -71,8 +71,8 @@ class Roles:
             if own is not None and lending is not None and not own.can_read(lending):
                 return (
                     f"its KV blocks are not those of the worker at {other.worker_name}; in a pool"
-                    " with roles all workers have the same weights, type of K and V, block size and"
-                    " tensor-parallel size"
+                    " with roles all workers have the same weights, type of K and V, block size,"
+                    " tensor-parallel size and pipeline-parallel size"
                 )
         return ""
 

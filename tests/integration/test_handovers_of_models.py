@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner_factory import make_runner
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.scheduler import Scheduler
+from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, router, running_scheduler, running_worker
 from tests.integration.test_kv_store import assert_idle
@@ -73,19 +71,12 @@ def take_nothing_new(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(scheduler._group_selection, "next_group", lambda: None)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(("backend", "tp", "pp"), SIZES)
 async def test_requests_of_a_model_go_on_at_another_worker(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: str, tp: int, pp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_llama(tmp_path)
-
-    def load() -> Runner:
-        return make_runner(
-            ModelConfig(model=str(tmp_path), max_model_len=250),
-            CacheConfig(kv_cache_memory=0.05, swap_space=0.05),
-            device_config=DeviceConfig(cpu_backend=backend, num_threads=1),
-        )
-
+    load = loading(tmp_path, backend, tp, pp)
     async with (
         running_scheduler(SchedulerConfig(port=0, prefix_caching=True)) as scheduler,
         router(scheduler.address) as client,

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner_factory import make_runner
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv.cost_model import CostModel
+from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, router, running_scheduler, running_worker
 from tests.integration.test_kv_store import assert_idle
@@ -36,19 +34,14 @@ async def ask(client: Router, handle: int) -> tuple[list[int], int]:
     return got.tokens[0], got.end.usage.cached_tokens
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "tp", "pp"), [*SIZES, pytest.param("torch", 2, 1, marks=pytest.mark.system)]
+)
 async def test_a_model_goes_on_with_the_blocks_of_another_worker(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: str, tp: int, pp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_llama(tmp_path)
-
-    def load() -> Runner:
-        return make_runner(
-            ModelConfig(model=str(tmp_path), max_model_len=250),
-            CacheConfig(kv_cache_memory=0.05, swap_space=0.05),
-            device_config=DeviceConfig(cpu_backend=backend, num_threads=1),
-        )
-
+    load = loading(tmp_path, backend, tp, pp)
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         router(scheduler.address) as client,

@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import Message
 from pydantic import BaseModel
 
-from contract.columns import pack_int32, pack_int64, unpack_int32, unpack_int64
+from contract.columns import int32_list, pack_int32, pack_int64, unpack_int32, unpack_int64
 from contract.model import WorkerCapacity, decode_capacity, encode_capacity
 from contract.sections.store_moves import decode_move_result, encode_move_result
 from contract.step import Step, decode_step, encode_step
@@ -28,8 +28,12 @@ from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     AddAdapter,
     Ask,
+    BlockCopied,
+    BlocksOpened,
     CacheReady,
+    CloseBlocks,
     Command,
+    CopyBlock,
     EndedMoves,
     Failure,
     ForgetAdapter,
@@ -43,6 +47,7 @@ from gpu_worker.ranks.service.rank_messages import (
     Meet,
     Met,
     OpenAdapter,
+    OpenBlocks,
     RankAddress,
     RemoveAdapter,
     RemoveBlock,
@@ -80,6 +85,14 @@ def encode_command(command: Command) -> pb.JoinResponse:
             return pb.JoinResponse(ended_moves=pb.RankAskMoves())
         case RemoveBlock():
             return pb.JoinResponse(remove_block=pb.RankRemoveBlock(hash=command.key))
+        case OpenBlocks():
+            cpu_blocks = pack_int32(command.cpu_blocks)
+            opening = pb.RankOpenBlocks(number=command.number, cpu_blocks=cpu_blocks)
+            return pb.JoinResponse(open_blocks=opening)
+        case CloseBlocks():
+            return pb.JoinResponse(close_blocks=pb.RankCloseBlocks(**command._asdict()))
+        case CopyBlock():
+            return pb.JoinResponse(copy_block=pb.RankCopyBlock(**command._asdict()))
         case OpenAdapter():
             return pb.JoinResponse(open_adapter=pb.RankOpenAdapter(**command._asdict()))
         case ForgetAdapter():
@@ -110,6 +123,16 @@ def decode_command(message: pb.JoinResponse) -> Command:
             return Ask(kind)
         case "remove_block":
             return RemoveBlock(message.remove_block.hash)
+        case "open_blocks":
+            blocks = message.open_blocks
+            indices = int32_list(blocks.cpu_blocks, "open_blocks.cpu_blocks")
+            return OpenBlocks(blocks.number, tuple(indices))
+        case "close_blocks":
+            return CloseBlocks(message.close_blocks.number)
+        case "copy_block":
+            copy = message.copy_block
+            data = copy.data if copy.HasField("data") else None
+            return CopyBlock(copy.number, copy.place, data)
         case "open_adapter":
             opening = message.open_adapter
             return OpenAdapter(opening.number, opening.name, opening.folder)
@@ -153,6 +176,10 @@ def _report_message(report: Report) -> pb.JoinRequest:
             results = map(encode_move_result, report.results)
             ended = pb.RankEndedMoves(results=results, is_open=report.is_open)
             return pb.JoinRequest(ended_moves=ended)
+        case BlocksOpened():
+            return pb.JoinRequest(blocks_opened=pb.RankOpenBlocks(number=report.number))
+        case BlockCopied():
+            return pb.JoinRequest(block_copied=pb.RankCopiedBlock(**report._asdict()))
         case AdapterOpened():
             return pb.JoinRequest(adapter_opened=pb.RankAdapterOpened(**report._asdict()))
         case Failure():
@@ -189,6 +216,12 @@ def _report(message: pb.JoinRequest) -> Report:
         case "ended_moves":
             ended = message.ended_moves
             return EndedMoves(tuple(map(decode_move_result, ended.results)), ended.is_open)
+        case "blocks_opened":
+            return BlocksOpened(message.blocks_opened.number)
+        case "block_copied":
+            copied = message.block_copied
+            data = copied.data if copied.HasField("data") else None
+            return BlockCopied(copied.number, copied.place, data)
         case "adapter_opened":
             opened = message.adapter_opened
             return AdapterOpened(opened.number, opened.sha256, opened.error)

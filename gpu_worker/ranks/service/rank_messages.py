@@ -94,6 +94,30 @@ class RemoveBlock(NamedTuple):
     key: bytes
 
 
+class OpenBlocks(NamedTuple):
+    """Command to let blocks of the CPU pool be copied beside the other commands."""
+
+    number: int
+    """Number of the blocks in the next commands; none is used again."""
+    cpu_blocks: tuple[int, ...]
+
+
+class CloseBlocks(NamedTuple):
+    """Command to copy no more of what was opened."""
+
+    number: int
+
+
+class CopyBlock(NamedTuple):
+    """Command to read an open block, or to write it, beside the other commands."""
+
+    number: int
+    place: int
+    """Place of the block among those that were opened."""
+    data: bytes | None = None
+    """Bytes that it is to hold; None reads it."""
+
+
 class OpenAdapter(NamedTuple):
     """Command to read a share of an adapter, beside the commands that compute."""
 
@@ -128,6 +152,9 @@ Command = (
     | Ask
     | InitCacheEngine
     | RemoveBlock
+    | OpenBlocks
+    | CloseBlocks
+    | CopyBlock
     | Step
     | Batch
     | OpenAdapter
@@ -192,6 +219,21 @@ class EndedMoves(NamedTuple):
     """False while the rank's store finds and keeps nothing yet."""
 
 
+class BlocksOpened(NamedTuple):
+    """Blocks may be copied on the rank."""
+
+    number: int
+
+
+class BlockCopied(NamedTuple):
+    """An open block was copied, or is open no more."""
+
+    number: int
+    place: int
+    data: bytes | None
+    """Bytes of a block that was read; empty of one that was written; None of one that is closed."""
+
+
 class AdapterOpened(NamedTuple):
     """An adapter was read, or could not be."""
 
@@ -229,6 +271,8 @@ Report = (
     | WorkerCapacity
     | InStep
     | EndedMoves
+    | BlocksOpened
+    | BlockCopied
     | AdapterOpened
     | Failure
     | LogLine

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "adapter_opened", "met", "ended_moves", "command")
+    __slots__ = ("hello", "loaded", "capacity", "cache_ready", "failed", "log_line", "in_step", "adapter_opened", "met", "ended_moves", "blocks_opened", "block_copied", "command")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class JoinRequest(_message.Message):
     ADAPTER_OPENED_FIELD_NUMBER: _ClassVar[int]
     MET_FIELD_NUMBER: _ClassVar[int]
     ENDED_MOVES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_OPENED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COPIED_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     hello: RankHello
     loaded: RankLoaded
@@ -31,11 +33,13 @@ class JoinRequest(_message.Message):
     adapter_opened: RankAdapterOpened
     met: RankMet
     ended_moves: RankEndedMoves
+    blocks_opened: RankOpenBlocks
+    block_copied: RankCopiedBlock
     command: int
-    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., adapter_opened: _Optional[_Union[RankAdapterOpened, _Mapping]] = ..., met: _Optional[_Union[RankMet, _Mapping]] = ..., ended_moves: _Optional[_Union[RankEndedMoves, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., loaded: _Optional[_Union[RankLoaded, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., cache_ready: _Optional[_Union[RankCacheReady, _Mapping]] = ..., failed: _Optional[_Union[RankFailure, _Mapping]] = ..., log_line: _Optional[_Union[RankLogLine, _Mapping]] = ..., in_step: _Optional[_Union[RankInStep, _Mapping]] = ..., adapter_opened: _Optional[_Union[RankAdapterOpened, _Mapping]] = ..., met: _Optional[_Union[RankMet, _Mapping]] = ..., ended_moves: _Optional[_Union[RankEndedMoves, _Mapping]] = ..., blocks_opened: _Optional[_Union[RankOpenBlocks, _Mapping]] = ..., block_copied: _Optional[_Union[RankCopiedBlock, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync", "open_adapter", "forget_adapter", "add_adapter", "remove_adapter", "meet", "ended_moves", "remove_block")
+    __slots__ = ("start", "profile", "init_cache_engine", "apply", "execute", "sync", "open_adapter", "forget_adapter", "add_adapter", "remove_adapter", "meet", "ended_moves", "remove_block", "open_blocks", "close_blocks", "copy_block")
     START_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     INIT_CACHE_ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +53,9 @@ class JoinResponse(_message.Message):
     MEET_FIELD_NUMBER: _ClassVar[int]
     ENDED_MOVES_FIELD_NUMBER: _ClassVar[int]
     REMOVE_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    OPEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPY_BLOCK_FIELD_NUMBER: _ClassVar[int]
     start: RankStart
     profile: RankProfile
     init_cache_engine: RankCache
@@ -62,7 +69,10 @@ class JoinResponse(_message.Message):
     meet: RankMeet
     ended_moves: RankAskMoves
     remove_block: RankRemoveBlock
-    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ..., open_adapter: _Optional[_Union[RankOpenAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[RankForgetAdapter, _Mapping]] = ..., add_adapter: _Optional[_Union[RankAddAdapter, _Mapping]] = ..., remove_adapter: _Optional[_Union[RankRemoveAdapter, _Mapping]] = ..., meet: _Optional[_Union[RankMeet, _Mapping]] = ..., ended_moves: _Optional[_Union[RankAskMoves, _Mapping]] = ..., remove_block: _Optional[_Union[RankRemoveBlock, _Mapping]] = ...) -> None: ...
+    open_blocks: RankOpenBlocks
+    close_blocks: RankCloseBlocks
+    copy_block: RankCopyBlock
+    def __init__(self, start: _Optional[_Union[RankStart, _Mapping]] = ..., profile: _Optional[_Union[RankProfile, _Mapping]] = ..., init_cache_engine: _Optional[_Union[RankCache, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., execute: _Optional[_Union[RankBatch, _Mapping]] = ..., sync: _Optional[_Union[RankSync, _Mapping]] = ..., open_adapter: _Optional[_Union[RankOpenAdapter, _Mapping]] = ..., forget_adapter: _Optional[_Union[RankForgetAdapter, _Mapping]] = ..., add_adapter: _Optional[_Union[RankAddAdapter, _Mapping]] = ..., remove_adapter: _Optional[_Union[RankRemoveAdapter, _Mapping]] = ..., meet: _Optional[_Union[RankMeet, _Mapping]] = ..., ended_moves: _Optional[_Union[RankAskMoves, _Mapping]] = ..., remove_block: _Optional[_Union[RankRemoveBlock, _Mapping]] = ..., open_blocks: _Optional[_Union[RankOpenBlocks, _Mapping]] = ..., close_blocks: _Optional[_Union[RankCloseBlocks, _Mapping]] = ..., copy_block: _Optional[_Union[RankCopyBlock, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
     __slots__ = ("rank", "versions", "address", "pid", "told")
@@ -335,6 +345,40 @@ class RankRemoveBlock(_message.Message):
     HASH_FIELD_NUMBER: _ClassVar[int]
     hash: bytes
     def __init__(self, hash: _Optional[bytes] = ...) -> None: ...
+
+class RankOpenBlocks(_message.Message):
+    __slots__ = ("number", "cpu_blocks")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    cpu_blocks: bytes
+    def __init__(self, number: _Optional[int] = ..., cpu_blocks: _Optional[bytes] = ...) -> None: ...
+
+class RankCloseBlocks(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class RankCopyBlock(_message.Message):
+    __slots__ = ("number", "place", "data")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    place: int
+    data: bytes
+    def __init__(self, number: _Optional[int] = ..., place: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class RankCopiedBlock(_message.Message):
+    __slots__ = ("number", "place", "data")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    place: int
+    data: bytes
+    def __init__(self, number: _Optional[int] = ..., place: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RankOpenAdapter(_message.Message):
     __slots__ = ("number", "name", "folder")

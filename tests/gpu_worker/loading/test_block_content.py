@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from contract.model import WorkerCapacity
-from gpu_worker.loading.block_content import BlockContent
+from gpu_worker.loading.block_content import BlockContent, format_of_ranks
 
 CONTENT = BlockContent((), block_bytes=32, description="layout", fingerprint="ab")
 CAPACITY = WorkerCapacity(
@@ -24,9 +24,11 @@ def test_equal_content_has_one_format_and_other_content_another() -> None:
 
 
 def test_workers_that_exchange_nothing_have_no_format() -> None:
-    for capacity in (
-        replace(CAPACITY, num_cpu_blocks=0),
-        replace(CAPACITY, tensor_parallel_size=2),
-        replace(CAPACITY, pipeline_parallel_size=2),
-    ):
-        assert CONTENT.format_of(capacity) == ""
+    assert CONTENT.format_of(replace(CAPACITY, num_cpu_blocks=0)) == ""
+
+
+def test_the_format_of_a_worker_is_that_of_the_shares_of_its_ranks_in_their_order() -> None:
+    assert format_of_ranks(["a", "b"]) == format_of_ranks(["a", "b"])
+    formats = [["a"], ["a", "a"], ["a", "b"], ["b", "a"]]
+    assert len(set(map(format_of_ranks, formats))) == 4
+    assert format_of_ranks(["a", ""]) == "", "a rank exchanges nothing"

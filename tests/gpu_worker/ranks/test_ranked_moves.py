@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from contract.sections.store_moves import Fetch, Find, MoveResult, Store, StoreMoves
+from contract.sections.store_moves import (
+    BlockSource,
+    Fetch,
+    Find,
+    Lend,
+    MoveResult,
+    Store,
+    StoreMoves,
+)
 from gpu_worker.config import DiskConfig, ParallelConfig, SharedConfig
 from gpu_worker.kv_store.late_store import LateStore
 from gpu_worker.ranks.launchers import StartedRank
@@ -253,6 +261,18 @@ def test_moves_of_pools_that_are_gone_end_no_move_of_new_ones(
         ranks._num_moves = 1  # a lease begins to count anew
         assert ranks.done(Find, 1, 2, 3) == 2
         assert ranks.moves.pop_ended() == []
+
+
+def test_moves_from_and_to_other_workers_are_none_of_the_stores(
+    model: Path, tmp_path: Path
+) -> None:
+    with serving(model, tmp_path) as ranks:
+        ranks.await_open()
+        lend = Lend(1, keys_of(1), [0], b"t" * 16, "", 1)
+        fetch = Fetch(2, keys_of(2), [1], BlockSource("127.0.0.1:1", "", b"u" * 16))
+        ranks.moves.begin(StoreMoves(lends=[lend], fetches=[fetch]))
+        assert not ranks.moves._moves
+        assert ranks.done(Find, 1) == 0
 
 
 def test_ranks_divide_the_writes_of_their_worker(model: Path, tmp_path: Path) -> None:

@@ -1,16 +1,27 @@
 """Workers whose ranks are threads of this process, which start sooner than processes."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.follower_process import Follower
 from gpu_worker.ranks.rank_network import RankNetwork
 from gpu_worker.ranks.ranked_runner import RankedRunner
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.runner_factory import make_runner
+
+SIZES = [
+    ("native", 1, 1),
+    ("torch", 1, 1),
+    *(pytest.param(*one, marks=pytest.mark.system) for one in [("native", 2, 1), ("native", 1, 2)]),
+]
+"""What computes, tensor-parallel ranks and stages."""
 
 
 class ThreadRank:
@@ -73,6 +84,15 @@ def load_threads(start: Start) -> Any:
     if start.parallel.num_ranks == 1:
         return make_runner(start.model, start.cache, device_config=start.device)
     return RankedRunner(start, on_lost=lambda _: None, launch=ThreadRank)
+
+
+def loading(path: Path, backend: str, tp: int, pp: int) -> Callable[[], Runner]:
+    """Returns what loads a model of 250 tokens over threads, with room for several requests."""
+    start = make_start(
+        path, ParallelConfig(), kv_bytes=1 << 25, max_model_len=250, cpu_backend=backend
+    )
+    start = replace(start, cache=start.cache.model_copy(update={"max_num_seqs": 32}))
+    return lambda: load_threads(with_sizes(start, tp, pp))
 
 
 def with_sizes(start: Start, tp: int, pp: int) -> Start:

@@ -404,7 +404,7 @@ def test_workers_of_other_blocks_are_refused_by_name_where_there_are_roles() -> 
     assert roles.refusal(pool.make(DECODE)) == ""
     other = roles.refusal(pool.make(BOTH, kv_format="another"))
     assert "not those of the worker at w0-0:1" in other
-    assert "tensor-parallel size" in other
+    assert "tensor-parallel size and pipeline-parallel size" in other
 
 
 def test_workers_without_swap_space_are_refused_where_there_are_roles() -> None:

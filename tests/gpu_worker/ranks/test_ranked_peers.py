@@ -1,0 +1,243 @@
+"""Blocks that a worker of several ranks lends to another: the share of each rank, or nothing."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.sections.store_moves import Lend, MoveResult
+from gpu_worker.config import ParallelConfig
+from gpu_worker.kv_peers.peer_moves import LentBlocks
+from gpu_worker.kv_store.move import Move
+from gpu_worker.kv_store.pool_moves import CANCELLED
+from gpu_worker.ranks import rank_blocks
+from gpu_worker.ranks.launchers import StartedRank
+from gpu_worker.ranks.ranked_peers import RankedPeers
+from gpu_worker.ranks.ranked_runner import RankedRunner
+from gpu_worker.ranks.service.rank_messages import Start
+from tests.gpu_worker.kv_store.stores import keys_of
+from tests.gpu_worker.ranks.thread_ranks import ThreadRank, make_start, with_sizes
+from tests.gpu_worker.tiny_models import make_llama
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+NUM_BLOCKS = 8
+TICKET = b"t" * 16
+SIZES = pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
+
+
+class Ranks:
+    """A worker whose ranks are threads, and the pools of all of them."""
+
+    def __init__(self, start: Start) -> None:
+        self._started: list[ThreadRank] = []
+        self.runner = RankedRunner(start, on_lost=lambda _: None, launch=self._launch)
+        self.capacity = self.runner.profile()
+        self.renew_pools()
+
+    def _launch(self, rank: int, address: str) -> StartedRank:
+        self._started.append(ThreadRank(rank, address))
+        return self._started[-1]
+
+    def renew_pools(self) -> None:
+        self.runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=NUM_BLOCKS)
+        peers = self.runner.peer_moves()
+        assert peers is not None
+        self.peers: RankedPeers = peers
+        self.num_moves = 0
+
+    @property
+    def shares(self) -> list[Any]:
+        return [self.runner._own, *(one._follower._own for one in self._started)]
+
+    def fill(self, *numbers: int) -> None:
+        """Writes to each rank's block 0, 1, ... what stands for its share of these blocks."""
+        for rank, share in enumerate(self.shares):
+            for index, number in enumerate(numbers):
+                block = share.peer_moves()._block(index)
+                block[:] = bytes([16 * number + rank]) * len(block)
+
+    def held(self, index: int) -> list[set[int]]:
+        """Returns what the block of each rank holds."""
+        return [set(share.peer_moves()._block(index)) for share in self.shares]
+
+    def lend(self, *numbers: int) -> LentBlocks:
+        """Lends the first blocks; returns what the ticket is for when all ranks know it."""
+        self.num_moves += 1
+        blocks = range(len(numbers))
+        lasts_ns = 600_000_000_000
+        self.peers.lend(Lend(self.num_moves, keys_of(*numbers), blocks, TICKET, "", lasts_ns))
+        lent: list[LentBlocks] = []
+        wait_until(lambda: (got := self.peers.take(TICKET)) and lent.append(got) is None)
+        return lent[0]
+
+    def receive(self, *numbers: int) -> Move:
+        self.num_moves += 1
+        return self.peers.receive(self.num_moves, keys_of(*numbers), range(len(numbers)))
+
+    def end(self) -> MoveResult:
+        (result,) = self.peers.pop_ended()
+        return result
+
+    def are_closed(self) -> bool:
+        copies = self.runner._others.copies
+        blocks = [copies.own, *(one._follower._blocks for one in self._started)]
+        return not copies._opening and not copies._copying and not any(one._moves for one in blocks)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_llama(path)
+    return path
+
+
+@contextmanager
+def serving(model: Path, tp: int = 2, pp: int = 1, **more: Any) -> Iterator[Ranks]:
+    start = with_sizes(make_start(model, ParallelConfig(), **more), tp, pp)
+    ranks = Ranks(start)
+    try:
+        yield ranks
+        wait_until(ranks.are_closed)
+    finally:
+        ranks.runner.close()
+
+
+def pattern(ranks: Ranks, number: int) -> bytes:
+    sizes = ranks.runner._share_bytes
+    return b"".join(bytes([16 * number + rank]) * size for rank, size in enumerate(sizes))
+
+
+@SIZES
+def test_a_block_is_read_as_the_shares_of_all_ranks_in_their_order(
+    model: Path, tp: int, pp: int
+) -> None:
+    with serving(model, tp, pp) as ranks:
+        assert len(ranks.runner._share_bytes) == tp * pp
+        ranks.fill(1, 2)
+        lent = ranks.lend(1, 2)
+        assert lent.copy_out(0) == pattern(ranks, 1)
+        assert lent.copy_out(1) == pattern(ranks, 2)
+        for index in range(2):
+            lent.move.kept(index, lent.block_bytes)
+        result = ranks.end()
+        assert (result.num_blocks, result.failed) == (2, "")
+        assert result.num_bytes == 2 * ranks.capacity.block_bytes
+
+
+@SIZES
+def test_a_block_has_arrived_when_each_rank_has_its_share(model: Path, tp: int, pp: int) -> None:
+    with serving(model, tp, pp) as ranks:
+        ranks.fill(5, 5, 5)
+        move = ranks.receive(1, 2)
+        for index, number in enumerate((1, 2)):
+            assert ranks.peers.pop_ended() == []
+            assert move.copy_in(index, memoryview(pattern(ranks, number)))
+        result = ranks.end()
+        assert (result.num_blocks, result.failed) == (2, "")
+        for index, number in enumerate((1, 2, 5)):
+            assert ranks.held(index) == [{16 * number + rank} for rank in range(tp * pp)]
+
+
+@SIZES
+def test_a_move_that_is_called_off_is_over_on_all_ranks(model: Path, tp: int, pp: int) -> None:
+    with serving(model, tp, pp) as ranks:
+        ranks.fill(1, 2)
+        lent, move = ranks.lend(1), None
+        ranks.num_moves += 1
+        move = ranks.peers.receive(ranks.num_moves, keys_of(3), [1])
+        ranks.peers.cancel([1, 2])
+        assert [one.failed for one in ranks.peers.pop_ended()] == [CANCELLED] * 2
+        wait_until(ranks.are_closed)
+        assert lent.copy_out(0) is None
+        assert not move.copy_in(0, memoryview(pattern(ranks, 3)))
+        assert ranks.held(1) == [{32 + rank} for rank in range(tp * pp)]
+
+
+def test_a_block_of_another_size_is_refused(model: Path) -> None:
+    with serving(model) as ranks:
+        move = ranks.receive(1)
+        with pytest.raises(ValueError, match="bytes"):
+            move.copy_in(0, memoryview(pattern(ranks, 1))[1:])
+        move.end("of another size")
+        assert ranks.end().num_blocks == 0
+
+
+def test_what_is_read_counts_only_if_it_was_lent_to_the_end(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(model) as ranks:
+        ranks.fill(1)
+        lent = ranks.lend(1)
+        copied = rank_blocks._copied
+
+        def end_meanwhile(*of: Any) -> bytes | None:
+            found = copied(*of)
+            lent.move.end("its time is over")
+            return found
+
+        monkeypatch.setattr(rank_blocks, "_copied", end_meanwhile)
+        assert lent.copy_out(0) is None
+        assert ranks.end().num_blocks == 0
+
+
+def test_moves_of_pools_that_are_gone_touch_no_new_ones(model: Path) -> None:
+    with serving(model) as ranks:
+        lent, move = ranks.lend(1), ranks.receive(2)
+        ranks.renew_pools()
+        ranks.fill(7)
+        assert lent.copy_out(0) is None
+        assert not move.copy_in(0, memoryview(pattern(ranks, 2)))
+        assert ranks.held(0) == [{112}, {113}]
+        assert ranks.peers.pop_ended() == []
+
+
+def test_a_rank_that_does_not_copy_ends_the_move(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_blocks, "ANSWER_S", 0.05)
+    with serving(model) as ranks:
+        move = ranks.receive(1)
+        blocks = ranks._started[0]._follower._blocks
+        monkeypatch.setattr(blocks, "copy", lambda command: None)
+        assert not move.copy_in(0, memoryview(pattern(ranks, 1)))
+        assert "does not copy" in ranks.end().failed
+
+
+def test_ranks_that_are_lost_keep_no_move_waiting(model: Path) -> None:
+    ranks = Ranks(with_sizes(make_start(model, ParallelConfig()), 2, 1))
+    try:
+        lent = ranks.lend(1)
+        ranks.runner._others.lose("a rank was killed")
+        began = time.monotonic()
+        assert lent.copy_out(0) is None
+        assert time.monotonic() - began < rank_blocks.ANSWER_S / 2
+    finally:
+        ranks.runner.close()
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_workers_have_one_format_if_each_rank_has_the_same_share(model: Path, backend: str) -> None:
+    formats = []
+    for tp, pp in [(2, 1), (2, 1), (1, 2), (2, 2), (1, 2)]:
+        with serving(model, tp, pp, cpu_backend=backend) as ranks:
+            formats.append(ranks.capacity.block_format)
+    assert all(formats)
+    assert formats[0] == formats[1]
+    assert formats[2] == formats[4]
+    assert len(set(formats)) == 3
+
+
+def test_ranks_without_a_cpu_pool_have_no_format(model: Path) -> None:
+    start = with_sizes(make_start(model, ParallelConfig()), 2, 1)
+    start = replace(start, cache=start.cache.model_copy(update={"swap_space": 0.0}))
+    runner = RankedRunner(start, on_lost=lambda _: None, launch=ThreadRank)
+    try:
+        assert runner.profile().block_format == ""
+    finally:
+        runner.close()
