@@ -48,6 +48,19 @@ def make_sums(group: Group, isa: Isa | None = None, num_threads: int = 1) -> Pro
     return make_program(builder, isa, num_threads, group=group)
 
 
+def make_head(group: Group, table: AnyArray) -> Program:
+    """Looks tokens up in its part of the table, [VOCAB, HIDDEN], and scores them against it."""
+    builder, at_most = make_builder(FLOAT32, vocab_size=VOCAB), -(-VOCAB // SIZE)
+    out, shared = builder.buffer(HIDDEN, row=Row.FLOATS), builder.buffer(HIDDEN, row=Row.SHARED)
+    normed, first = builder.buffer(HIDDEN), group.rank * at_most
+    packed = builder.arena.pack(table[first : first + at_most])
+    builder.embed(shared, packed, first_token=first)
+    builder.sum(shared, out, adds=False)
+    builder.norm(out, normed, np.ones(HIDDEN, dtype=np.float32), eps=0, of_rows=True)
+    builder.head(normed, packed, first_token=first)
+    return make_program(builder, group=group)
+
+
 def give(program: Program, rows: AnyArray) -> None:
     view = program.view(1, width=HIDDEN, num_tokens=len(rows), dtype=FLOAT32)
     view[:, :HIDDEN] = rows
@@ -88,19 +101,8 @@ def test_all_ranks_get_the_sum_in_the_order_of_ranks(isa: Isa, num_threads: int)
 
 def test_tokens_are_looked_up_and_scored_where_they_lie() -> None:
     """A slot holds the logits of one row, and more rows than that are asked for."""
-    table, at_most = make_floats(VOCAB, HIDDEN), -(-VOCAB // SIZE)
-    groups = make_groups(slot_bytes=4096)
-    programs = []
-    for group in groups:
-        builder = make_builder(FLOAT32, vocab_size=VOCAB)
-        out, shared = builder.buffer(HIDDEN, row=Row.FLOATS), builder.buffer(HIDDEN, row=Row.SHARED)
-        normed, first = builder.buffer(HIDDEN), group.rank * at_most
-        packed = builder.arena.pack(table[first : first + at_most])
-        builder.embed(shared, packed, first_token=first)
-        builder.sum(shared, out, adds=False)
-        builder.norm(out, normed, np.ones(HIDDEN, dtype=np.float32), eps=0, of_rows=True)
-        builder.head(normed, packed, first_token=first)
-        programs.append(make_program(builder, group=group))
+    table = make_floats(VOCAB, HIDDEN)
+    programs = [make_head(group, table) for group in make_groups(slot_bytes=4096)]
     count = 16
     steps = [make_arrays(count, num_rows=count, vocab=VOCAB) for _ in programs]
     for arrays in steps:
@@ -118,6 +120,16 @@ def test_tokens_are_looked_up_and_scored_where_they_lie() -> None:
     scores[0, steps[0].token_ids[0]] = -np.inf
     assert steps[0].argmax.tolist() == scores.argmax(axis=1).tolist()
     assert steps[0].is_finite.all()
+
+
+def test_a_step_that_scores_no_token_exchanges_no_logits() -> None:
+    groups = make_groups(slot_bytes=4096)
+    programs = [make_head(group, make_floats(VOCAB, HIDDEN)) for group in groups]
+    arrays = make_arrays(4, vocab=VOCAB)
+    arrays.logits_of_row = np.full(1, 40, dtype=np.int32)[:0]  # what lies behind it is another's
+    arrays.logits = np.zeros((64, VOCAB), dtype=np.float32)
+    on_all([partial(program.run, arrays) for program in programs])
+    assert {group.num_joined for group in groups} == {1}, "that of the sum"
 
 
 def test_a_rank_that_is_called_off_waits_for_none() -> None:

@@ -386,7 +386,7 @@ void Program::plan_attention(const SbBatch& batch) {
 // ranks were called off.
 bool Program::reduce(const SbBatch& batch) {
   for (const Phase& phase : phases_) {
-    if (phase.op->kind != SB_HEAD) continue;
+    if (phase.op->kind != SB_HEAD || !phase.rows) continue;
     for (int64_t row = 0; row < phase.rows; ++row)
       for (int32_t tile = 1; tile < phase.tiles; ++tile)
         take_better(phase.best[row], phase.best[tile * phase.rows + row]);
