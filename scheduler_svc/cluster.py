@@ -23,6 +23,7 @@ from scheduler_svc.workers.loss_attribution import record_loss
 from scheduler_svc.workers.quarantine import WorkerRecords
 from scheduler_svc.workers.roles import Roles
 from scheduler_svc.workers.step_loop import StepLoop
+from scheduler_svc.workers.unfinished_clears import UnfinishedClears
 from scheduler_svc.workers.worker_pool import StepLoops
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Cluster:
         """The workers that read blocks of each other."""
         self.handovers = Handovers()
         """Those that hand groups over to each other."""
+        self._unfinished_clears = UnfinishedClears()
         self.step_loops = StepLoops()
         self.roles = Roles(disaggregation, self.step_loops)
         self.tokenizer_files: dict[str, bytes] = {}
@@ -123,6 +125,7 @@ class Cluster:
             self.peers.join(lending)
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.join(handovers)
+        self._unfinished_clears.join(step_loop.scheduler)
         step_loop.answered = self._balance
         self.roles.settle()
         self.tell_watchers()
@@ -154,7 +157,7 @@ class Cluster:
         """
         for step_loop in self.step_loops:
             of_worker = partial(on_cleared, step_loop.worker_name)
-            step_loop.scheduler.clear_prefix_cache(tenant, of_worker)
+            self._unfinished_clears.begin(step_loop.scheduler, tenant, of_worker)
         self.wake()
         return len(self.step_loops)
 

@@ -147,7 +147,7 @@ class Loading:
         if self._begin_from_peer(group, prefix, hashes, now) or not self._has_store:
             return
         group.asked_stores = (*group.asked_stores, self._number)
-        if not hashes or now < self._paused_until:
+        if not hashes or now < self._paused_until or self._moves.is_clearing:
             return
         if self._store_cost.predict(len(hashes), now) is not None:
             self.num_queries += len(hashes) * blocks.block_size

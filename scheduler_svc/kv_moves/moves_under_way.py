@@ -187,6 +187,11 @@ class MovesUnderWay:
         oldest = min((at for at in cancelled if at is not None), default=None)
         return None if oldest is None else oldest + MAX_CANCEL_S
 
+    @property
+    def is_clearing(self) -> bool:
+        """True until the worker has said how a clear of its store has ended."""
+        return any(move.kind is MoveKind.CLEAR for move in self._moves.values())
+
     def num_blocks(self, kind: MoveKind) -> int:
         """Returns how many blocks the moves of a kind own."""
         return sum(len(move.blocks) for move in self._moves.values() if move.kind is kind)

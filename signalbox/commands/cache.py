@@ -22,6 +22,7 @@ examples
   signalbox cache clear                                       # all that a service has cached
   signalbox cache clear --scheduler HOST:50052 --tenant team-a
 Files in a folder that a worker has are listed, and only cleared with its service.
+Repeat a clear of a service that failed if its scheduler has started again since.
 """
 _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 

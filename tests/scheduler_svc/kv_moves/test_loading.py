@@ -539,6 +539,21 @@ def test_a_clear_reaches_requests_that_run_load_and_have_loaded() -> None:
     assert_all_free(server.loop)
 
 
+def test_nothing_is_looked_up_while_the_store_is_cleared() -> None:
+    server = filled()
+    hold(server)
+    server.scheduler.clear_prefix_cache(None, lambda _: None)
+    group = server.add()
+    assert server.scheduler.store is not None
+    before = server.scheduler.store.loading.num_queries
+    server.step()
+    assert server.scheduler.store.loading.num_queries == before
+    server.store.ends_at_once = True
+    server.finish()
+    assert group.num_cached_tokens == 0
+    assert_all_free(server.loop)
+
+
 def test_a_clear_whose_worker_is_lost_says_so() -> None:
     server = filled()
     faults: list[str] = []
