@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from contract.model import encode_rank
 from contract.step_result import encode_stages
+from contract.worker_role import WorkerRole
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from rpc.metrics.histogram import Histogram
 from scheduler_svc.cluster import Cluster
@@ -11,6 +12,7 @@ from scheduler_svc.insight.explain import Explanation
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.kv_moves.store_planning import StorePlanning
+from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.stage_use import StageUse
 from scheduler_svc.requests.timeline import Event
 from scheduler_svc.requests.wait_accounting import Wait
@@ -19,7 +21,7 @@ from scheduler_svc.workers.quarantine import Quarantine
 from scheduler_svc.workers.step_loop import StepLoop
 
 
-def explanation(known: Explanation) -> explain_pb2.ExplainResponse:
+def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResponse:
     message = explain_pb2.ExplainResponse(
         request_id=known.request_id,
         state=f"REQUEST_STATE_{known.state.name}",
@@ -39,12 +41,19 @@ def explanation(known: Explanation) -> explain_pb2.ExplainResponse:
         num_dropped_events=known.num_dropped_events,
         waits=_waits(known.waits),
         num_ahead=known.num_ahead,
+        role=_role(known.worker, cluster),
     )
     if known.stages is not None:
         message.stages.CopyFrom(_stage_use(known.stages))
     if known.failure is not None:
         message.code, message.message = known.failure.code, known.failure.message
     return message
+
+
+def _role(worker_name: str, cluster: Cluster) -> str:
+    """Returns what a worker computes, if that is only one part of the work."""
+    roles = [cluster.roles.of(one) for one in cluster.step_loops if one.worker_name == worker_name]
+    return "" if WorkerRole.BOTH in roles else "".join(roles[:1])
 
 
 def _stage_use(use: StageUse) -> explain_pb2.StageUse:
@@ -161,6 +170,7 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         store=_store_stats(scheduler.store, scheduler),
         peers=_peer_stats(scheduler.lending, scheduler),
         role=cluster.roles.of(step_loop),
+        handovers=_handover_stats(scheduler.handovers),
     )
 
 
@@ -198,6 +208,19 @@ def _peer_stats(lending: Lending | None, scheduler: Scheduler) -> stats_pb2.Stor
         num_failed_loads=lending.num_failures,
         num_late_loads=lending.num_late,
         load_bytes_per_second=scheduler.cost.peer_bytes_per_s,
+    )
+
+
+def _handover_stats(handovers: WorkerHandovers | None) -> stats_pb2.HandoverStats | None:
+    """Returns None of a worker that has nothing to do with others."""
+    if handovers is None or not (handovers.lending.has_peers or handovers.has_moved):
+        return None
+    return stats_pb2.HandoverStats(
+        num_handed_over=handovers.num_handed_over,
+        num_taken_over=handovers.num_taken_over,
+        num_given_up=handovers.num_given_up,
+        num_bytes=handovers.num_bytes,
+        pause_ns=_histogram(handovers.pause_ns),
     )
 
 

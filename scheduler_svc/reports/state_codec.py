@@ -99,7 +99,7 @@ def _request(
     group: SequenceGroup, scheduler: Scheduler | None, cluster: Cluster, now: float
 ) -> pb.LiveRequest:
     return pb.LiveRequest(
-        explanation=insight_codec.explanation(explain(group, cluster.admission, now=now)),
+        explanation=insight_codec.explanation(explain(group, cluster.admission, now=now), cluster),
         deadline_in_ns=None if group.deadline is None else int((group.deadline - now) * 1e9),
         sampling_params=sampling_params.encode(group.params),
         has_decode_rows=group.has_decode_rows,

@@ -208,7 +208,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
                 f"no request {request.request_id!r} is live, or among the last"
                 f" {self._config.explain_history} that ended; each scheduler knows its own requests"
             )
-        return insight_codec.explanation(known)
+        return insight_codec.explanation(known, self._cluster)
 
     async def DumpState(
         self, request: state_pb2.DumpStateRequest, context: Context

@@ -85,6 +85,7 @@ def _summary(answer: pb.ExplainResponse) -> Text:
     text = Text.assemble((answer.request_id, "bold"), f"  {state}")
     text.append(f" after {_seconds(answer.age_ns)}" if state == "ended" else "")
     text.append(f", on {answer.worker}" if answer.worker else "")
+    text.append(f" ({answer.role})" if answer.role else "")
     if answer.code:
         text.append(f"\n{answer.message}", style="red")
     cached = f" ({answer.num_cached_tokens} cached)" if answer.num_cached_tokens else ""

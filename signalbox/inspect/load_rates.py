@@ -39,6 +39,18 @@ class StoreLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverLoad:
+    """Running requests that went from worker to worker with their KV blocks, since it joined."""
+
+    num_out: int
+    num_in: int
+    num_given_up: int
+    """Those that stayed here after all."""
+    pause: Quantiles
+    """Time without a token of those that came between the two answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
     """One worker. Rates and quantiles are of the time between the two answers."""
 
@@ -74,6 +86,8 @@ class WorkerLoad:
     """None of a worker without one."""
     peers: StoreLoad | None
     """Blocks read of other workers, and by them; None of a worker that has none."""
+    handovers: HandoverLoad | None
+    """None of a worker that reads no other one's blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +246,18 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
         stages=stage_loads(before.stages, after.stages),
         store=_store(before.store, after.store, seconds) if after.HasField("store") else None,
         peers=_store(before.peers, after.peers, seconds) if after.HasField("peers") else None,
+        handovers=_handovers(before.handovers, after.handovers)
+        if after.HasField("handovers")
+        else None,
+    )
+
+
+def _handovers(before: pb.HandoverStats, after: pb.HandoverStats) -> HandoverLoad:
+    return HandoverLoad(
+        num_out=after.num_handed_over,
+        num_in=after.num_taken_over,
+        num_given_up=after.num_given_up,
+        pause=_quantiles(before.pause_ns, after.pause_ns),
     )
 
 

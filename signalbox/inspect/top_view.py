@@ -9,6 +9,7 @@ from rich.text import Text
 
 from signalbox.client.tables import make_table, right
 from signalbox.inspect.load_rates import (
+    HandoverLoad,
     LauncherLoad,
     Load,
     Quantiles,
@@ -87,6 +88,7 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
         *_shares(worker),
         *_store(worker.store),
         *_store(worker.peers),
+        *_handovers(worker.handovers),
         f"first token {_quantiles(worker.time_to_first_token)}"
         f"  each token {_quantiles(worker.time_per_output_token)}",
         f"preempted {worker.preemptions_per_s:,.1f}/s"
@@ -126,6 +128,16 @@ def _store(store: StoreLoad | None) -> list[str]:
         f"{store.kind}: hit rate {hits}  {store.num_loading} requests loading"
         f"  {store.fetched_bytes_per_s / 1e6:,.1f} MB/s in"
         f"  {store.stored_bytes_per_s / 1e6:,.1f} MB/s out{failed}"
+    ]
+
+
+def _handovers(handovers: HandoverLoad | None) -> list[str]:
+    if handovers is None:
+        return []
+    given_up = f", {handovers.num_given_up:,} given up" if handovers.num_given_up else ""
+    return [
+        f"handed over so far: {handovers.num_out:,} out, {handovers.num_in:,} in{given_up}"
+        f"  paused {_quantiles(handovers.pause)}"
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.scheduler.v1 import explain_pb2
+from protos.scheduler.v1 import explain_pb2, stats_pb2
 from rpc.metrics.registry import make_registry
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
@@ -112,6 +112,9 @@ async def test_a_worker_that_drains_hands_its_streams_over(
         (event,) = (one for one in events if one.kind == explain_pb2.EVENT_KIND_HANDED_OVER)
         assert event.worker == scheduler.worker_name
         assert event.num_bytes == 64 * event.num_blocks > 0
+        (known,) = (await running.client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
+        assert known.handovers.num_taken_over == sum(known.handovers.pause_ns.counts) == NUM_STREAMS
+        assert known.handovers.num_bytes == of(cluster, 0).num_bytes
     replay = Replay(str(recording), checks=True)
     assert replay.run() is None
     assert replay.num_left_over == 0

@@ -12,9 +12,9 @@ import pytest
 from contract.worker_role import WorkerRole
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_draws import expected_tokens
+from protos.scheduler.v1 import explain_pb2, stats_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from protos.scheduler.v1 import stats_pb2
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.replay.replay_codec import Replay
@@ -107,6 +107,11 @@ async def test_prompts_are_computed_by_one_worker_and_go_on_at_the_other(tmp_pat
         assert prefill.output_processor.num_prompt_tokens == sum(
             len(prompt_of(handle)) for handle in range(NUM_STREAMS)
         )
+        roles = {prefill.worker_name: "prefill", decode.worker_name: "decode"}
+        for handle in range(NUM_STREAMS):
+            request = explain_pb2.ExplainRequest(request_id=f"r{handle}")
+            known = await running.client.stub.Explain(request)
+            assert known.role == roles[known.worker]
     replay = Replay(str(recording), checks=True)
     assert replay.run() is None
     assert replay.num_left_over == 0

@@ -90,7 +90,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages")
+    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class ExplainResponse(_message.Message):
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     worker: str
@@ -133,7 +134,8 @@ class ExplainResponse(_message.Message):
     code: int
     message: str
     stages: StageUse
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ...) -> None: ...
+    role: str
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class StageUse(_message.Message):
     __slots__ = ("ranks", "stages", "num_steps", "in_flight_ns")

@@ -99,7 +99,7 @@ class RequestSummary(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages", "launched_as", "store", "peers", "role")
+    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages", "launched_as", "store", "peers", "role", "handovers")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class WorkerStats(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    HANDOVERS_FIELD_NUMBER: _ClassVar[int]
     address: str
     num_requests_running: int
     num_requests_swapped: int
@@ -160,7 +161,22 @@ class WorkerStats(_message.Message):
     store: StoreStats
     peers: StoreStats
     role: str
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., launched_as: _Optional[str] = ..., store: _Optional[_Union[StoreStats, _Mapping]] = ..., peers: _Optional[_Union[StoreStats, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
+    handovers: HandoverStats
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., launched_as: _Optional[str] = ..., store: _Optional[_Union[StoreStats, _Mapping]] = ..., peers: _Optional[_Union[StoreStats, _Mapping]] = ..., role: _Optional[str] = ..., handovers: _Optional[_Union[HandoverStats, _Mapping]] = ...) -> None: ...
+
+class HandoverStats(_message.Message):
+    __slots__ = ("num_handed_over", "num_taken_over", "num_given_up", "num_bytes", "pause_ns")
+    NUM_HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    NUM_TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
+    NUM_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_NS_FIELD_NUMBER: _ClassVar[int]
+    num_handed_over: int
+    num_taken_over: int
+    num_given_up: int
+    num_bytes: int
+    pause_ns: Histogram
+    def __init__(self, num_handed_over: _Optional[int] = ..., num_taken_over: _Optional[int] = ..., num_given_up: _Optional[int] = ..., num_bytes: _Optional[int] = ..., pause_ns: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
 
 class StoreStats(_message.Message):
     __slots__ = ("kind", "num_requests_loading", "num_queries", "num_hits", "num_fetched_bytes", "num_stored_bytes", "num_stored_blocks", "num_failed_loads", "num_late_loads", "num_failed_stores", "load_bytes_per_second")

@@ -44,6 +44,13 @@ def test_blocks_that_came_or_were_stored_are_told_with_bytes_time_and_place() ->
     assert "waited for its prefix to be fetched 0.008 s" in text
 
 
+def test_the_role_of_its_worker_is_named_if_that_has_one() -> None:
+    answer = pb.ExplainResponse(state=pb.REQUEST_STATE_RUNNING, worker="host:7", role="decode")
+    assert "on host:7 (decode)" in text_of(answer)
+    answer.role = ""
+    assert "(" not in text_of(answer).splitlines()[0]
+
+
 def test_a_request_that_loads_says_what_it_waits_for() -> None:
     wait = pb.Wait(reason=pb.WAIT_REASON_LOADING, duration_ns=8 * MS)
     answer = pb.ExplainResponse(state=pb.REQUEST_STATE_LOADING, age_ns=9 * MS, waits=[wait])

@@ -147,6 +147,18 @@ def test_the_screen_shows_what_comes_from_stores_and_other_workers() -> None:
     assert "3 failed" in text
 
 
+def test_the_screen_shows_what_was_handed_over() -> None:
+    before, after = make_stats(1), make_stats(3)
+    (worker,) = after.workers
+    worker.handovers.num_handed_over, worker.handovers.num_taken_over = 5, 1200
+    worker.handovers.num_given_up = 3
+    worker.handovers.pause_ns.bounds[:] = [10**7, 2 * 10**7]
+    worker.handovers.pause_ns.counts[:] = [0, 100, 0]
+    text = " ".join(text_of(render(measure(before, after), "host:1")).replace("│", " ").split())
+    assert "handed over so far: 5 out, 1,200 in, 3 given up paused 15 ms (p99 20 ms)" in text
+    assert "handed over" not in text_of(render(measure(before, make_stats(3)), "host:1"))
+
+
 def test_requests_are_in_the_phase_that_they_are_in() -> None:
     before, after = make_stats(1), make_stats(2)
     after.live_requests.append(make_request("fetching", explain_pb2.REQUEST_STATE_LOADING))
