@@ -333,9 +333,10 @@ class BlockSpaceManager:
     def copy_out(self, gpu_block: int) -> int | None:
         """Takes a block of the CPU pool to which the plan in the making copies one of the GPU.
 
-        Nothing finds it. None if there is no room for it.
+        Nothing finds it. None if there is no room for it, or if the same plan brings the block to
+        the GPU: the worker copies out first.
         """
-        if not self.cpu.num_free:
+        if not self.cpu.num_free or any(gpu_block == copy.dst for copy in self._copies.into_gpu):
             return None
         block = self.cpu.allocate()
         self._copies.out_of_gpu.append(BlockCopy(gpu_block, block))
@@ -346,7 +347,7 @@ class BlockSpaceManager:
         """Takes a block of the CPU pool that holds what a hash stands for, to be stored.
 
         If it is on the GPU alone, the plan in the making copies it. None if it is nowhere, or if
-        there is no room for the copy.
+        it cannot be copied now.
         """
         block = self.cpu.find(block_hash)
         if block is not None:

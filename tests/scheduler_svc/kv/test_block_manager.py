@@ -429,3 +429,21 @@ def test_a_copy_that_is_to_be_stored_takes_no_block_of_another() -> None:
     assert [blocks.store_copy(one) for one in hashes] == [first, second]
     assert blocks.store_copy(*blocks.prefix_hashes(other.sequences[0], 0, 1)) is None
     blocks.check([*group.sequences, *other.sequences], moving=[first, second])
+
+
+def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None:
+    """The worker copies out first. The copy that came in is found on the CPU no more."""
+    blocks = make_blocks()
+    group = start(blocks, prompt_len=8)
+    (seq,) = group.sequences
+    swap_out(blocks, group)
+    blocks.forget_prefixes()
+    blocks.swap_in(group)
+    group.set_status(SequenceStatus.RUNNING)
+    (block_hash,) = blocks.prefix_hashes(seq, 0, 1)
+    assert blocks.store_copy(block_hash) is None
+    assert not copies_of(blocks.finish_plan().swap_out)
+    stored = blocks.store_copy(block_hash)
+    assert copies_of(blocks.finish_plan().swap_out) == [BlockCopy(seq.block_table[0], stored or 0)]
+    assert stored is not None
+    blocks.check(group.sequences, moving=[stored])
