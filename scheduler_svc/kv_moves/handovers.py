@@ -63,7 +63,7 @@ class Handovers:
         if taker.takes_waiting:
             return
         for group in reversed(owner.queues.running):
-            fits = 2 * group.num_reserved_sequences <= surplus and owner.may_leave(group)
+            fits = 2 * group.num_reserved_sequences <= surplus and owner.may_try(group)
             if fits and _pays(group, owner, taker):
                 if not taker.reserve(group, owner, now):
                     owner.retry_later(group, now)

@@ -108,15 +108,16 @@ class WorkerHandovers:
     # Reserving
 
     def may_leave(self, group: SequenceGroup) -> bool:
-        """Says whether a group of this worker is in a state in which it can be handed over.
-
-        One that could not be handed over is left alone for a while.
-        """
-        if not self.queues.runs(group) or group in self.leaving or group in self._retry_at:
+        """Says whether a group of this worker is in a state in which it can be handed over."""
+        if not self.queues.runs(group) or group in self.leaving:
             return False
         if group.suspicion is not None or group.pools:
             return False
         return all(seq.block_table for seq in group.unfinished)
+
+    def may_try(self, group: SequenceGroup) -> bool:
+        """Says whether to hand a group over: one that could not be is left alone for a while."""
+        return group not in self._retry_at and self.may_leave(group)
 
     def reserve(self, group: SequenceGroup, owner: "WorkerHandovers", now: float) -> bool:
         """Begins to take a running group over; False, changing nothing, if there is no room.
@@ -307,7 +308,7 @@ class WorkerHandovers:
         for group in groups:
             if len(self.leaving) >= MAX_LEAVING:
                 return
-            if self.may_leave(group) and not self.find_taker(group, self, now):
+            if self.may_try(group) and not self.find_taker(group, self, now):
                 self.retry_later(group, now)
 
     def answered(self) -> None:
