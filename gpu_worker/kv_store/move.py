@@ -108,8 +108,8 @@ class Move:
             return MoveResult(self.move_id, self._num_done, self._num_bytes, took_ns, self._failed)
 
     def _wait(self) -> None:
-        if self._await_copies is not None:
-            self._await_copies()
+        if (wait := self._await_copies) is not None:  # a cancel may take it away meanwhile
+            wait()
 
     def _count(self, index: int, num_bytes: int) -> None:
         self._is_done[index] = True
