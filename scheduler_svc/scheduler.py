@@ -257,8 +257,8 @@ class Scheduler:
                 know whose blocks they have, forget all.
             on_cleared: called when the store is cleared.
         """
+        self.blocks.forget_prefixes([*self._queues.running, *self._queues.swapped])
         if self.store is None:
-            self.blocks.forget_prefixes()
             on_cleared("")
         else:
             self.store.clear(tenant, on_cleared)

@@ -204,6 +204,7 @@ class BlockSpaceManager:
         child.block_table = list(parent.block_table)
         child.block_hashes = {size: list(names) for size, names in parent.block_hashes.items()}
         child.num_cached_blocks = parent.num_cached_blocks
+        child.num_private_blocks = parent.num_private_blocks
         for block in child.block_table:
             self.gpu.share(block)
 
@@ -213,7 +214,7 @@ class BlockSpaceManager:
         for block in reversed(seq.block_table):  # of a chain the end is forgotten first
             pool.free(block)
         seq.block_table = []
-        seq.num_cached_blocks = 0
+        seq.num_cached_blocks = seq.num_private_blocks = 0
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""
@@ -296,20 +297,32 @@ class BlockSpaceManager:
         self.forget_prefixes()
         return True
 
-    def forget_prefixes(self) -> None:
-        """Forgets what the blocks of both pools hold; those in use stay with their owners."""
+    def forget_prefixes(self, groups: Iterable[SequenceGroup] = ()) -> None:
+        """Forgets what the blocks of both pools hold; those in use stay with their owners.
+
+        Args:
+            groups: those that hold blocks, in whichever pool. Where these go later, nothing finds
+                what they hold now.
+        """
         for pool in (self.gpu, self.cpu):
             pool.forget_hashes()
+        for group in groups:
+            for seq in group.unfinished:
+                seq.num_private_blocks = seq.num_cached_blocks
 
-    def take_over(self, seq: Sequence, table: list[int], *, num_cached_blocks: int) -> None:
+    def take_over(
+        self, seq: Sequence, table: list[int], *, num_cached_blocks: int, num_private_blocks: int
+    ) -> None:
         """Gives a sequence that comes from another worker blocks that hold what it had there.
 
         Args:
-            num_cached_blocks: leading blocks that may be found by their hashes.
+            num_cached_blocks: see `Sequence`.
+            num_private_blocks: see `Sequence`.
         """
         for block in table:
             self.gpu.share(block)
         seq.block_table, seq.num_cached_blocks = table, num_cached_blocks
+        seq.num_private_blocks = num_private_blocks
 
     def copy_in(self, cpu_block: int, gpu_block: int) -> None:
         """Copies a block of the CPU pool, which the caller gives up, to a GPU block of its own."""

@@ -61,4 +61,5 @@ def move(group: SequenceGroup, target: BlockAllocator, *, block_size: int, finds
 
 
 def _public_hash(seq: Sequence, index: int, block_size: int) -> BlockHash | None:
-    return seq.block_hashes[block_size][index] if index < seq.num_cached_blocks else None
+    is_public = seq.num_private_blocks <= index < seq.num_cached_blocks
+    return seq.block_hashes[block_size][index] if is_public else None

@@ -67,16 +67,17 @@ class Handover:
     def names(self) -> dict[int, BlockHash]:
         """Returns the name of what each block of the group at its owner holds, in order.
 
-        Until the group is paused, of those alone that the owner's cache knows.
+        Until the group is paused, of those alone whose tokens are all accepted.
         """
         named: dict[int, BlockHash] = {}
         size = self.owner.blocks.block_size
         for seq in self.group.unfinished:
-            num_public = seq.num_cached_blocks
+            num_private, num_whole = seq.num_private_blocks, seq.num_cached_blocks
+            public = slice(num_private, num_whole)
             hashes = seq.block_hashes.get(size, ())
-            named.update(zip(seq.block_table[:num_public], hashes, strict=False))
+            named.update(zip(seq.block_table[public], hashes[public], strict=False))
             num_filled = -(-seq.num_computed_tokens // size) if self.has_paused else 0
-            for index in range(num_public, num_filled):
+            for index in (*range(num_private), *range(num_whole, num_filled)):
                 block = seq.block_table[index]
                 if block not in named:
                     named[block] = self.owner.blocks.private_hash(seq, index)

@@ -59,7 +59,7 @@ class HandoverRounds:
             else:
                 found = handover.spare.pop() if handover.spare else gpu.allocate()
                 self._blocks.copy_in(block, found)
-                if name not in handover.private:
+                if self._blocks.cpu.find(name) is not None:  # it is not private, nor forgotten
                     gpu.cache_block(found, name)
             handover.arrived[name] = found
         return True

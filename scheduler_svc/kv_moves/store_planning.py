@@ -186,9 +186,11 @@ class StorePlanning:
         return True
 
     def clear(self, tenant: str | None, on_cleared: OnCleared) -> None:
-        """Forgets what is cached, of running requests, too; see `Scheduler.clear_prefix_cache`."""
+        """Empties the store, and lets what is under way come to nothing.
+
+        What the pools hold is forgotten before; see `Scheduler.clear_prefix_cache`.
+        """
         self.loading.forget_pins()
-        self._blocks.forget_prefixes()
         self._clear_store(tenant, on_cleared)
 
     def _clear_store(self, tenant: str | None, on_cleared: OnCleared) -> None:

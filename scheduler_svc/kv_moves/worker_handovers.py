@@ -254,10 +254,13 @@ class WorkerHandovers:
                 placed[block] = gpu.allocate()
                 kept.append(placed[block])
         tables = {seq: [placed[block] for block in seq.block_table] for seq in group.unfinished}
-        num_cached = {seq: seq.num_cached_blocks for seq in group.unfinished}
+        counts = {seq: (seq.num_cached_blocks, seq.num_private_blocks) for seq in group.unfinished}
         owner.release(group)
         for seq, table in tables.items():
-            self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq])
+            num_cached, num_private = counts[seq]
+            self.blocks.take_over(
+                seq, table, num_cached_blocks=num_cached, num_private_blocks=num_private
+            )
         self._forget(handover)
         self.blocks.give_up(kept)
         self.queues.run(group)

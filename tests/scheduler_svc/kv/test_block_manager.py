@@ -447,3 +447,19 @@ def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None
     assert copies_of(blocks.finish_plan().swap_out) == [BlockCopy(seq.block_table[0], stored or 0)]
     assert stored is not None
     blocks.check(group.sequences, moving=[stored])
+
+
+def test_what_is_forgotten_is_not_found_where_its_group_goes_later() -> None:
+    blocks = make_blocks()
+    group = start(blocks, prompt_len=8)
+    twin = make_request(group.request.prompt_token_ids).sequences[0]
+    assert blocks.find_prefix(twin)
+    blocks.forget_prefixes([group])
+    swap_out(blocks, group)
+    assert blocks.find_prefix(twin) == []
+    blocks.finish_plan()
+    blocks.swap_in(group)
+    group.set_status(SequenceStatus.RUNNING)
+    assert blocks.find_prefix(twin) == []
+    blocks.finish_plan()
+    blocks.check(group.sequences)

@@ -235,6 +235,32 @@ def test_groups_that_share_a_prefix_share_it_at_the_taker() -> None:
     pair.assert_right()
 
 
+@pytest.mark.parametrize("num_turns", [-1, 0, 1, 2, 3, 4, 5])
+def test_nothing_is_found_that_was_cached_before_a_clear(num_turns: int) -> None:
+    """The handover is begun after it, or so many turns before."""
+    pair = Pair()
+    group = pair.start(max_tokens=60)
+    if num_turns >= 0:
+        assert pair.begin(group)
+    for _ in range(num_turns):
+        pair.turn()
+    (seq,) = group.sequences
+    hashes = seq.block_hashes[4][: seq.num_cached_blocks]
+    for loop in pair.loops:
+        loop.scheduler.clear_prefix_cache(None, lambda _: None)
+    if num_turns < 0:
+        assert pair.begin(group)
+    for _ in range(NUM_TURNS):
+        pair.turn()
+    assert len(hashes) >= 5
+    for loop in pair.loops:
+        for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu):
+            assert not any(map(pool.find, hashes))
+    assert num_turns >= 0 or group in pair.of(1).queues.running
+    pair.assert_right()
+    assert num_recomputed(group) == 0
+
+
 def test_a_group_goes_back_to_where_it_came_from() -> None:
     pair = Pair()
     group = pair.start(max_tokens=60)
