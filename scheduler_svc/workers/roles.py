@@ -106,7 +106,8 @@ class Roles:
         num_prefill = divide(len(pool), self._use(pool, period_s))
         is_proposed, self._proposed = num_prefill == self._proposed, num_prefill
         num_now = sum(role is WorkerRole.PREFILL for role in self._chosen.values())
-        if not is_proposed or num_prefill == num_now:
+        is_of_these = self._chosen.keys() == (set(pool) if num_prefill else set())
+        if not is_proposed or (num_prefill == num_now and is_of_these):
             return False
         self._choose(pool, num_prefill)
         return self.settle()

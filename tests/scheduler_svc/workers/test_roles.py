@@ -14,7 +14,7 @@ from scheduler_svc.kv_moves.lending import PeerIdentity
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
-from scheduler_svc.workers.roles import Use, divide, resolve
+from scheduler_svc.workers.roles import PERIOD_S, Roles, Use, divide, resolve
 from scheduler_svc.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import expected
@@ -214,6 +214,28 @@ def test_off_lets_all_workers_do_both() -> None:
     pool.finish()
     assert len(pool.names(BOTH)) == 2
     assert len(workers_of(group)) == 1
+
+
+def test_workers_that_drain_or_join_are_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Roles, "_use", lambda *_: Use(0.7, 0.7))  # one that computes prompts
+    pool = Pool(BOTH, BOTH, BOTH, mode=Disaggregation.AUTO)
+
+    def look_twice() -> None:
+        for _ in range(2):
+            pool.now += PERIOD_S
+            pool.cluster.roles.balance(pool.now)
+
+    look_twice()
+    (first,) = pool.names(PREFILL)
+    pool.drain(first)
+    look_twice()
+    assert len([name for name in pool.names(PREFILL) if name != first]) == 1
+    pool.lose(first)
+    pool.join(BOTH)
+    look_twice()
+    assert (len(pool.names(PREFILL)), len(pool.names(DECODE))) == (1, 2)
+    pool.ask()
+    pool.finish()
 
 
 # What goes where
