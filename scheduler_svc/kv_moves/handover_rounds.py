@@ -20,7 +20,7 @@ MAX_ROUND_SHARE = 0.25
 MAX_ROUNDS_IN_VAIN = 4
 """Rounds in a row after which no fewer blocks are missing that end a handover."""
 GRACE_S = 0.5
-"""Time that a round may take beyond twice what it should."""
+"""Time that a round may take beyond twice what it should, and that a paused group waits for one."""
 
 
 class HandoverRounds:
@@ -90,12 +90,12 @@ class HandoverRounds:
     def begin(self, handover: Handover, missing: Mapping[BlockHash, int], now: float) -> bool:
         """Fetches as much of what is missing as both CPU pools have room for.
 
-        Where there is none, because others move, it waits for them. Returns False if that leads to
-        nothing.
+        Where there is none, because others move, it waits for them, of a paused group for a while.
+        Returns False if that leads to nothing.
         """
         owner, most = handover.owner.lending, self.room(handover)
         if most < 1 and self.waits(handover):
-            return True
+            return not handover.has_paused or now < handover.paused_at + GRACE_S
         is_in_vain = handover.num_missing is not None and len(missing) >= handover.num_missing
         handover.num_rounds_in_vain = (handover.num_rounds_in_vain + 1) * is_in_vain
         handover.num_missing = len(missing)

@@ -204,6 +204,28 @@ def test_a_group_is_not_paused_for_copies_that_have_no_room(
     pair.assert_right()
 
 
+def test_a_paused_group_waits_a_while_for_room_that_others_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair()
+    group = pair.start(PROMPT[:7], num_steps=2, max_tokens=60)
+    assert pair.begin(group)
+    pair.loops[0].send()  # the group is paused while a step has it
+    pair.step(1)
+    assert group.is_paused
+    with monkeypatch.context() as patched:
+        patched.setattr(Lending, "num_lendable", 0)
+        patched.setattr(Lending, "is_lending", True)
+        pair.loops[0].answer()
+        pair.turn()
+        assert group.is_paused
+        pair.step(1, seconds=GRACE_S)
+        pair.turn()
+        assert not group.is_paused
+    assert pair.of(0).num_given_up >= 1
+    pair.assert_right()
+
+
 def test_a_group_goes_on_copying_until_its_prompt_is_computed() -> None:
     pair = Pair(max_num_batched_tokens=8, num_cpu_blocks=80)
     group = pair.start(list(range(60)), num_steps=2, max_tokens=10)
