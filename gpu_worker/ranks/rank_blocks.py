@@ -122,7 +122,8 @@ class BlockCopies:
     def hear(self, rank: int, report: BlocksOpened | BlockCopied) -> None:
         """Takes the report of a rank; one that nothing waits for any more is dropped."""
         if isinstance(report, BlockCopied):
-            copying = self._copying.pop((rank, report.number, report.place), None)
+            with self._lock:
+                copying = self._copying.pop((rank, report.number, report.place), None)
             if copying is not None:
                 copying.set_result(report.data)
             return
@@ -152,9 +153,9 @@ class BlockCopies:
             if self._is_off:
                 return None
             self._copying |= awaited
+            self.own.copy(commands[0])  # it is not closed yet
         for rank, command in enumerate(commands[1:], start=1):
             self._tell(rank, command)
-        self.own.copy(commands[0])
         try:
             copied = [one.result(ANSWER_S) for one in awaited.values()]
         except FutureTimeout:
