@@ -207,15 +207,12 @@ class Lending:
     def num_lendable(self) -> int:
         """Blocks that the next plan may lend beside those that are wanted already."""
         num_wanted = sum(len(pair.fetch.hashes) for pair in self._wanted)
-        return max(0, self._most_lent - self._num_lent - num_wanted)
+        return max(0, self._num_spare - num_wanted)
 
     @property
-    def _most_lent(self) -> int:
-        return most_lent(self._blocks.cpu.num_blocks)
-
-    @property
-    def _num_lent(self) -> int:
-        return sum(len(move.blocks) for move, one in self._lends.items() if one.is_read)
+    def _num_spare(self) -> int:
+        num_lent = sum(len(move.blocks) for move, one in self._lends.items() if one.is_read)
+        return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent)
 
     def num_found(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks either pool has."""
@@ -244,7 +241,7 @@ class Lending:
         self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
         wanted, self._wanted = self._wanted, {}
         for pair in wanted:
-            if self._most_lent <= self._num_lent:
+            if not self._num_spare:
                 self._wanted[pair] = None  # until what is lent has been read
                 continue
             hashes, blocks = self._choose(pair)
@@ -267,8 +264,7 @@ class Lending:
         blocks: list[int] = []
         num_before = self._blocks.num_copies_out
         step_s = max(self._cost.step_s, pair.reader._cost.step_s)
-        most = max(0, self._most_lent - self._num_lent)
-        for block_hash in pair.fetch.hashes[:most]:
+        for block_hash in pair.fetch.hashes[: self._num_spare]:
             num_copies = self._blocks.num_copies_out - num_before
             if not self._cost.keeps_more_copies(num_copies=num_copies, step_s=step_s):
                 break

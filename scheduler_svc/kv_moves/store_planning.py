@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 LOADING_POLL_S = 0.002
 """Time between empty steps while a request loads."""
 POLL_S = 0.05
-"""Time between empty steps while only writes are under way, for which no request waits."""
+"""Time between empty steps while moves are under way for which no request waits."""
 
 OnCleared = Callable[[str], None]
 """Called once with why a store could not be cleared, or with an empty text."""
