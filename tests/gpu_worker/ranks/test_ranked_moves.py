@@ -20,45 +20,32 @@ from contract.sections.store_moves import (
 )
 from gpu_worker.config import DiskConfig, ParallelConfig, SharedConfig
 from gpu_worker.kv_store.late_store import LateStore
-from gpu_worker.ranks.launchers import StartedRank
-from gpu_worker.ranks.ranked_runner import RankedRunner
 from gpu_worker.ranks.service.rank_messages import Start
 from tests.gpu_worker.kv_shared import redis_servers
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
-from tests.gpu_worker.ranks.thread_ranks import ThreadRank, make_start, with_sizes
+from tests.gpu_worker.ranks.thread_pools import ThreadRanks
+from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-NUM_BLOCKS = 8
 SIZES = pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
 
 
-class Ranks:
-    """A worker whose ranks are threads, and the pools and stores of all of them."""
+class Ranks(ThreadRanks):
+    """Those of a worker with a store, and the stores of all of them."""
 
     def __init__(self, start: Start) -> None:
-        self._started: list[ThreadRank] = []
-        self.runner = RankedRunner(start, on_lost=lambda _: None, launch=self._launch)
-        self.capacity = self.runner.profile()
-        self.renew_pools()
+        super().__init__(start)
         self._num_moves = 0
 
-    def _launch(self, rank: int, address: str) -> StartedRank:
-        self._started.append(ThreadRank(rank, address))
-        return self._started[-1]
-
     def renew_pools(self) -> None:
-        self.runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=NUM_BLOCKS)
+        super().renew_pools()
         moves = self.runner.move_queue()
         assert moves is not None
         self.moves = moves
-
-    @property
-    def shares(self) -> list[Any]:
-        return [self.runner._own, *(one._follower._own for one in self._started)]
 
     @property
     def tiers(self) -> list[LateStore[Any]]:
@@ -67,17 +54,6 @@ class Ranks:
     def await_open(self) -> None:
         for tier in self.tiers:
             assert tier.opened.wait(60)
-
-    def block(self, rank: int, index: int) -> memoryview:
-        found: memoryview = self.shares[rank].move_queue()._block(index)
-        return found
-
-    def fill(self, *numbers: int) -> None:
-        """Writes to each rank's block 0, 1, ... what stands for its share of these blocks."""
-        for rank in range(len(self.shares)):
-            for index, number in enumerate(numbers):
-                block = self.block(rank, index)
-                block[:] = bytes([16 * number + rank]) * len(block)
 
     def holds(self, *numbers: int) -> bool:
         """Says whether `fill` with these is what the pools have."""

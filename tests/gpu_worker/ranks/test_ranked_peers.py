@@ -15,56 +15,33 @@ from gpu_worker.kv_peers.peer_moves import LentBlocks
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.pool_moves import CANCELLED
 from gpu_worker.ranks import rank_blocks
-from gpu_worker.ranks.launchers import StartedRank
 from gpu_worker.ranks.ranked_peers import RankedPeers
 from gpu_worker.ranks.ranked_runner import RankedRunner
-from gpu_worker.ranks.service.rank_messages import Start
 from tests.gpu_worker.kv_store.stores import keys_of
+from tests.gpu_worker.ranks.thread_pools import ThreadRanks
 from tests.gpu_worker.ranks.thread_ranks import ThreadRank, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-NUM_BLOCKS = 8
 TICKET = b"t" * 16
 SIZES = pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
 
 
-class Ranks:
-    """A worker whose ranks are threads, and the pools of all of them."""
-
-    def __init__(self, start: Start) -> None:
-        self._started: list[ThreadRank] = []
-        self.runner = RankedRunner(start, on_lost=lambda _: None, launch=self._launch)
-        self.capacity = self.runner.profile()
-        self.renew_pools()
-
-    def _launch(self, rank: int, address: str) -> StartedRank:
-        self._started.append(ThreadRank(rank, address))
-        return self._started[-1]
+class Ranks(ThreadRanks):
+    """Those of a worker that lends to others, and reads of them."""
 
     def renew_pools(self) -> None:
-        self.runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=NUM_BLOCKS)
+        super().renew_pools()
         peers = self.runner.peer_moves()
         assert peers is not None
         self.peers: RankedPeers = peers
         self.num_moves = 0
 
-    @property
-    def shares(self) -> list[Any]:
-        return [self.runner._own, *(one._follower._own for one in self._started)]
-
-    def fill(self, *numbers: int) -> None:
-        """Writes to each rank's block 0, 1, ... what stands for its share of these blocks."""
-        for rank, share in enumerate(self.shares):
-            for index, number in enumerate(numbers):
-                block = share.peer_moves()._block(index)
-                block[:] = bytes([16 * number + rank]) * len(block)
-
     def held(self, index: int) -> list[set[int]]:
         """Returns what the block of each rank holds."""
-        return [set(share.peer_moves()._block(index)) for share in self.shares]
+        return [set(self.block(rank, index)) for rank in range(len(self.shares))]
 
     def lend(self, *numbers: int) -> LentBlocks:
         """Lends the first blocks; returns what the ticket is for when all ranks know it."""
