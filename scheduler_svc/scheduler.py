@@ -71,6 +71,7 @@ class Scheduler:
         self.cost = cost or CostModel()
         self.inflight: deque[StepPlan] = deque()
         self.num_steps = 0
+        self._answered_at = 0.0
         self.steps = StepStats(stages=StageAccount(ranks))
         self.request_stats = RequestStats()  # of those that ended here
         self.books = books = Bookkeeping.make(cache, admission=admission, costs=self.cost)
@@ -99,8 +100,6 @@ class Scheduler:
             )
         if self.lending is not None:
             self.lending.seconds_ahead = self._seconds_in_flight
-        if self.handovers is not None:
-            self.handovers.decode_s = self._decode_s
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
@@ -192,13 +191,14 @@ class Scheduler:
         """Processes the result of the oldest planned step."""
         plan = self.inflight.popleft()
         assert plan.step_id == result.step_id, "results come in the order of the steps"
+        seconds = now - max(plan.planned_at, self._answered_at)  # it began when the last one ended
+        self._answered_at = now
         if result.max_num_batched_tokens != self._memory_tokens:
             self._memory_tokens = result.max_num_batched_tokens
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
         if plan.seqs or plan.has_sections:  # else it was sent to ask for the ends of moves
-            self._observe_costs(plan, result.timings, now)
-            self.steps.observe(plan, result, now)
-            self.cost.step_s = self.steps.decode_s
+            self._observe_costs(plan, result.timings, now, seconds=seconds)
+            self.steps.observe(plan, result, seconds=seconds)
         if self.store is not None and result.moves:
             self.store.process(result.moves, now)
         outcome = self.output_processor.process(plan, result, now)
@@ -209,7 +209,9 @@ class Scheduler:
             plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)
         return outcome
 
-    def _observe_costs(self, plan: StepPlan, timings: StepTimings, now: float) -> None:
+    def _observe_costs(
+        self, plan: StepPlan, timings: StepTimings, now: float, *, seconds: float
+    ) -> None:
         if plan.has_sections or self.cost.has_seen_swaps:
             self._swapping.observe(plan, swap_ns=timings.swap_ns)
         num_seqs, num_tokens = len(plan.seqs), plan.total_tokens
@@ -221,6 +223,8 @@ class Scheduler:
             self.cost.observe_prefill(
                 num_seqs=num_seqs, num_tokens=num_tokens, forward_ns=timings.forward_ns
             )
+        elif num_seqs:
+            self.cost.observe_decode(num_seqs=num_seqs, seconds=seconds)
 
     # Ending
 
@@ -314,18 +318,11 @@ class Scheduler:
     def _seconds_in_flight(self) -> float:
         """Returns how long the steps in flight take, as prompts do or as the last decodes did."""
         return sum(
-            self.steps.decode_s
+            self.cost.last_decode_s
             if plan.num_decodes == plan.total_tokens
             else self.cost.recompute_s(plan.total_tokens)
             for plan in self.inflight
         )
-
-    def _decode_s(self, num_seqs: int) -> float:
-        """Returns how long a step of so many sequences takes at least, by the last that decoded.
-
-        One of fewer sequences takes less, in proportion at most.
-        """
-        return self.steps.decode_s * min(1.0, num_seqs / max(1, self.steps.num_decoded))
 
     @property
     def lending(self) -> Lending | None:

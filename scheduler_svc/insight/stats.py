@@ -23,10 +23,6 @@ class StepStats:
     duration_ns: Histogram = field(default_factory=times)
     inter_token_ns: Histogram = field(default_factory=times)
     """Times between two tokens of a sequence: the duration of a step, or of a preemption."""
-    decode_s: float = 0.0
-    """Duration of the last step that only decoded, which grows with the contexts."""
-    num_decoded: int = 0
-    """Sequences of that step."""
     num_prefill_tokens: int = 0
     wait_ns: int = 0
     swap_ns: int = 0
@@ -35,20 +31,16 @@ class StepStats:
     stages: StageAccount = field(default_factory=StageAccount)
     section_counts: Counter[str] = field(default_factory=Counter)
     """Sums of `StepPlan.section_counts`."""
-    _last_answer_at: float = 0.0
 
-    def observe(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Takes a step that was answered; it began when the one before it was."""
+    def observe(self, plan: StepPlan, result: StepResult, *, seconds: float) -> None:
+        """Takes a step that was answered, and its duration."""
         num_tokens, num_decodes = plan.total_tokens, plan.num_decodes
-        duration_ns = int((now - max(plan.planned_at, self._last_answer_at)) * S)
+        duration_ns = int(seconds * S)
         self.tokens.observe(num_tokens)
         self.num_prefill_tokens += num_tokens - num_decodes
         self.duration_ns.observe(duration_ns)
-        if num_decodes == num_tokens > 0:
-            self.decode_s, self.num_decoded = duration_ns / S, num_decodes
         if num_decodes:
             self.inter_token_ns.observe(duration_ns, times=num_decodes)
-        self._last_answer_at = now
         timings = result.timings
         self.wait_ns += timings.wait_ns
         self.swap_ns += timings.swap_ns

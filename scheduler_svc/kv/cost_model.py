@@ -40,8 +40,10 @@ class CostModel:
     """Rate at which blocks come from the worker's store to the CPU pool."""
     peer_bytes_per_s: float = 0.0
     """Rate at which they come from other workers."""
-    step_s: float = 0.0
-    """Duration of the last step that only decoded."""
+    last_decode_s: float = field(default=0.0, init=False)
+    """Duration of the last step that only decoded, which grows with the contexts."""
+    _num_decoded: int = field(default=0, init=False)
+    """Sequences of that step."""
     has_seen_swaps: bool = field(default=False, init=False)
     """True if the rate of copies may differ from the announced one."""
     _announced_copy_bytes_per_s: float = field(init=False)
@@ -87,6 +89,17 @@ class CostModel:
 
     def recompute_s(self, num_tokens: int) -> float:
         return num_tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0
+
+    def decode_s(self, num_seqs: int) -> float:
+        """Returns how long a step of so many sequences takes at least, by the last that decoded.
+
+        One of fewer sequences takes less, in proportion at most.
+        """
+        return self.last_decode_s * min(1.0, num_seqs / max(1, self._num_decoded))
+
+    def observe_decode(self, *, num_seqs: int, seconds: float) -> None:
+        """Takes the duration of a step that was answered and only decoded."""
+        self.last_decode_s, self._num_decoded = seconds, num_seqs
 
     def observe_prefill(self, *, num_seqs: int, num_tokens: int, forward_ns: int) -> None:
         """Follows the rate of a step that was answered, if it was a prefill for the most part."""

@@ -89,7 +89,8 @@ def _pays(group: SequenceGroup, owner: WorkerHandovers, taker: WorkerHandovers) 
     a few times at most.
     """
     seqs = group.unfinished
-    owner_s, taker_s = owner.decode_s(owner.num_seqs), taker.decode_s(taker.num_seqs + len(seqs))
+    owner_s = owner.cost.decode_s(owner.num_seqs)
+    taker_s = taker.cost.decode_s(taker.num_seqs + len(seqs))
     if taker.num_seqs and not taker_s:  # the first that comes shows it
         return False
     step_s = owner_s - taker_s

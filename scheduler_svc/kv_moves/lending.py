@@ -263,7 +263,7 @@ class Lending:
         hashes: list[BlockHash] = []
         blocks: list[int] = []
         num_before = self._blocks.num_copies_out
-        step_s = max(self._cost.step_s, pair.reader._cost.step_s)
+        step_s = max(self._cost.last_decode_s, pair.reader._cost.last_decode_s)
         for block_hash in pair.fetch.hashes[: self._num_spare]:
             num_copies = self._blocks.num_copies_out - num_before
             if not self._cost.keeps_more_copies(num_copies=num_copies, step_s=step_s):

@@ -77,8 +77,6 @@ class WorkerHandovers:
         """Begins to hand a group of a worker over to another, if one has room."""
         self.level: Callable[[WorkerHandovers, float], None] = _alone
         """Begins to hand a group of a worker over to one that has less to do, if that pays."""
-        self.decode_s: Callable[[int], float] = lambda _num: 0.0
-        """Returns how long a step that decodes so many sequences takes; 0 if that is unknown."""
         self._level_at = 0.0
         self._retry_at: dict[SequenceGroup, float] = {}
         self._books = books

@@ -95,6 +95,13 @@ def test_more_blocks_are_copied_for_what_waits_for_long_steps(step_s: float, mos
     assert not cost.keeps_more_copies(num_copies=most, step_s=step_s)
 
 
+def test_a_decode_is_expected_to_take_as_long_as_the_last_one_by_its_sequences_at_most() -> None:
+    cost = CostModel()
+    assert cost.decode_s(8) == 0.0
+    cost.observe_decode(num_seqs=4, seconds=0.2)
+    assert [cost.decode_s(num_seqs) for num_seqs in (1, 4, 8)] == [0.05, 0.2, 0.2]
+
+
 def test_what_is_not_known_costs_nothing() -> None:
     cost = CostModel()
     assert cost.fetches(block_size=16)
