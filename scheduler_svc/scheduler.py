@@ -8,7 +8,7 @@ there are any it is not preempted, forked or freed.
 decide one step; `OutputProcessor` processes its result.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection
 
 from contract.model import Arithmetic, StoreCapacity, WorkerRank
@@ -27,6 +27,7 @@ from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.planner import Planner
 from scheduler_svc.planning.preemption import Preemption
+from scheduler_svc.planning.steps_in_flight import StepsInFlight
 from scheduler_svc.planning.suspect_turns import Trials, pop_cleared
 from scheduler_svc.planning.swapping import Swapping
 from scheduler_svc.planning.token_budget import token_budget
@@ -69,9 +70,7 @@ class Scheduler:
         """Tokens of the next step."""
         self._memory_tokens: int | None = None
         self.cost = cost or CostModel()
-        self.inflight: deque[StepPlan] = deque()
-        self.num_steps = 0
-        self._answered_at = 0.0
+        self.inflight = StepsInFlight(self.cost)
         self.steps = StepStats(stages=StageAccount(ranks))
         self.request_stats = RequestStats()  # of those that ended here
         self.books = books = Bookkeeping.make(cache, admission=admission, costs=self.cost)
@@ -82,24 +81,8 @@ class Scheduler:
         self._group_selection = GroupSelection(
             books, limits=limits, grammars=self.grammars, trials=self._trials
         )
-        self.store: StorePlanning | None = None
+        self.store = self._make_store_planning(store, identity=identity, peers=peers)
         """None if the worker has neither store nor peers, or if its CPU pool caches nothing."""
-        if not most_lent(cache.num_cpu_blocks):
-            identity = None
-        moves_blocks = store is not None or identity is not None
-        if moves_blocks and cache.num_cpu_blocks and self.blocks.cpu_tier.is_cache:
-            self.store = StorePlanning(
-                store,
-                books,
-                group_selection=self._group_selection,
-                cost=self.cost,
-                identity=identity,
-                peers=peers,
-                grammars=self.grammars,
-                stages=self.steps.stages,
-            )
-        if self.lending is not None:
-            self.lending.seconds_ahead = self._seconds_in_flight
         self._swapping = Swapping(
             books, group_selection=self._group_selection, cost=self.cost, mode=preemption_mode
         )
@@ -120,6 +103,27 @@ class Scheduler:
             self.planner.on_found = self.store.write_behind.want_found
         self.output_processor = OutputProcessor(books, eos_token_ids=eos_token_ids)
 
+    def _make_store_planning(
+        self, store: StoreCapacity | None, *, identity: PeerIdentity | None, peers: Peers | None
+    ) -> StorePlanning | None:
+        pool = self.blocks.cpu_tier
+        if not most_lent(pool.pool.num_blocks):
+            identity = None
+        moves_blocks = store is not None or identity is not None
+        if not (moves_blocks and pool.pool.num_blocks and pool.is_cache):
+            return None
+        return StorePlanning(
+            store,
+            self.books,
+            group_selection=self._group_selection,
+            inflight=self.inflight,
+            cost=self.cost,
+            identity=identity,
+            peers=peers,
+            grammars=self.grammars,
+            stages=self.steps.stages,
+        )
+
     # Steps
 
     def schedule(self, now: float) -> StepPlan | None:
@@ -128,13 +132,7 @@ class Scheduler:
         has_suspects = trials.begun is not None or bool(self._queues.admission.suspects)
         if has_suspects and trials.must_wait(self.inflight):
             return None
-        plan = StepPlan(
-            step_id=self.num_steps + 1,
-            num_before=len(self.inflight),
-            num_drawing_before=sum(any(one.num_samples) for one in self.inflight),
-            token_budget=self.token_budget,
-            planned_at=now,
-        )
+        plan = self.inflight.new_plan(now, token_budget=self.token_budget)
         store = self.store
         if store is not None:
             store.begin_plan(now, may_begin=not has_suspects)
@@ -155,8 +153,7 @@ class Scheduler:
             store.asked(now)
         if worker_state.forks or worker_state.forget_seq_ids:
             worker_state.finish_plan(plan)
-        self.num_steps = plan.step_id
-        self.inflight.append(plan)
+        self.inflight.add(plan)
         trials.is_turn = not plan.is_alone
         return plan
 
@@ -165,6 +162,11 @@ class Scheduler:
         if self.store is None:
             return False
         return plan.store_moves is not None or (not self.inflight and self.store.polls(now))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have been planned."""
+        return self.inflight.num_planned
 
     @property
     def num_returned(self) -> int:
@@ -189,10 +191,8 @@ class Scheduler:
 
     def update(self, result: StepResult, now: float) -> StepOutcome:
         """Processes the result of the oldest planned step."""
-        plan = self.inflight.popleft()
-        assert plan.step_id == result.step_id, "results come in the order of the steps"
-        seconds = now - max(plan.planned_at, self._answered_at)  # it began when the last one ended
-        self._answered_at = now
+        seconds = now - self.inflight.oldest_began_at
+        plan = self.inflight.pop_answered(result, now)
         if result.max_num_batched_tokens != self._memory_tokens:
             self._memory_tokens = result.max_num_batched_tokens
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
@@ -313,16 +313,7 @@ class Scheduler:
         handovers = self.handovers
         if handovers is None or not (handovers.coming or handovers.leaving):
             return False
-        return self._seconds_in_flight() >= LONG_STEP_S and not self.planner.division.is_used
-
-    def _seconds_in_flight(self) -> float:
-        """Returns how long the steps in flight take, as prompts do or as the last decodes did."""
-        return sum(
-            self.cost.last_decode_s
-            if plan.num_decodes == plan.total_tokens
-            else self.cost.recompute_s(plan.total_tokens)
-            for plan in self.inflight
-        )
+        return self.inflight.expected_s() >= LONG_STEP_S and not self.planner.division.is_used
 
     @property
     def lending(self) -> Lending | None:

@@ -104,7 +104,7 @@ class HandoverRounds:
         names = list(itertools.islice(missing, most))
         public = handover.owner.blocks.gpu.hashes
         private = {name: missing[name] for name in names if public.get(missing[name]) != name}
-        load_s = owner.seconds_ahead() + self._lending.seconds_ahead()
+        load_s = owner.inflight.expected_s() + self._lending.inflight.expected_s()
         load_s += self._cost.load_s(len(names), from_peer=True)
         handover.until = now + 2 * load_s + GRACE_S
         handover.fetch = self._lending.fetch(owner, names, now, private=private)

@@ -16,6 +16,7 @@ from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from scheduler_svc.planning.steps_in_flight import StepsInFlight
 
 LEND_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""
@@ -80,13 +81,14 @@ class Lending:
         *,
         blocks: BlockSpaceManager,
         moves: MovesUnderWay,
+        inflight: StepsInFlight,
         cost: CostModel,
     ) -> None:
         self.identity = identity
         self.wake: Callable[[], None] = lambda: None
         """Makes the worker's driver plan."""
-        self.seconds_ahead: Callable[[], float] = lambda: 0.0
-        """Returns how long the worker computes before the step that lends what is wanted now."""
+        self.inflight = inflight
+        """What the worker computes before the step that lends what is wanted now."""
         self.num_queries = 0  # tokens asked for, and fetched
         self.num_hits = 0
         self.num_bytes = 0

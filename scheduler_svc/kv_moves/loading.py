@@ -191,7 +191,8 @@ class Loading:
             return None
         owner, num_found = found
         num_blocks = min(num_found, self._num_fetchable)
-        load_s = self._peer_cost.predict(num_blocks, now, wait_s=owner.seconds_ahead())
+        wait_s = owner.inflight.expected_s()
+        load_s = self._peer_cost.predict(num_blocks, now, wait_s=wait_s)
         if num_blocks < 1 or load_s is None:
             return None
         self._peer_cost.begin(now)

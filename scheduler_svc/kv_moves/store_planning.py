@@ -21,6 +21,7 @@ from scheduler_svc.kv_moves.write_behind import WriteBehind
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.steps_in_flight import StepsInFlight
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
 from scheduler_svc.requests.stage_use import StageAccount
 
@@ -52,6 +53,7 @@ class StorePlanning:
         books: Bookkeeping,
         *,
         group_selection: GroupSelection,
+        inflight: StepsInFlight,
         cost: CostModel,
         identity: PeerIdentity | None = None,
         peers: Peers | None = None,
@@ -63,7 +65,12 @@ class StorePlanning:
         self.lending: Lending | None = None
         if identity is not None and peers is not None:
             self.lending = Lending(
-                identity, peers, blocks=books.blocks, moves=self.moves, cost=cost
+                identity,
+                peers,
+                blocks=books.blocks,
+                moves=self.moves,
+                inflight=inflight,
+                cost=cost,
             )
         self.handovers: WorkerHandovers | None = None
         if self.lending is not None:

@@ -68,7 +68,6 @@ class StepLoop:
         self._wake_all = wake_all
         self._step_timeout_s = step_timeout_s
         self._s_per_token = FIRST_GUESS_S_PER_TOKEN
-        self._oldest_began_at = 0.0
 
     @property
     def worker_name(self) -> str:
@@ -99,11 +98,8 @@ class StepLoop:
         self._send_failed()
         if scheduler.grammars.to_send and (preparation := scheduler.grammars.pop_preparation()):
             self._prepare(preparation)
-        if plan is not None:
-            if len(scheduler.inflight) == 1:
-                self._oldest_began_at = now
-            if RequestTrace.num_open:
-                step_spans.begin(plan, worker=self.worker_name)
+        if plan is not None and RequestTrace.num_open:
+            step_spans.begin(plan, worker=self.worker_name)
         return plan
 
     def complete(self, result: StepResult, now: float) -> None:
@@ -138,12 +134,12 @@ class StepLoop:
         if store is not None and (overdue_at := store.moves.overdue_at) is not None:
             left_s = overdue_at - now
         if self.scheduler.inflight:
-            left_s = min(left_s, self._oldest_began_at + self.oldest_limit_s - now)
+            left_s = min(left_s, self._oldest_due_at - now)
         return left_s
 
     def overdue(self, now: float) -> str:
         """Says what is overdue, once no time is left."""
-        if self.scheduler.inflight and now >= self._oldest_began_at + self.oldest_limit_s:
+        if self.scheduler.inflight and now >= self._oldest_due_at:
             step_id = self.scheduler.inflight[0].step_id
             return f"step {step_id} was not answered within {self.oldest_limit_s:.1f} s"
         return f"a move of KV blocks that was called off has not ended within {MAX_CANCEL_S:.0f} s"
@@ -163,6 +159,10 @@ class StepLoop:
         predicted_s = self._s_per_token * self.scheduler.inflight[0].total_tokens
         return max(self._step_timeout_s, TIMEOUT_PER_PREDICTION * predicted_s)
 
+    @property
+    def _oldest_due_at(self) -> float:
+        return self.scheduler.inflight.oldest_began_at + self.oldest_limit_s
+
     def abandon(self) -> None:
         """Ends the spans of the steps in flight, because the worker is lost."""
         step_spans.abandon(self.scheduler.inflight, why="WORKER_LOST")
@@ -173,6 +173,5 @@ class StepLoop:
 
     def _learn(self, plan: StepPlan, now: float) -> None:
         """Follows how long a token takes, quickly up and slowly down."""
-        seconds = (now - self._oldest_began_at) / max(1, plan.total_tokens)
+        seconds = (now - self.scheduler.inflight.oldest_began_at) / max(1, plan.total_tokens)
         self._s_per_token = max(seconds, 0.99 * self._s_per_token + 0.01 * seconds)
-        self._oldest_began_at = now

@@ -243,9 +243,13 @@ def test_a_prefix_that_is_computed_faster_is_not_fetched() -> None:
 @pytest.mark.parametrize("num_ahead", [10, 100])
 def test_the_steps_that_the_owner_has_in_flight_count(num_ahead: int) -> None:
     workers = made(cost=CostModel(block_bytes=BLOCK_BYTES, prefill_tokens_per_s=100))
-    workers.lending(0).seconds_ahead = lambda: num_ahead / 100
+    inflight = workers.loops[0].scheduler.inflight
+    plan = inflight.new_plan(workers.now, token_budget=num_ahead)
+    plan.num_new_tokens.append(num_ahead)
+    inflight.append(plan)
     workers.add()
     workers.step(1)
+    inflight.remove(plan)
     assert (workers.lending(1).num_queries > 0) is (num_ahead < 20)
     workers.finish(1, 0, 1)
 
