@@ -241,3 +241,10 @@ class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSetti
     advertise: HostOrAddress | None = Field(
         None, description="HOST or HOST:PORT where the scheduler reaches this worker, if not --host"
     )
+
+    @model_validator(mode="after")
+    def _has_parts_to_divide(self) -> Self:
+        pools = self.runner == "pooling" or self.simulated_pooling is not None
+        if pools and self.role is not WorkerRole.BOTH:
+            raise ValueError("a model that pools has no tokens to decode; leave --role out")
+        return self

@@ -6,7 +6,7 @@ Each rank has a store of its own, whose blocks are those of its share.
 from typing import Protocol
 
 from contract.model import ModelInfo, StoreCapacity
-from gpu_worker.config import DiskConfig, ModelError, SharedConfig
+from gpu_worker.config import DiskConfig, SharedConfig
 from gpu_worker.kv_store.runner_store import RunnerStore
 from gpu_worker.loading.block_content import BlockContent
 from gpu_worker.ranks.service.rank_messages import Start
@@ -32,14 +32,13 @@ def check_store(config: SharedConfig) -> None:
         check_config(config)
 
 
-def open_store(start: Start, share: HasBlocks) -> RunnerStore:
-    """Opens the store that the settings name.
+def has_store(start: Start) -> bool:
+    """Says whether the settings name a store."""
+    return start.disk.kv_disk is not None or start.shared.kv_store is not None
 
-    Raises ModelError, FolderError, SecretFileError or OSError.
-    """
-    flag = "--kv-store" if start.disk.kv_disk is None else "--kv-disk"
-    if share.model.pooling is not None:
-        raise ModelError(f"{flag} takes a model that generates; leave it out")
+
+def open_store(start: Start, share: HasBlocks) -> RunnerStore:
+    """Opens the store that the settings name. Raises FolderError, SecretFileError or OSError."""
     num_ranks = start.parallel.num_ranks
     if start.disk.kv_disk is not None:
         return _on_disk(share, start.disk, num_ranks)

@@ -25,7 +25,7 @@ from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
 from gpu_worker.native.rank_memory import meet, slot_bytes_of
 from gpu_worker.native.threads import default_num_threads
-from gpu_worker.ranks.rank_store import check_store, open_store
+from gpu_worker.ranks.rank_store import check_store, has_store, open_store
 from gpu_worker.ranks.service.rank_messages import Start
 from signalbox_kernels.group import Group
 
@@ -90,7 +90,7 @@ def load_share(
     """
     check_store(start.shared)
     share = _load(start, keys, progress)
-    if start.disk.kv_disk is not None or start.shared.kv_store is not None:
+    if has_store(start):
         share.use_store(open_store(start, share))
     return share
 
@@ -99,11 +99,8 @@ def _load(start: Start, keys: Keys | None, progress: ReportProgress) -> Share:
     start = replace(start, device=_shared(start.device, start.parallel))
     with naming(start.model.model):
         opened = open_with_config(start.model, progress)
-        if opened.pooling is not None and start.parallel.num_ranks > 1:
-            raise ModelError(
-                "a model that pools runs on one rank; use tensor_parallel_size 1 and "
-                "pipeline_parallel_size 1, and several workers"
-            )
+        if opened.pooling is not None:
+            _check_pooling(start)
         layers = stage_layers(opened, start.parallel)
         why_not = why_not_natively(opened, start.model, start.cache, start.device, start.parallel)
         group: Group | str | None = why_not
@@ -137,6 +134,18 @@ def _load(start: Start, keys: Keys | None, progress: ReportProgress) -> Share:
             opened=opened,
             why_not_natively=why_not,
         )
+
+
+def _check_pooling(start: Start) -> None:
+    """Refuses what only a model that generates has. Raises ModelError."""
+    if start.parallel.num_ranks > 1:
+        raise ModelError(
+            "a model that pools runs on one rank; use tensor_parallel_size 1 and "
+            "pipeline_parallel_size 1, and several workers"
+        )
+    if has_store(start):
+        flag = "--kv-store" if start.disk.kv_disk is None else "--kv-disk"
+        raise ModelError(f"{flag} takes a model that generates; leave it out")
 
 
 def describe_rank(start: Start, layers: StageLayers) -> WorkerRank:

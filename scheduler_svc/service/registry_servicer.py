@@ -85,7 +85,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             async with contextlib.aclosing(self._lease(engine, requests)) as answers:
                 async with self._adapters.joining(worker.adapters, engine.loop, model) as served:
                     self._serve(served, files)
-                    self._check_roles(engine.loop)
+                    self._check_roles(engine.loop, served)
                     worker.recorder.describe(
                         address=worker.address,
                         epoch=worker.epoch,
@@ -193,8 +193,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         if served and (difference := served.difference(model)):
             raise FailedPrecondition(f"this worker serves another model: its {difference}")
 
-    def _check_roles(self, loop: StepLoop) -> None:
-        if refusal := self._cluster.roles.refusal(loop):
+    def _check_roles(self, loop: StepLoop, model: ModelInfo) -> None:
+        pools = model.pooling is not None
+        if refusal := self._cluster.roles.refusal(loop, pools=pools):
             raise FailedPrecondition(f"this worker cannot be used: {refusal}")
 
     async def _lease(

@@ -53,12 +53,21 @@ class Roles:
         """Returns what a worker does now."""
         return self._roles.get(loop, WorkerRole.BOTH)
 
-    def refusal(self, loop: StepLoop) -> str:
-        """Returns why a worker cannot join this pool for the sake of roles; empty if it can."""
+    def refusal(self, loop: StepLoop, *, pools: bool = False) -> str:
+        """Returns why a worker cannot join this pool for the sake of roles; empty if it can.
+
+        Args:
+            pools: whether the model makes vectors of prompts, and no tokens.
+        """
         pool = [loop, *(other for other in self._loops if not other.is_draining)]
         is_asked = any(one.asked_role is not WorkerRole.BOTH for one in pool)
         if self.mode is Disaggregation.OFF or not (is_asked or self.mode is Disaggregation.AUTO):
             return ""
+        if pools:
+            return (
+                "a model that pools has workers that decode nothing; leave --role and"
+                " --disaggregation out"
+            )
         for one in pool:
             if one.scheduler.lending is None:
                 return (

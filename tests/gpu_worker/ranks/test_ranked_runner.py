@@ -19,6 +19,7 @@ import torch
 
 from contract.model import WorkerCapacity
 from contract.sampling_params import SamplingParams as ContractParams
+from contract.startup import StartupProgress
 from contract.step import Step
 from contract.step_result import StageTimings
 from gpu_worker.batch.batch import Batch
@@ -26,9 +27,11 @@ from gpu_worker.batch.sampling_rows import PromptRows, TokenRuns
 from gpu_worker.config import (
     CacheConfig,
     DeviceConfig,
+    DiskConfig,
     ModelConfig,
     ModelError,
     ParallelConfig,
+    SharedConfig,
 )
 from gpu_worker.device.device_choice import choose_device
 from gpu_worker.device.device_errors import DeviceLost
@@ -400,6 +403,24 @@ def test_ranks_whose_blocks_have_other_sizes_are_refused(
             runner.profile()
     assert runner.profile().pipeline_parallel_size == 2
     runner.close()
+
+
+@pytest.mark.parametrize(
+    ("store", "flag"),
+    [
+        ({"disk": DiskConfig(kv_disk=Path("/kv"))}, "--kv-disk"),
+        ({"shared": SharedConfig(kv_store="redis://localhost")}, "--kv-store"),
+    ],
+)
+def test_a_model_that_pools_is_refused_a_store_before_it_is_loaded(
+    store: dict[str, Any], flag: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, "bert")
+    start = replace(make_start(tmp_path, ParallelConfig()), **store)
+    reports: list[StartupProgress] = []
+    with pytest.raises(ModelError, match=f"{flag} takes a model that generates; leave it out"):
+        load_share(start, progress=reports.append)
+    assert reports == []
 
 
 @pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])

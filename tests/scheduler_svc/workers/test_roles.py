@@ -429,6 +429,15 @@ def test_workers_of_other_blocks_are_refused_by_name_where_there_are_roles() -> 
     assert "tensor-parallel size and pipeline-parallel size" in other
 
 
+def test_workers_that_pool_are_refused_where_there_are_roles() -> None:
+    pool = Pool(BOTH)
+    roles = pool.cluster.roles
+    assert roles.refusal(pool.make(BOTH), pools=True) == ""
+    assert "leave --role and --disaggregation out" in roles.refusal(pool.make(DECODE), pools=True)
+    auto = Pool(BOTH, mode=Disaggregation.AUTO).cluster.roles
+    assert "decode nothing" in auto.refusal(pool.make(BOTH), pools=True)
+
+
 def test_workers_without_swap_space_are_refused_where_there_are_roles() -> None:
     pool = Pool(BOTH, num_cpu_blocks=0)
     roles = pool.cluster.roles

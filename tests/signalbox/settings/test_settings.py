@@ -117,6 +117,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
             {"model": "m", "placement": "environment", "placement_timeout": 3},
             "--placement-timeout has no effect without --placement ray",
         ),
+        (WorkerSettings, {"model": "m", "runner": "pooling", "role": "decode"}, "leave --role out"),
+        (
+            WorkerSettings,
+            {"simulate": True, "simulated_pooling": "mean", "role": "prefill"},
+            "leave --role out",
+        ),
         (WorkerSettings, {"placement": "ray", "simulate": True}, "no effect with --simulate"),
         (ServeSettings, {"model": "m", "placement": "environment"}, "use `signalbox worker`"),
         (ServeSettings, {"model": "m", "rank_port": 3}, "--rank-port has no effect without"),
