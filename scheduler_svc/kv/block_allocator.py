@@ -1,7 +1,8 @@
 """Hands out the blocks of one pool, counts their owners, and keeps blocks that may be used again.
 
 A block is used (it has owners), cached (it has none, but what it holds is known by a hash and may
-be wanted again) or free. `check` states the conservation law.
+be wanted again) or free. A used block that may be found no more is private: what it holds has been
+forgotten, or went wrong for one of its owners. `check` states the conservation law.
 """
 
 from collections import OrderedDict
@@ -48,6 +49,7 @@ class BlockAllocator:
         self._cached: OrderedDict[int, None] = OrderedDict()  # without owners; first goes first
         self._hash_of: dict[int, BlockHash] = {}  # used and cached blocks that may be found
         self._block_of: dict[BlockHash, int] = {}
+        self._private: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -108,6 +110,7 @@ class BlockAllocator:
         assert self._num_owners[block] > 0, f"block {block} is freed twice"
         self._num_owners[block] -= 1
         if not self._num_owners[block]:
+            self._private.discard(block)
             if block in self._hash_of:
                 self._cached[block] = None
                 self._cached.move_to_end(block, last=not evict_first)
@@ -131,14 +134,19 @@ class BlockAllocator:
         return block in self._cached
 
     def cache_block(self, block: int, block_hash: BlockHash) -> None:
-        """Lets a used block be found, unless another block holds the same or it has a hash."""
+        """Lets a used block be found, unless another block holds the same, it has a hash or it is
+        private."""
         assert self._num_owners[block] > 0, f"block {block} has no owner"
+        if block in self._private:
+            return
         if block_hash not in self._block_of and block not in self._hash_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
     def retract(self, block: int) -> BlockHash | None:
-        """Keeps a block from being found; returns the hash by which it could be."""
+        """Keeps a block from being found while it has owners; returns the hash by which it was."""
+        if self._num_owners[block]:
+            self._private.add(block)
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
@@ -146,6 +154,10 @@ class BlockAllocator:
                 del self._cached[block]
                 self._free.append(block)
         return block_hash
+
+    def is_private(self, block: int) -> bool:
+        """Says whether nothing may find a block in use, nor a copy of it."""
+        return block in self._private
 
     def forget_hashes(self) -> None:
         """Keeps all blocks from being found, without telling `on_evict`; cached ones are free."""
@@ -172,3 +184,5 @@ class BlockAllocator:
         assert cached <= self._hash_of.keys(), "a cached block cannot be found"
         assert not free & self._hash_of.keys(), "a free block can be found"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of
+        assert self._private <= used.keys(), "a private block has no owner"
+        assert not self._private & self._hash_of.keys(), "a private block can be found"

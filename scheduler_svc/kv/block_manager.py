@@ -204,7 +204,6 @@ class BlockSpaceManager:
         child.block_table = list(parent.block_table)
         child.block_hashes = {size: list(names) for size, names in parent.block_hashes.items()}
         child.num_cached_blocks = parent.num_cached_blocks
-        child.num_private_blocks = parent.num_private_blocks
         for block in child.block_table:
             self.gpu.share(block)
 
@@ -214,15 +213,16 @@ class BlockSpaceManager:
         for block in reversed(seq.block_table):  # of a chain the end is forgotten first
             pool.free(block)
         seq.block_table = []
-        seq.num_cached_blocks = seq.num_private_blocks = 0
+        seq.num_cached_blocks = 0
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""
-        return len(self.distinct_blocks(group))
+        return len({block for seq in group.unfinished for block in seq.block_table})
 
     def distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
-        """Returns each block of the group once, and the hash of what it holds if that is public."""
-        return distinct_blocks(group, block_size=self.block_size)
+        """Returns each GPU block of the group once, and the hash of what it holds if that is
+        public."""
+        return distinct_blocks(group, self.gpu, block_size=self.block_size)
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
         hashes = self.distinct_blocks(group).values()
@@ -230,7 +230,7 @@ class BlockSpaceManager:
 
     def can_swap_in(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
-        blocks = self.distinct_blocks(group)
+        blocks = distinct_blocks(group, self.cpu, block_size=self.block_size)
         hashes = {block_hash or block for block, block_hash in blocks.items()}  # equals become one
         growth = sum(
             max(1, self._num_blocks_to_append(seq, 1, num_lookahead_slots))
@@ -247,7 +247,11 @@ class BlockSpaceManager:
         """Moves the group's blocks to CPU swap, each once however many sequences share it."""
         self.cpu_tier.make_room(self.distinct_blocks(group).values())
         copies, left = move(
-            group, self.cpu, block_size=self.block_size, finds=self.cpu_tier.is_cache
+            group,
+            self.gpu,
+            self.cpu,
+            block_size=self.block_size,
+            finds=self.cpu_tier.is_cache,
         )
         self.cpu_tier.hold((copy.dst for copy in copies), arriving=True)
         for block in reversed(left):  # of a chain the end is forgotten first
@@ -256,7 +260,7 @@ class BlockSpaceManager:
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""
-        copies, left = move(group, self.gpu, block_size=self.block_size, finds=True)
+        copies, left = move(group, self.cpu, self.gpu, block_size=self.block_size, finds=True)
         self.cpu_tier.leave(left)
         self._copies.into_gpu += copies
 
@@ -308,21 +312,19 @@ class BlockSpaceManager:
             pool.forget_hashes()
         for group in groups:
             for seq in group.unfinished:
-                seq.num_private_blocks = seq.num_cached_blocks
+                pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
+                for block in seq.block_table[: seq.num_cached_blocks]:  # other blocks had the hash
+                    pool.retract(block)
 
-    def take_over(
-        self, seq: Sequence, table: list[int], *, num_cached_blocks: int, num_private_blocks: int
-    ) -> None:
+    def take_over(self, seq: Sequence, table: list[int], *, num_cached_blocks: int) -> None:
         """Gives a sequence that comes from another worker blocks that hold what it had there.
 
         Args:
             num_cached_blocks: see `Sequence`.
-            num_private_blocks: see `Sequence`.
         """
         for block in table:
             self.gpu.share(block)
         seq.block_table, seq.num_cached_blocks = table, num_cached_blocks
-        seq.num_private_blocks = num_private_blocks
 
     def copy_in(self, cpu_block: int, gpu_block: int) -> None:
         """Copies a block of the CPU pool, which the caller gives up, to a GPU block of its own."""
@@ -413,6 +415,8 @@ class BlockSpaceManager:
         if index is None:
             return None
         copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
+        if self.gpu.is_private(copy.src):
+            self.gpu.retract(copy.dst)
         self.gpu.free(copy.src)
         seq.block_table[index] = copy.dst
         self._copies.within_gpu.append(copy)

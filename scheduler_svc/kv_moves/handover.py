@@ -70,17 +70,18 @@ class Handover:
         Until the group is paused, of those alone whose tokens are all accepted.
         """
         named: dict[int, BlockHash] = {}
-        size = self.owner.blocks.block_size
+        blocks = self.owner.blocks
         for seq in self.group.unfinished:
-            num_private, num_whole = seq.num_private_blocks, seq.num_cached_blocks
-            public = slice(num_private, num_whole)
-            hashes = seq.block_hashes.get(size, ())
-            named.update(zip(seq.block_table[public], hashes[public], strict=False))
-            num_filled = -(-seq.num_computed_tokens // size) if self.has_paused else 0
-            for index in (*range(num_private), *range(num_whole, num_filled)):
-                block = seq.block_table[index]
-                if block not in named:
-                    named[block] = self.owner.blocks.private_hash(seq, index)
+            num_whole = num_named = seq.num_cached_blocks
+            if self.has_paused:
+                num_named = max(num_whole, -(-seq.num_computed_tokens // blocks.block_size))
+            for index, block in enumerate(seq.block_table[:num_named]):
+                if block in named:
+                    continue
+                if index < num_whole and not blocks.gpu.is_private(block):
+                    named[block] = seq.block_hashes[blocks.block_size][index]
+                else:
+                    named[block] = blocks.private_hash(seq, index)
                     self.private.add(named[block])
         return named
 

@@ -59,8 +59,10 @@ class HandoverRounds:
             else:
                 found = handover.spare.pop() if handover.spare else gpu.allocate()
                 self._blocks.copy_in(block, found)
-                if self._blocks.cpu.find(name) is not None:  # it is not private, nor forgotten
+                if self._blocks.cpu.hashes.get(block) == name:
                     gpu.cache_block(found, name)
+                elif name not in handover.private:  # it was forgotten meanwhile
+                    gpu.retract(found)
             handover.arrived[name] = found
         return True
 

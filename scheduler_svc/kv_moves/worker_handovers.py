@@ -251,14 +251,13 @@ class WorkerHandovers:
             else:
                 placed[block] = gpu.allocate()
                 kept.append(placed[block])
+            if owner.blocks.gpu.is_private(block):
+                gpu.retract(placed[block])
         tables = {seq: [placed[block] for block in seq.block_table] for seq in group.unfinished}
-        counts = {seq: (seq.num_cached_blocks, seq.num_private_blocks) for seq in group.unfinished}
+        num_cached = {seq: seq.num_cached_blocks for seq in group.unfinished}
         owner.release(group)
         for seq, table in tables.items():
-            num_cached, num_private = counts[seq]
-            self.blocks.take_over(
-                seq, table, num_cached_blocks=num_cached, num_private_blocks=num_private
-            )
+            self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq])
         self._forget(handover)
         self.blocks.give_up(kept)
         self.queues.run(group)
@@ -327,8 +326,8 @@ class WorkerHandovers:
                 handover.taker.give_up(handover, now)
 
     def distrust(self, block_hash: BlockHash, now: float) -> None:
-        """Calls off handovers from here of which a block has gone to the taker and went wrong."""
-        for handover in list(self.leaving.values()):
+        """Calls off handovers of which the taker has a block that went wrong here."""
+        for handover in [*self.leaving.values(), *self.coming.values()]:
             landed = (name for name, _ in handover.landed)
             if block_hash in handover.arrived or block_hash in landed:
                 handover.taker.give_up(handover, now)

@@ -55,9 +55,7 @@ class Sequence:
     """Hashes of the first whole blocks, as many as were needed; by block size, which differs
     between workers."""
     num_cached_blocks: int = 0
-    """Leading blocks that may be found by their hashes, but for the private ones."""
-    num_private_blocks: int = 0
-    """Leading blocks that nothing may find, as the prefix cache has been cleared since."""
+    """Leading blocks that may be found by their hashes, unless their pool has them as private."""
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
     decode_row: int = -1
@@ -132,5 +130,5 @@ class Sequence:
     def forget_progress(self) -> None:
         """Drops everything that lives on a worker, so that the sequence can be recomputed."""
         self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
-        self.num_sent_blocks = self.num_cached_blocks = self.num_private_blocks = 0
+        self.num_sent_blocks = self.num_cached_blocks = 0
         self.is_on_worker = False

@@ -432,12 +432,13 @@ def test_a_copy_that_is_to_be_stored_takes_no_block_of_another() -> None:
 
 
 def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None:
-    """The worker copies out first. The copy that came in is found on the CPU no more."""
-    blocks = make_blocks()
+    """The worker copies out first. What is on the GPU is not found on the CPU."""
+    blocks = make_blocks(cpu_prefix_cache=False)
     group = start(blocks, prompt_len=8)
     (seq,) = group.sequences
     swap_out(blocks, group)
-    blocks.forget_prefixes()
+    for block in [blocks.gpu.allocate() for _ in range(8)]:  # what it had there is evicted
+        blocks.gpu.free(block)
     blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     (block_hash,) = blocks.prefix_hashes(seq, 0, 1)
@@ -462,4 +463,76 @@ def test_what_is_forgotten_is_not_found_where_its_group_goes_later() -> None:
     group.set_status(SequenceStatus.RUNNING)
     assert blocks.find_prefix(twin) == []
     blocks.finish_plan()
+    blocks.check(group.sequences)
+
+
+def sharing(blocks: BlockSpaceManager, kind: str) -> tuple[Sequence, SequenceGroup, Sequence]:
+    """Returns a sequence that shares two blocks, the group that it shares them with, and a sequence
+    that wants them.
+
+    Args:
+        kind: whether the group is another request, or the other branches of the same one, or one
+            that is swapped out.
+    """
+    group = start(blocks, prompt_len=9, n=1 + (kind == "branch"))
+    other = group if kind == "branch" else start(blocks, prompt_len=9)
+    wrong = other.sequences[0]
+    assert wrong.block_table[:2] == group.sequences[-1].block_table[:2]
+    if kind == "swapped":
+        swap_out(blocks, group)
+    twin = make_request(group.request.prompt_token_ids).sequences[0]
+    assert len(blocks.find_prefix(twin)) == 2
+    return wrong, group, twin
+
+
+@pytest.mark.parametrize("kind", ["request", "branch", "swapped"])
+def test_blocks_that_went_wrong_are_not_found_where_groups_go_that_share_them(kind: str) -> None:
+    blocks = make_blocks()
+    wrong, group, twin = sharing(blocks, kind)
+    blocks.retract(wrong)
+    blocks.free(wrong)
+    wrong.status = SequenceStatus.FINISHED
+    assert blocks.find_prefix(twin) == []
+    if kind != "swapped":
+        swap_out(blocks, group)
+        assert blocks.find_prefix(twin) == []
+    swap_in(blocks, group)
+    assert blocks.find_prefix(twin) == []
+    swap_out(blocks, group)
+    assert blocks.find_prefix(twin) == []
+    blocks.check(group.sequences)
+    for seq in group.unfinished:
+        blocks.free(seq)
+    assert blocks.find_prefix(twin) == []
+    blocks.check([])
+
+
+def test_what_went_wrong_elsewhere_is_not_found_where_its_group_goes() -> None:
+    blocks = make_blocks()
+    group = start(blocks, prompt_len=9)
+    twin = make_request(group.request.prompt_token_ids).sequences[0]
+    for block_hash in blocks.prefix_hashes(twin, 0, 2):
+        blocks.forget(block_hash)
+    swap_out(blocks, group)
+    assert blocks.find_prefix(twin) == []
+    swap_in(blocks, group)
+    assert blocks.find_prefix(twin) == []
+    blocks.check(group.sequences)
+
+
+def test_blocks_that_went_wrong_are_found_again_once_they_are_computed_anew() -> None:
+    blocks = make_blocks()
+    wrong, group, twin = sharing(blocks, "request")
+    blocks.retract(wrong)
+    blocks.free(wrong)
+    anew = start(blocks, prompt_len=9)
+    assert anew.sequences[0].block_table[0] != group.sequences[0].block_table[0]
+    swap_out(blocks, group)
+    found = [block for block, _ in blocks.find_prefix(twin)]
+    assert found == anew.sequences[0].block_table[:2]
+    for seq in anew.sequences:
+        blocks.free(seq)
+    swap_in(blocks, group)
+    assert set(group.sequences[0].block_table).isdisjoint(found)
+    assert [block for block, _ in blocks.find_prefix(twin)] == found
     blocks.check(group.sequences)

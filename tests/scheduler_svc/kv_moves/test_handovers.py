@@ -283,6 +283,57 @@ def test_nothing_is_found_that_was_cached_before_a_clear(num_turns: int) -> None
     assert num_recomputed(group) == 0
 
 
+@pytest.mark.parametrize("kind", ["one", "branches"])
+@pytest.mark.parametrize("num_turns", [-1, 0, 1, 2, 3, 4, 5, NUM_TURNS])
+def test_nothing_is_found_that_went_wrong_for_another_group(num_turns: int, kind: str) -> None:
+    """The handover is begun after that, or so many turns before; it may have ended by then."""
+    pair = Pair(num_cpu_blocks=80)
+    other = pair.start(num_steps=1, max_tokens=60)
+    group = pair.start(**{"max_tokens": 60, **REQUESTS[kind]})
+    seq = group.sequences[0]
+    shared = seq.block_hashes[4][:5]
+    assert other.sequences[0].block_table[:5] == seq.block_table[:5]
+    if num_turns >= 0:
+        assert pair.begin(group)
+    for _ in range(num_turns):
+        pair.turn()
+    pair.loops[0].scheduler.blocks.retract(other.sequences[0])
+    pair.loops[0].scheduler.abort(other)
+    pair.groups.remove(other)
+    for _ in range(NUM_TURNS):
+        pair.turn()
+    if group in pair.of(0).queues.running:
+        pair.step(1, seconds=RETRY_S)
+        pair.hand_over(group)
+    for loop in pair.loops:
+        for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu):
+            assert not any(map(pool.find, shared))
+    pair.assert_right()
+    assert num_recomputed(group) == 0
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 2])
+def test_a_group_does_not_go_to_blocks_that_went_wrong_at_the_taker(num_turns: int) -> None:
+    pair = Pair(num_cpu_blocks=80)
+    group = pair.start(max_tokens=60)
+    other = pair.start(num_steps=0, max_tokens=60)
+    for number in (1, 0, 1, 1):  # where it comes from the first worker
+        pair.step(number)
+    assert other in pair.of(1).queues.running
+    wrong = other.sequences[0].block_table[:5]
+    assert pair.begin(group)
+    for _ in range(num_turns):
+        pair.turn()
+    assert group in pair.of(1).coming
+    pair.loops[1].scheduler.blocks.retract(other.sequences[0])
+    pair.step(1, seconds=RETRY_S)
+    if group in pair.of(0).queues.running:
+        pair.hand_over(group)
+    assert set(group.sequences[0].block_table).isdisjoint(wrong)
+    pair.assert_right()
+    assert num_recomputed(group) == 0
+
+
 def test_a_group_goes_back_to_where_it_came_from() -> None:
     pair = Pair()
     group = pair.start(max_tokens=60)
