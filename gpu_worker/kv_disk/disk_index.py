@@ -40,13 +40,14 @@ class DiskIndex:
             raise
         self._touched: dict[bytes, int] = {}
         self._touching = threading.Lock()
+        self._used_at = int(self._state("used_at"))
 
     def check(self, *, num_slots: int) -> None:
         """Raises IndexUnusable if more slots are in use than the file has; reads what is read
         first."""
         if self.num_slots > num_slots:
             raise IndexUnusable("the file of blocks is shorter than it says")
-        self.counts()
+        self.num_blocks()
         self.cleared()
         self.holes(1)
         self.free_slot()
@@ -85,10 +86,20 @@ class DiskIndex:
 
     def _touch(self, keys: Sequence[bytes]) -> None:
         """Notes a use; of blocks of one prompt the first one is used last, and evicted last."""
-        now = _now()
+        now = self._use(len(keys))
         with self._touching:
             if len(self._touched) + len(keys) <= _MAX_TOUCHED:
                 self._touched.update((key, now - i) for i, key in enumerate(keys))
+
+    def _use(self, num_blocks: int) -> int:
+        """Returns the time of a use of blocks, in microseconds, and as many after any before.
+
+        Times never go back, whatever the clock does: else blocks that were used before it was set
+        back would stay, and new ones go at once.
+        """
+        with self._touching:
+            self._used_at = max(time.time_ns() // 1000, self._used_at + num_blocks)
+            return self._used_at
 
     # Slots
 
@@ -135,7 +146,7 @@ class DiskIndex:
             )
             connection.execute(
                 "INSERT INTO blocks SELECT ?, ?, ?, id, ? FROM tenants WHERE name = ?",
-                (slot, key, checksum, _now(), tenant),
+                (slot, key, checksum, self._use(1), tenant),
             )
 
     def remove(self, key: bytes, slot: int) -> bool:
@@ -151,30 +162,26 @@ class DiskIndex:
     def evict(self, tenant: bytes | None = None) -> int | None:
         """Forgets the block used longest ago of the tenant with the most; returns its slot, free.
 
+        So a tenant that has less than its share of the blocks loses none. Of several with the most
+        it is the one that came first.
+
         Args:
-            tenant: who needs the slot; one that has its share of the blocks loses one of its own.
-                So no tenant takes another's share.
+            tenant: who needs the slot; it loses one of its own if none has more.
         """
-        with self._transaction() as connection:
+        with self._transaction():
             self._write_touches()
-            counts = {
-                name: (count, number)
-                for name, count, number in connection.execute(
-                    "SELECT name, num_blocks, id FROM tenants WHERE num_blocks > 0"
-                )
-            }
-            if not counts:
+            most = self._one("SELECT max(num_blocks) FROM tenants")
+            if most is None:
                 return None
-            total = sum(count for count, _ in counts.values())
-            num_tenants = len(counts.keys() | ({tenant} if tenant is not None else set()))
-            own, number = counts.get(tenant, (0, 0)) if tenant is not None else (0, 0)
-            if own * num_tenants < total or not own:
-                _, number = max(counts.values())
-            slot = connection.execute(
-                "SELECT slot FROM blocks WHERE tenant = ? ORDER BY used LIMIT 1", (number,)
-            ).fetchone()[0]
+            own = "SELECT id FROM tenants WHERE name = ? AND num_blocks = ?"
+            first = "SELECT id FROM tenants WHERE num_blocks = ? ORDER BY id LIMIT 1"
+            number = self._one(own, tenant, most) or self._one(first, most)
+            slot = self._one(
+                "SELECT slot FROM blocks WHERE tenant = ? ORDER BY used LIMIT 1", number
+            )
+            assert slot is not None and number is not None, "a tenant with blocks has none"
             self._free(slot, number, into="free")
-            return int(slot)
+            return slot
 
     def _free(self, slot: int, tenant: int, *, into: str) -> None:
         self._writer.execute("DELETE FROM blocks WHERE slot = ?", (slot,))
@@ -182,6 +189,7 @@ class DiskIndex:
         self._writer.execute(
             "UPDATE tenants SET num_blocks = num_blocks - 1 WHERE id = ?", (tenant,)
         )
+        self._writer.execute("DELETE FROM tenants WHERE id = ? AND num_blocks = 0", (tenant,))
 
     # Giving space back
 
@@ -229,10 +237,9 @@ class DiskIndex:
 
     # State
 
-    def counts(self) -> dict[bytes, int]:
-        """Returns the number of blocks of each tenant."""
-        with self._reading:
-            return dict(self._reader.execute("SELECT name, num_blocks FROM tenants"))
+    def num_blocks(self) -> int:
+        """Returns the number of blocks of all tenants."""
+        return self._one("SELECT sum(num_blocks) FROM tenants") or 0
 
     def written_on(self, day: int) -> int:
         """Returns the bytes that were written on a day, counted since the epoch."""
@@ -275,6 +282,7 @@ class DiskIndex:
             "UPDATE blocks SET used = ? WHERE key = ?",
             [(used, key) for key, used in touched.items()],
         )
+        self._set_state("used_at", self._used_at)
 
     def _state(self, name: str) -> int:
         value = self._one("SELECT value FROM state WHERE name = ?", name)
@@ -286,7 +294,7 @@ class DiskIndex:
     def _one(self, statement: str, *values: object) -> int | None:
         with self._writing:
             row = self._writer.execute(statement, values).fetchone()
-        return None if row is None else int(row[0])
+        return None if row is None or row[0] is None else int(row[0])
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -300,7 +308,3 @@ class DiskIndex:
                     self._writer.execute("ROLLBACK")
                 raise
             self._writer.execute("COMMIT")
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

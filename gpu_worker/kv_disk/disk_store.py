@@ -222,7 +222,7 @@ class DiskStore:
             self._is_damaged = False
 
     def _count(self) -> None:
-        self._num_blocks = sum(self._index.counts().values())
+        self._num_blocks = self._index.num_blocks()
 
     def _checksum(self, key: bytes, data: memoryview) -> bytes:
         # SHA-256 is faster than BLAKE2 where the processor has instructions for it: 1.5 GB/s on

@@ -18,6 +18,7 @@ CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE tenants (
   id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, num_blocks INTEGER NOT NULL
 );
+CREATE INDEX by_blocks ON tenants (num_blocks);
 CREATE TABLE blocks (
   slot INTEGER PRIMARY KEY,
   key BLOB NOT NULL,
@@ -67,7 +68,13 @@ def prepare(connection: sqlite3.Connection, *, identity: bytes, block_bytes: int
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in filter(str.strip, _TABLES.split(";")):
                 connection.execute(statement)
-            values = whose | {"num_slots": 0, "day": 0, "written_today": 0, "model": ""}
+            values = whose | {
+                "num_slots": 0,
+                "used_at": 0,
+                "day": 0,
+                "written_today": 0,
+                "model": "",
+            }
             connection.executemany("INSERT INTO state VALUES (?, ?)", values.items())
         found = dict(connection.execute("SELECT name, value FROM state"))
     except sqlite3.Error:

@@ -101,7 +101,7 @@ def test_a_store_survives_a_kill_at_each_call_and_statement(
         held(store, ALL)  # checks each of them
         assert all(write(store, *ALL)), "every slot is of use again"
         assert held(store, ALL) == set(ALL)
-        assert sum(store._index.counts().values()) == store.usage().num_blocks == len(ALL)
+        assert store._index.num_blocks() == store.usage().num_blocks == len(ALL)
         store.close()
         shutil.rmtree(path)
         num_calls += 3  # each point is a process and two starts

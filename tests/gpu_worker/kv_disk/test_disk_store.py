@@ -103,6 +103,34 @@ def test_no_tenant_takes_the_share_of_another(tmp_path: Path) -> None:
     store.close()
 
 
+def test_tenants_of_a_block_each_make_room_for_new_ones_in_their_order(tmp_path: Path) -> None:
+    store = make_store(tmp_path, num_blocks=8)
+    for number in range(24):
+        write(store, number, tenant=b"%d" % number)
+    assert held(store, range(24)) == set(range(16, 24))
+    assert store.usage().num_blocks == store._index.num_blocks() == 8
+    assert store._index._one("SELECT count(*) FROM tenants") == 8  # the index does not grow
+    store.close()
+
+
+def test_what_is_used_after_the_clock_was_set_back_is_evicted_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 2 * 10**18
+    monkeypatch.setattr("time.time_ns", lambda: now_ns)
+    store = make_store(tmp_path, num_blocks=8)
+    write(store, *range(8))
+    now_ns = 10**18
+    assert store.find(keys_of(0, 1)) == 2
+    write(store, *range(100, 104))
+    assert held(store, range(8)) == {0, 1, 6, 7}
+    store.close()
+    store = make_store(tmp_path, num_blocks=8)
+    write(store, *range(200, 208))
+    assert held(store, range(200, 208)) == set(range(200, 208))
+    store.close()
+
+
 def test_clearing_a_tenant_leaves_nothing_of_it_on_the_device(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     write(store, *range(8), tenant=b"a")
