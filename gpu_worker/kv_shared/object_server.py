@@ -69,6 +69,7 @@ class ObjectServer:
     def __init__(self, url: str, *, sealed_bytes: int, group: str, read_s: float = READ_S) -> None:
         self._sealed_bytes = sealed_bytes
         self._folder = f"{PREFIX}/{group}" if group else PREFIX
+        self._private = _local_folder(url)
         self._reads = _opened(url, timeout_s=read_s, max_retries=1)
         self._writes = _opened(url, timeout_s=WRITE_S, max_retries=0)
         self._requests = ThreadPoolExecutor(_NUM_REQUESTS, "kv-objects")
@@ -118,6 +119,7 @@ class ObjectServer:
             run = dict(self._run)
             self._run.clear()
         if not run.keys() <= set(self._names_in(name)):
+            self._check_folder()
             with _asking():
                 content = b"".join((encode_list(list(run), tenant), *run.values()))
                 obstore.put(self._writes, self._path(name), content, use_multipart=False)
@@ -203,6 +205,7 @@ class ObjectServer:
 
         Raises OSError, also if more comes than was asked for.
         """
+        self._check_folder()
         data = bytearray()
         try:
             with _asking():
@@ -215,21 +218,29 @@ class ObjectServer:
         except _RangeError:
             return bytearray(), 0
 
+    def _check_folder(self) -> None:
+        """Raises OSError if others may use the folder of the store, as it is not the one that was
+        opened: it may have been deleted, or its file system be mounted no more."""
+        if self._private is not None:
+            try:
+                private_folder(self._private)
+            except ValueError as error:
+                raise PermissionError(str(error)) from None
+
     def _path(self, end: bytes) -> str:
         return f"{self._folder}/{end.hex()}"
 
 
 def _opened(url: str, *, timeout_s: float, max_retries: int) -> "ObjectStore":
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return LocalStore(private_folder(Path(unquote(parts.path))))
+    if (folder := _local_folder(url)) is not None:
+        return LocalStore(private_folder(folder))
     try:
         return from_url(
             url,
             client_options={
                 "connect_timeout": timedelta(seconds=1),
                 "timeout": timedelta(seconds=timeout_s),
-                "allow_http": _may_use_http(parts.scheme),
+                "allow_http": _may_use_http(urlsplit(url).scheme),
             },
             retry_config={
                 "max_retries": max_retries,
@@ -239,6 +250,12 @@ def _opened(url: str, *, timeout_s: float, max_retries: int) -> "ObjectStore":
         )
     except BaseError as error:
         raise ValueError(f"--kv-store {url} cannot be used: {_in_one_line(error)}") from None
+
+
+def _local_folder(url: str) -> Path | None:
+    """Returns the folder that a URL names; None of a store on a server."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def _may_use_http(scheme: str) -> bool:

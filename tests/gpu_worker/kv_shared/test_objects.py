@@ -1,6 +1,7 @@
 """Runs of blocks in a store of objects: here in a folder, as `obstore` keeps them."""
 
 import os
+import shutil
 from itertools import pairwise, repeat
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
 from tests.gpu_worker.kv_shared.redis_servers import (
     IDENTITY,
     SECRET,
+    Clock,
     data_of,
     held,
     hides,
@@ -229,3 +231,39 @@ def test_a_folder_that_others_may_enter_is_refused(url: str, tmp_path: Path) -> 
     (tmp_path / "kv").mkdir(mode=0o755)
     with pytest.raises(ValueError, match="chmod 700"):
         make_object_store(url)
+
+
+def test_a_folder_that_is_deleted_while_it_is_used_comes_back_for_its_user_alone(
+    url: str, tmp_path: Path
+) -> None:
+    folder, last = tmp_path / "kv", ends(2)[-1]
+    store = make_object_store(url)
+    write(store, *range(last + 1))
+    shutil.rmtree(folder)
+    assert store.find(keys_of(*range(last + 1))) == 0
+    write(store, *range(last + 1))
+    assert store.find(keys_of(*range(last + 1))) == last + 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_read_or_written_in_a_folder_that_others_may_use_meanwhile(
+    url: str, tmp_path: Path
+) -> None:
+    folder, last, clock = tmp_path / "kv", ends(2)[-1], Clock()
+    store = make_object_store(url, clock=clock)
+    write(store, *range(last + 1))
+    assert store.find(keys_of(*range(last + 1))) == last + 1
+    folder.chmod(0o777)
+    before = objects(tmp_path)
+    for call in (
+        lambda: store.find(keys_of(*range(last + 1))),
+        lambda: read(store, 0),
+        lambda: write(store, *range(20, 60)),
+    ):
+        clock.now += 60
+        with pytest.raises(StoreError, match="chmod 700"):
+            call()
+    assert objects(tmp_path) == before
+    folder.chmod(0o700)
+    clock.now += 60
+    assert store.find(keys_of(*range(last + 1))) == last + 1
