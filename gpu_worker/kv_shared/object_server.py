@@ -266,7 +266,13 @@ def _may_use_http(scheme: str) -> bool:
 
 def private_folder(path: Path) -> Path:
     """Makes a folder for its user alone, or checks that it is. Raises ValueError."""
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be made or opened as a folder for KV blocks: {error.strerror}; give a"
+            " folder whose parent is there"
+        ) from None
     if fault := ownership_fault(path, path.stat()):
         raise ValueError(fault)
     return path

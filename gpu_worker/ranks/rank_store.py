@@ -21,15 +21,20 @@ class HasBlocks(Protocol):
     def block_content(self) -> BlockContent: ...
 
 
-def check_store(config: SharedConfig) -> None:
-    """Refuses a server, or a file for it, that cannot be used; comes before a model is loaded.
+def check_store(disk: DiskConfig, shared: SharedConfig) -> None:
+    """Refuses a folder, a server, or a file for it, that cannot be used; comes before a model is
+    loaded.
 
-    Raises ModelError or ValueError.
+    Raises ModelError, ValueError or OSError.
     """
-    if config.kv_store is not None:
+    if disk.kv_disk is not None:
+        from gpu_worker.kv_disk.store_folder import StoreFolder
+
+        StoreFolder(disk.kv_disk).close()
+    if shared.kv_store is not None:
         from gpu_worker.kv_shared.shared_tier import check_config
 
-        check_config(config)
+        check_config(shared)
 
 
 def has_store(start: Start) -> bool:

@@ -88,7 +88,7 @@ def load_share(
 
     Raises ModelError, ValueError, MemoryError or OSError with what is wrong and the remedy.
     """
-    check_store(start.shared)
+    check_store(start.disk, start.shared)
     share = _load(start, keys, progress)
     if has_store(start):
         share.use_store(open_store(start, share))

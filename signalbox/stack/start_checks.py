@@ -36,7 +36,7 @@ def check_start(settings: ServeSettings) -> None:
     load_chat_template(settings.chat_template)
     _check_ports(settings)
     if not settings.is_on_ray:  # the nodes' own files and memory count
-        check_store(settings)
+        check_store(settings, settings)
         check_model(settings, num_workers=settings.worker_range.most)
 
 

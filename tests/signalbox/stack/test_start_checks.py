@@ -50,3 +50,15 @@ def test_a_key_of_a_shared_store_that_is_too_short_starts_nothing(
     with pytest.raises(SecretFileError, match="at least 32"):
         stack.launch()
     assert not started
+
+
+@pytest.mark.parametrize("place", ["missing/kv", "file"])
+def test_a_folder_for_blocks_that_cannot_be_one_starts_nothing(
+    tmp_path: Path, started: list[str], place: str
+) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    (tmp_path / "file").touch()
+    for flags in ({"kv_disk": tmp_path / place}, {"kv_store": f"file://{tmp_path / place}"}):
+        with pytest.raises(ValueError, match="folder for KV blocks"):
+            make_stack(model="nowhere", **flags).launch()
+    assert not started
