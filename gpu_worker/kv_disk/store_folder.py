@@ -193,20 +193,17 @@ class StoreFolder:
 
     def measure_read(self, num_bytes: int = 16 << 20) -> float:
         """Returns the bytes a second of reading a file that is not in memory, as far as the system
-        forgets it when it is asked to."""
-        data = memoryview(os.urandom(1 << 20))
+        forgets it when it is asked to; 0 if that cannot be had, as of a disk that is full."""
         name = f"probe-{secrets.token_hex(8)}"  # others may measure at the same time
-        fd = self._open(name, os.O_CREAT | os.O_EXCL)
+        try:
+            fd = self._open(name, os.O_CREAT | os.O_EXCL)
+        except OSError:
+            return 0.0
         try:
             os.unlink(name, dir_fd=self._fd)
-            for offset in range(0, num_bytes, len(data)):
-                os.pwrite(fd, data, offset)
-            os.fdatasync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            start = time.perf_counter()
-            for offset in range(0, num_bytes, len(data)):
-                os.pread(fd, len(data), offset)
-            return num_bytes / (time.perf_counter() - start)
+            return _measured_read(fd, num_bytes)
+        except OSError:
+            return 0.0
         finally:
             os.close(fd)
 
@@ -262,3 +259,15 @@ class StoreFolder:
             raise FolderError(
                 f"{self.path / name} is no file that only this user can read and write; delete it"
             )
+
+
+def _measured_read(fd: int, num_bytes: int) -> float:
+    data = memoryview(os.urandom(1 << 20))
+    for offset in range(0, num_bytes, len(data)):
+        os.pwrite(fd, data, offset)
+    os.fdatasync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    start = time.perf_counter()
+    for offset in range(0, num_bytes, len(data)):
+        os.pread(fd, len(data), offset)
+    return num_bytes / (time.perf_counter() - start)

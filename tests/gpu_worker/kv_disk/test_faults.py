@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_worker.config import DiskConfig
 from gpu_worker.kv_disk.disk_store import DiskStore
+from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_disk.file_calls import FileCalls
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.move_queue import STALLED, MoveQueue
 from gpu_worker.kv_store.move_threads import MoveThreads
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
+    IDENTITY,
     FailingCalls,
     data_of,
     held,
@@ -126,6 +129,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield point
     finally:
         subprocess.run(["umount", "-l", str(point)], check=True)
+
+
+def test_a_tier_starts_on_a_disk_that_is_full(small_disk: Path) -> None:
+    store = make_store(small_disk, piece_blocks=16)
+    write(store, *range(8))
+    store.close()
+    with suppress(OSError), (small_disk / "others").open("wb", buffering=0) as others:
+        while others.write(bytes(4096)):
+            pass
+    config = DiskConfig(kv_disk=small_disk / "kv", kv_disk_space=0.25)
+    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=lambda *_: IDENTITY)
+    assert tier.opened.wait(60)
+    assert tier.capacity.read_bytes_per_s == 0
+    assert tier.is_open
+    tier.find(keys_of(*range(8)))
+    tier.close()
 
 
 def test_a_full_disk_keeps_what_it_has_and_replaces_it(
