@@ -54,6 +54,8 @@ class StoreMoveStage:
             field, wanted = f"{_WHERE}.fetches.cpu_blocks", "blocks that nothing else uses"
             raise InvalidArgument(field, len(fetched), wanted)
         copying: list[Fetch | Store | Lend] = [*moves.fetches, *moves.stores, *moves.lends]
+        if not all(one.hashes for one in (*moves.finds, *copying)):
+            raise InvalidArgument(f"{_WHERE}.hashes", 0, "at least one hash in each move")
         for one in copying:
             if len(one.hashes) != len(one.cpu_blocks):
                 wanted = f"{len(one.hashes)} elements"

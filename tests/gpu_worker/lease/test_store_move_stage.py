@@ -154,6 +154,9 @@ REFUSED = {
     "fetches to what is stored": StoreMoves(
         fetches=[Fetch(2, HASHES[:1], [3])], stores=[Store(3, HASHES[1:2], [3], "")]
     ),
+    "looks nothing up": StoreMoves(finds=[Find(2, [])]),
+    "fetches nothing": StoreMoves(fetches=[Fetch(2, [], [])]),
+    "stores nothing": StoreMoves(stores=[Store(2, [], [], "")]),
     "repeats a number": StoreMoves(finds=[Find(1, HASHES)]),
     "has one number twice": StoreMoves(finds=[Find(2, HASHES), Find(2, HASHES)]),
 }
