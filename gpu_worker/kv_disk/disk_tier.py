@@ -9,6 +9,7 @@ from gpu_worker.config import DiskConfig
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
+from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.late_store import Identify, LateStore
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,14 @@ class DiskTier(LateStore[DiskStore]):
         )
         self._write_bytes_per_day = config.disk_write_bytes_per_day // num_ranks
         self.start()
+
+    def clear(self, tenant: bytes | None) -> None:
+        """Raises StoreError before the tier is open, too: it is cleared when it opens, but if it
+        does not, what an earlier worker has left is there for a later one."""
+        is_open = self.is_open
+        super().clear(tenant)
+        if not is_open:
+            raise StoreError("the disk tier is not open; it is cleared when it opens")
 
     def closed(self) -> None:
         self._folder.close()

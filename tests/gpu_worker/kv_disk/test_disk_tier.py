@@ -10,6 +10,7 @@ import pytest
 from gpu_worker.config import DiskConfig
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_disk.store_folder import FolderError
+from gpu_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_disk.disks import BLOCK_BYTES, IDENTITY, data_of
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
 
@@ -79,7 +80,8 @@ def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -
         assert tier.find(keys_of(1)) == 0
         assert not tier.read(key_of(1), memoryview(bytearray(BLOCK_BYTES)))
         assert not write(tier, 2)
-        tier.clear(None)  # what an earlier worker has left is cleared, too
+        with pytest.raises(StoreError, match="not open"):  # what an earlier worker left is there
+            tier.clear(None)
         known.set()
         assert tier.opened.wait(60)
         assert tier.find(keys_of(1)) == 0
@@ -96,7 +98,8 @@ def test_a_tier_that_cannot_open_stays_off_and_says_so(
         assert tier.opened.wait(60)
         assert not write(tier, 1)
         assert tier.find(keys_of(1)) == 0
-        tier.clear(None)
+        with pytest.raises(StoreError, match="not open"):
+            tier.clear(None)
     assert "stays off: the weights have changed" in caplog.text
 
 
