@@ -41,6 +41,7 @@ from gpu_worker.insight.metrics import read as read_metrics
 from gpu_worker.insight.profiler import Profile, Profiler
 from gpu_worker.kv_peers.lent_parts import Part, lent_parts
 from gpu_worker.kv_peers.peer_client import BlockReader
+from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.block_store import StoreUsage
 from gpu_worker.lease.lease import Lease
 from gpu_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
@@ -148,7 +149,9 @@ class Worker:
     def begin_epoch(self, epoch: int) -> None:
         """Takes the nonce of a registration, or NO_EPOCH when it is lost; ends the lease."""
         self._epoch = epoch
-        self._end_lease()
+        if (lease := self._lease) is not None:
+            self._end_lease()
+            self._thread.submit(lease.end_moves).add_done_callback(self._watch)
 
     async def init_cache_engine(
         self, *, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int
@@ -196,8 +199,8 @@ class Worker:
         Args:
             names: those in the caller's certificate.
         """
-        lease, runner = self._lease, self._runner
-        moves = runner.peer_moves() if lease and isinstance(runner, Lending) else None
+        lease = self._lease
+        moves = self._peer_moves() if lease else None
         if self._num_reads >= MAX_READS:
             raise ResourceExhausted(f"{MAX_READS} workers read blocks", 1.0)
         lent = moves.take(ticket) if moves is not None else None
@@ -236,7 +239,8 @@ class Worker:
         Args:
             failure: why the worker ends before its time.
         """
-        self.begin_epoch(NO_EPOCH)
+        self._epoch = NO_EPOCH
+        self._end_lease()
         close(self._runner, failure)
         self._thread.close()
         self._grammars.close()
@@ -261,8 +265,13 @@ class Worker:
             has_lease=self._lease is not None,
             backends=self._runner.backends if isinstance(self._runner, Described) else (),
             store=self._store_usage(),
+            num_lends=0 if (moves := self._peer_moves()) is None else moves.num_lent,
+            num_reads=0 if self._block_reader is None else len(self._block_reader),
             families=families,
         )
+
+    def _peer_moves(self) -> PeerMoves | None:
+        return self._runner.peer_moves() if isinstance(self._runner, Lending) else None
 
     def _store_usage(self) -> StoreUsage | None:
         queue = self._runner.move_queue() if isinstance(self._runner, Storing) else None

@@ -53,6 +53,8 @@ def read(
     has_lease: bool,
     backends: Sequence[BackendInUse],
     store: StoreUsage | None,
+    num_lends: int,
+    num_reads: int,
     families: Families,
 ) -> None:
     """Adds a worker as it is now."""
@@ -93,6 +95,12 @@ def read(
         ("worker_cpu_blocks", "Swap blocks that fit.", capacity.num_cpu_blocks),
     ):
         families.gauge(gauge, meaning, number, **name)
+    for direction, number in (("lend", num_lends), ("read", num_reads)):
+        families.gauge(
+            "worker_kv_peer_moves",
+            "Moves of KV blocks under way to other workers, which keep the blocks, and from them.",
+            number, **name, direction=direction,
+        )  # fmt: skip
     if store is not None:
         _add_store(store, families, name)
 

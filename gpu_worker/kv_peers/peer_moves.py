@@ -60,6 +60,11 @@ class PeerMoves(PoolMoves):
         self._tickets: dict[bytes, LentBlocks] = {}
         """Those that nothing has shown yet."""
 
+    @property
+    def num_lent(self) -> int:
+        """Lends whose end `pop_ended` has not returned; may be asked for on any thread."""
+        return len(self._lent)
+
     def lend(self, lend: Lend) -> None:
         """Lets the blocks be read, once, by what shows the ticket in time."""
         lent = LentBlocks(

@@ -81,6 +81,10 @@ class Lease:
         """Refuses the steps that are not running yet. Safe from any thread."""
         self._is_open = False
 
+    def end_moves(self) -> None:
+        """Ends what is lent to other workers, and read of them; to be called once it is revoked."""
+        self._store_moves.close()
+
     def execute(self, step: Step, *, arrived_ns: int) -> StepResult | Unfinished[StepResult]:
         """Executes the next step, or launches it.
 

@@ -90,6 +90,12 @@ class StoreMoveStage:
             peers.cancel(moves.cancels)
             self._block_reader.stop_ended()
 
+    def close(self) -> None:
+        """Ends the moves from and to other workers; those of the store end by themselves."""
+        if self._peers is not None and self._block_reader is not None:
+            self._peers.close()
+            self._block_reader.stop_ended()
+
     def pop_ended(self) -> Sequence[MoveResult]:
         """Returns the moves that have ended since the last call."""
         queues = (one for one in (self._queue, self._peers) if one is not None)

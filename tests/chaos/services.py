@@ -123,7 +123,7 @@ class ChaosStack:
         return {"router": self.router, "scheduler": self.scheduler, **workers}
 
     async def stats(self) -> stats_pb2.GetStatsResponse:
-        return await _stats(self._scheduler_address)
+        return await stats_of(self._scheduler_address)
 
     @property
     def _scheduler_address(self) -> str:
@@ -171,11 +171,11 @@ async def until_up(address: str) -> None:
 async def until_free(scheduler_address: str) -> None:
     """Waits until no request is left, and every block of both pools can be had."""
     async with asyncio.timeout(START_S):
-        while not _is_free(await _stats(scheduler_address)):  # noqa: ASYNC110 (no event)
+        while not _is_free(await stats_of(scheduler_address)):  # noqa: ASYNC110 (no event)
             await asyncio.sleep(0.1)
 
 
-async def _stats(scheduler_address: str) -> stats_pb2.GetStatsResponse:
+async def stats_of(scheduler_address: str) -> stats_pb2.GetStatsResponse:
     async with open_channel(scheduler_address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         answer: stats_pb2.GetStatsResponse = await stub.GetStats(

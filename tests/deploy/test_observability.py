@@ -162,6 +162,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_worker_gpu_blocks",
         "signalbox_worker_cpu_blocks",
         "signalbox_worker_failures_total",
+        "signalbox_worker_kv_peer_moves",
         "signalbox_worker_kv_store_blocks",
         "signalbox_worker_kv_store_bytes",
         "signalbox_worker_kv_store_capacity_bytes",

@@ -24,14 +24,17 @@ from gpu_worker.simulated.simulated_runner import POISON, SimulatedRunner
 from gpu_worker.worker import NO_EPOCH, Worker
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
+from rpc.metrics.registry import make_registry
 from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 from tests.gpu_worker.served_worker import EPOCH, init_cache
+from tests.integration.insight.test_metrics import value
 from tests.rpc.certificates import Authority
 from tests.waiting import EVENT_S, eventually
 
 CONFIG = SimulatedConfig(block_size=8, num_gpu_blocks=16, num_cpu_blocks=4)
 TICKET = b"t" * 16
+MOVES = "signalbox_worker_kv_peer_moves"
 HASHES = [bytes([number]) * 16 for number in range(3)]
 LAST_S = 600
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0)]
@@ -172,6 +175,23 @@ async def test_a_lease_that_has_ended_lends_nothing() -> None:
         await owner.lend()
         owner.worker.begin_epoch(NO_EPOCH)
         assert await owner.status(TICKET) is grpc.StatusCode.NOT_FOUND
+
+
+def num_moves(worker: Worker, direction: str) -> float:
+    return value(make_registry(worker.read_metrics), MOVES, direction=direction)
+
+
+async def test_the_end_of_a_lease_ends_what_is_lent_and_read() -> None:
+    """No other lease need come for that."""
+    async with peer() as owner, peer() as reader:
+        await owner.lend()
+        assert num_moves(owner.worker, "lend") == 1
+        await reader.fetch(owner.source(b"x" * 16))  # which is asked for again and again
+        await eventually(lambda: num_moves(reader.worker, "read") == 1)
+        for one in (owner, reader):
+            one.worker.begin_epoch(NO_EPOCH)
+        await eventually(lambda: not num_moves(owner.worker, "lend"))
+        await eventually(lambda: not num_moves(reader.worker, "read"))
 
 
 async def test_pools_that_are_made_anew_lend_nothing() -> None:

@@ -1,0 +1,45 @@
+"""A `signalbox` process that stops in the middle of a handover, until a file is gone.
+
+A scheduler makes the file when it begins the first round of copies in the state that is asked for;
+workers that lend wait with each block while it is there.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.kv_peers.peer_moves import LentBlocks
+from scheduler_svc.kv_moves import handover_rounds
+from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
+from signalbox import cli
+
+HOLD, STATE = "TEST_HOLD", "TEST_STATE"
+"""Environment variables: path of the file, and "copying" or "paused"."""
+
+
+def main() -> int:
+    hold, is_paused = Path(os.environ[HOLD]), os.environ[STATE] == "paused"
+    begin, copy_out, is_held = HandoverRounds.begin, LentBlocks.copy_out, False
+
+    def begin_and_hold(*args: Any) -> bool:
+        nonlocal is_held
+        has_begun, handover = begin(*args), args[1]
+        if not is_held and handover.fetch is not None and handover.has_paused is is_paused:
+            hold.touch()
+            is_held = True
+        return has_begun
+
+    def wait_and_copy(lent: LentBlocks, index: int) -> bytearray | None:
+        while hold.exists():
+            time.sleep(0.01)
+        return copy_out(lent, index)
+
+    handover_rounds.GRACE_S = 600.0
+    HandoverRounds.begin = begin_and_hold  # type: ignore[method-assign]
+    LentBlocks.copy_out = wait_and_copy  # type: ignore[method-assign]
+    return cli.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

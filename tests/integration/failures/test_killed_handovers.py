@@ -1,0 +1,172 @@
+"""Processes that are killed while a group goes from one worker to another: nothing stays pinned,
+and clients get what they would have got."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_worker.simulated.simulated_draws import expected_tokens
+from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from rpc.transport.channel import open_channel
+from signalbox.client.scheduler_client import SchedulerClient
+from tests.chaos.services import START_S, Service, stats_of, until_free
+from tests.integration.failures.held_handovers import HOLD, STATE
+from tests.integration.stack import running_router
+from tests.integration.test_stack import ask, make_request
+from tests.signalbox.stacks import COMMAND, free_port
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.system
+
+HELD = (sys.executable, "-m", "tests.integration.failures.held_handovers")
+NUM_STREAMS, NUM_TOKENS = 4, 400
+PROMPTS = [[number + 1] * (90 + number) for number in range(NUM_STREAMS)]
+SIMULATED = ("--simulate", "--simulated-gpu-blocks=1000", "--simulated-cpu-blocks=200")
+
+
+async def gauge(worker: Service, name: str, **labels: str) -> float:
+    """Returns the value of a gauge that a worker shows."""
+
+    def read() -> str:
+        url = f"http://127.0.0.1:{worker.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=START_S) as answer:
+            return str(answer.read().decode())
+
+    samples = [
+        sample
+        for family in text_string_to_metric_families(await asyncio.to_thread(read))
+        for sample in family.samples
+    ]
+    (value,) = (
+        one.value
+        for one in samples
+        if one.name == f"signalbox_{name}" and labels.items() <= one.labels.items()
+    )
+    return float(value)
+
+
+async def until(worker: Service, expected: bool, name: str, **labels: str) -> None:
+    """Waits until a gauge of a worker is not 0, or is."""
+    async with asyncio.timeout(START_S):
+        while bool(await gauge(worker, name, **labels)) is not expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def until_nothing_moves(worker: Service) -> None:
+    """Waits until a worker lends nothing, and reads nothing of another."""
+    for direction in ("lend", "read"):
+        await until(worker, False, "worker_kv_peer_moves", direction=direction)
+
+
+@contextlib.asynccontextmanager
+async def started(service: Service) -> AsyncIterator[Service]:
+    service.start()
+    try:
+        yield service
+    finally:
+        await service.kill()
+
+
+class Killing:
+    """A scheduler and two workers, all processes."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self.scheduler = Service(
+            ("scheduler", "--worker-wait=60"), port, folder / "scheduler.log", command=HELD
+        )
+        flags = ("worker", *SIMULATED, "--simulated-step-ms=10", f"--scheduler={self.address}")
+        self.workers = [
+            Service(flags, free_port(), folder / f"worker{number}.log", command=HELD)
+            for number in range(2)
+        ]
+
+    async def until_joined(self, number: int) -> None:
+        """Waits until so many workers run that take requests."""
+        async with asyncio.timeout(START_S):
+            while True:
+                with contextlib.suppress(Exception):  # it may not listen yet
+                    workers = (await stats_of(self.address)).workers
+                    if sum(not one.is_draining for one in workers) == number:
+                        return
+                await asyncio.sleep(0.05)
+
+    async def drain_the_busier(self) -> tuple[Service, Service]:
+        """Drains the worker that has more requests; returns it and the other one."""
+        async with asyncio.timeout(START_S):
+            while True:
+                stats = await stats_of(self.address)
+                if sum(one.num_requests_running for one in stats.workers) == NUM_STREAMS:
+                    break
+                await asyncio.sleep(0.02)
+        name = max(stats.workers, key=lambda one: one.num_requests_running).address
+        async with SchedulerClient(self.address) as client:
+            await client.drain(name)
+        owner = next(one for one in self.workers if name.endswith(f":{one.port}"))
+        (taker,) = (one for one in self.workers if one is not owner)
+        return owner, taker
+
+
+async def answers(address: str) -> list[list[int]]:
+    async with open_channel(address) as channel:
+        stub = pb_grpc.InferenceServiceStub(channel)
+        requests = [make_request(prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS]
+        got = await asyncio.gather(*(ask(stub, request) for request in requests))
+    return [one.token_ids[0] for one in got]
+
+
+@pytest.mark.parametrize(
+    ("killed", "state"),
+    [
+        ("scheduler", "copying"),
+        ("scheduler", "paused"),
+        ("owner", "paused"),
+        ("taker", "copying"),
+    ],
+)
+async def test_nothing_stays_pinned_when_a_process_is_killed_in_a_handover(
+    killed: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = tmp_path / "hold"
+    monkeypatch.setenv(HOLD, str(hold))
+    monkeypatch.setenv(STATE, state)
+    stack = Killing(tmp_path)
+    async with contextlib.AsyncExitStack() as running:
+        for service in (stack.scheduler, *stack.workers):
+            await running.enter_async_context(started(service))
+        await stack.until_joined(2)
+        router = await running.enter_async_context(running_router(stack.address, resume_wait=60))
+        asked = asyncio.create_task(answers(router.server.address))
+        owner, taker = await stack.drain_the_busier()
+        await eventually(hold.exists)
+        await until(owner, True, "worker_kv_peer_moves", direction="lend")
+        await until(taker, True, "worker_kv_peer_moves", direction="read")
+        victim = {"scheduler": stack.scheduler, "owner": owner, "taker": taker}[killed]
+        assert not asked.done()
+        victim.send(signal.SIGKILL)
+        assert await victim.wait() == -signal.SIGKILL
+        survivors = [one for one in (owner, taker) if one is not victim]
+        for worker in survivors:  # while what reads, and what is read, still hangs
+            if victim is stack.scheduler:
+                await until(worker, False, "worker_lease")
+            await until_nothing_moves(worker)
+        hold.unlink()
+        if victim is not owner:
+            victim.command = tuple(COMMAND)
+            victim.start()
+        expected = [expected_tokens(prompt, num_tokens=NUM_TOKENS) for prompt in PROMPTS]
+        assert await asked == expected
+        if victim is stack.scheduler:
+            await stack.until_joined(2)
+        await until_free(stack.address)
+        for worker in stack.workers:
+            if worker.process is not None and worker.process.poll() is None:
+                await until_nothing_moves(worker)
