@@ -88,10 +88,13 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], where: str) -> None
 async def _clear_service(options: dict[str, Any]) -> None:
     async with SchedulerClient(options["address"], connection(options)) as client:
         faults = await client.clear_cache(options["tenant"])
+    if not faults:
+        raise ValueError(
+            "no worker has joined, and the scheduler remembers no clear for later ones: repeat it"
+            " when one has, or name the folder of --kv-disk or the URL of --kv-store"
+        )
     for worker, fault in faults.items():
         print(f"{worker}: {fault or 'cleared'}")
-    if not faults:
-        print("no worker serves; nothing is cached")
     if any(faults.values()):
         raise ValueError("blocks may be left in stores of these workers; try again")
 

@@ -1,15 +1,18 @@
 """`signalbox cache` lists what a folder holds, and clears what no worker has."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from scheduler_svc.config import SchedulerConfig
 from signalbox.cli import main
 from tests.gpu_worker.kv_disk.disks import held, make_store, write
 from tests.gpu_worker.kv_shared import redis_servers
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis, write_secret
 from tests.gpu_worker.kv_store.stores import keys_of
+from tests.integration.stack import running_scheduler
 
 OTHER = b"\x55" * 32
 
@@ -122,6 +125,18 @@ def test_it_lists_and_clears_what_is_on_a_server(
         assert main(clear) == 0
         assert server.keys() == []
         assert main([*clear, "--tenant", "a"]) == 0  # there is nothing that could be its blocks
+
+
+async def test_a_service_without_workers_says_that_stores_were_not_cleared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with running_scheduler(SchedulerConfig(port=0)) as scheduler:
+        clear = ["cache", "clear", "--scheduler", scheduler.server.address]
+        assert await asyncio.to_thread(main, clear) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no worker has joined" in err
+    assert "--kv-store" in err
 
 
 @pytest.mark.parametrize("action", ["list", "clear"])
