@@ -132,8 +132,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def ReadBlocks(
         self, request: pb.ReadBlocksRequest, context: Context
     ) -> AsyncIterator[pb.ReadBlocksResponse]:
-        # Otherwise they go with the first part, and again with the end if nothing takes that part.
-        await context.send_initial_metadata(())
         reading = self._worker.read_blocks(request.ticket, names_of(context))
         async with contextlib.aclosing(reading) as parts:
             async for part in parts:

@@ -26,11 +26,17 @@ class StallGuard:
     """Bounds the writes of one stream, with one timer for all of them.
 
     A timeout for each write would cost as much as the write.
+
+    Args:
+        begin: called before the first write, within its time.
     """
 
-    def __init__(self, timeout_s: float, write: Write) -> None:
+    def __init__(
+        self, timeout_s: float, write: Write, *, begin: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._timeout_s = timeout_s
         self._write = write
+        self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._writing_since: float | None = None
         self._writer: asyncio.Task[Any] | None = None
@@ -41,6 +47,9 @@ class StallGuard:
         """Writes one message. Raises ClientStalled."""
         self._writer, self._writing_since = asyncio.current_task(), self._loop.time()
         try:
+            if (begin := self._begin) is not None:
+                self._begin = None
+                await begin()
             await self._write(message)
         except asyncio.CancelledError:
             assert self._writer is not None

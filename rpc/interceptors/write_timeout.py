@@ -6,6 +6,7 @@ client has stopped reading; everything that the handler holds would stay in memo
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from contract.errors import ResourceExhausted
 from rpc.interceptors.call_handlers import Context, Handler, WrappingInterceptor, wrap
@@ -31,7 +32,10 @@ class SlowClientInterceptor(WrappingInterceptor):
 
     @contextmanager
     def _writing(self, context: Context) -> Iterator[Write]:
-        guard = StallGuard(self._timeout_s, context.write)
+        # Otherwise gRPC sends the metadata with the first message, and if that is given up, once
+        # more with the status, which fails: the client would hear nothing.
+        begin = partial(context.send_initial_metadata, ())
+        guard = StallGuard(self._timeout_s, context.write, begin=begin)
         try:
             yield guard.write
         except ClientStalled as error:

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
+from tests.chaos import hostile as http2
 from tests.router.fakes import finished, ids_of, step
 from tests.router.openai.clients import MODEL, make_http
 from tests.router.stack import Stack, make_generate, make_stack
@@ -14,6 +19,8 @@ from tests.waiting import EVENT_S
 
 STALL_S = 0.5
 RUN = ids_of(" Paris") * 3000
+INITIAL_WINDOW_SIZE, PING, WINDOW_UPDATE, ACK = 4, 6, 8, 1
+"""A setting, two frames and a flag of HTTP/2."""
 
 
 async def send_until_aborted(stack: Stack, *handles: int) -> int:
@@ -47,6 +54,81 @@ async def test_a_grpc_client_that_never_reads_lets_go_of_what_it_held() -> None:
                 async for _ in stalled:
                     pass
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class ClosedWindow:
+    """A call over HTTP/2 whose client takes so many bytes of answers until it opens the window."""
+
+    def __init__(self, window: int) -> None:
+        self._settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
+        self.frames = asyncio.Queue[tuple[int, int, bytes]]()
+        """Kind, flags and payload of each frame of the call."""
+
+    @asynccontextmanager
+    async def calling(self, address: str, path: str, request: Message) -> AsyncIterator[Self]:
+        host, _, port = address.rpartition(":")
+        reader, self._writer = await asyncio.open_connection(host, int(port))
+        data = request.SerializeToString()
+        self._writer.write(
+            http2.HTTP2_PREFACE
+            + http2.frame(http2.SETTINGS, self._settings)
+            + http2.frame(
+                http2.HEADERS, http2.headers(path.encode()), flags=http2.END_HEADERS, stream=1
+            )
+            + http2.frame(
+                http2.DATA,
+                b"\0" + struct.pack(">I", len(data)) + data,
+                flags=http2.END_STREAM,
+                stream=1,
+            )
+        )
+        reading = asyncio.create_task(self._read(reader))
+        try:
+            yield self
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            self._writer.transport.abort()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            head = await reader.readexactly(9)
+            kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+            payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if kind in (http2.SETTINGS, PING) and not flags & ACK:
+                answer = payload if kind == PING else b""
+                self._writer.write(http2.frame(kind, answer, flags=ACK))
+            elif stream:
+                self.frames.put_nowait((kind, flags, payload))
+
+    async def status(self) -> bytes:
+        """Opens the window, and returns the fields that follow what was written."""
+        more = struct.pack(">I", 1 << 30)
+        for stream in (0, 1):
+            self._writer.write(http2.frame(WINDOW_UPDATE, more, stream=stream))
+        async with asyncio.timeout(EVENT_S):
+            while True:
+                kind, flags, payload = await self.frames.get()
+                if kind == http2.HEADERS and flags & http2.END_STREAM:
+                    return payload
+
+
+@pytest.mark.parametrize("window", [0, 20])
+async def test_a_grpc_client_that_never_lets_the_first_message_through_is_told_why(
+    window: int,
+) -> None:
+    call = ClosedWindow(window)
+    generate = "/signalbox.inference.v1.InferenceService/Generate"
+    async with (
+        make_stack(client_stall_timeout=STALL_S, max_unread_tokens=1 << 30) as stack,
+        call.calling(stack.address, generate, make_generate()),
+    ):
+        handle = (await stack.added()).handle
+        await send_until_aborted(stack, handle)
+        await stack.check_nothing_is_left()
+        status = await call.status()
+    assert b"grpc-status\x018" in status  # RESOURCE_EXHAUSTED
+    assert b"does not read" in status.replace(b"%20", b" ")
 
 
 async def test_an_http_client_that_never_reads_lets_go_of_what_it_held() -> None:
