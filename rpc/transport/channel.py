@@ -4,11 +4,13 @@ import grpc
 
 from rpc.transport.tls import CLEAR, TlsConfig, channel_credentials
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
+PING_TIMEOUT_S = 1.5
+LEASED_PING_TIMEOUT_S = 10.0
+"""For a stream whose silence both ends bound themselves. gRPC's timers take a pause of this process
+for silence of the peer, and end the stream before what has arrived is read."""
+
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_500),
-    # Without it a stopped peer is noticed after a minute, whatever the keepalive says.
-    ("grpc.http2.ping_timeout_ms", 1_500),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
@@ -21,16 +23,27 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def open_channel(
-    address: str, *, tls: TlsConfig = CLEAR, server_name: str | None = None
+    address: str,
+    *,
+    tls: TlsConfig = CLEAR,
+    server_name: str | None = None,
+    ping_timeout_s: float = PING_TIMEOUT_S,
 ) -> grpc.aio.Channel:
     """Returns a channel to "host:port"; it connects when first used and reconnects by itself.
 
     Args:
         server_name: what the server's certificate must be for, if not the address's host.
+        ping_timeout_s: silence after a ping that ends the connection. Pings are sent after each
+            second of silence.
 
     Raises TlsError.
     """
+    timeout_ms = int(ping_timeout_s * 1000)
+    # Without the second a stopped peer is noticed after a minute, whatever the first says.
+    pings = ("grpc.keepalive_timeout_ms", timeout_ms), ("grpc.http2.ping_timeout_ms", timeout_ms)
+    options = [*_OPTIONS, *pings]
     if not tls.dials:
-        return grpc.aio.insecure_channel(address, options=_OPTIONS)
-    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=[*_OPTIONS, *named])
+        return grpc.aio.insecure_channel(address, options=options)
+    if server_name:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)

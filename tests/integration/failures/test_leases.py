@@ -13,7 +13,7 @@ from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from gpu_worker.worker import NO_EPOCH
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.workers import worker_client
-from tests.chaos.fault_proxy import FaultProxy
+from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import running_scheduler, running_worker, simulated
 from tests.waiting import eventually
 
@@ -29,6 +29,27 @@ async def test_a_pause_of_the_process_costs_no_lease() -> None:
         time.sleep(1.5)  # noqa: ASYNC251 (both sides stand still, as on a machine that others load)
         await asyncio.sleep(1.0)
         assert scheduler.cluster.step_loops == [step_loop]
+
+
+async def test_a_connection_that_stands_still_for_less_than_the_lease_costs_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a crowded machine: gRPC's own pings must not be less patient than the lease."""
+    config = SchedulerConfig(port=0, heartbeat_interval_s=5.0, lease_s=60)
+    async with (
+        running_scheduler(config) as scheduler,
+        fault_proxy(scheduler.server.port) as registrations,
+        running_worker(registrations.address, simulated()),
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+        step_loop = scheduler.cluster.step_loops[0]
+        await asyncio.sleep(0.1)  # the first heartbeat and its answer
+        registrations.freeze()
+        await asyncio.sleep(4.0)
+        registrations.thaw()
+        await asyncio.sleep(0.5)
+        assert scheduler.cluster.step_loops == [step_loop]
+    assert "worker lost" not in caplog.text
 
 
 async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
