@@ -3,6 +3,7 @@
 The names in a query are those of redis-py.
 """
 
+import os
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -11,6 +12,13 @@ from rpc.transport.tls import is_loopback
 REDIS_SCHEMES = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
 """Whether the connection is TLS, by scheme."""
 OBJECT_SCHEMES = ("s3", "gs", "az", "file")
+_ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+}
+"""Variables of the environment that name where an object store is, as `obstore` reads them."""
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _DEFAULT_PORT = 6379
 _KNOWN = ", ".join(f"{scheme}://" for scheme in (*REDIS_SCHEMES, *OBJECT_SCHEMES))
@@ -105,4 +113,22 @@ def exposure(url: str, *, has_key: bool) -> str | None:
             f"--kv-store is asked on {host} in the clear, where others may read its password, and"
             f" remove blocks; give {parts.scheme}s://, or --insecure in a network that you trust"
         )
+    if allows_http(parts.scheme) and _may_be_elsewhere_in_the_clear(parts.scheme):
+        return (
+            f"{_ALLOW_HTTP[parts.scheme]} lets --kv-store be asked in the clear, where others may"
+            " read credentials, and remove blocks; leave it out, or give --insecure in a network"
+            " that you trust"
+        )
     return None
+
+
+def allows_http(scheme: str) -> bool:
+    """Returns whether the environment lets an object store be asked without TLS."""
+    return os.environ.get(_ALLOW_HTTP.get(scheme, ""), "").lower() in ("1", "true")
+
+
+def _may_be_elsewhere_in_the_clear(scheme: str) -> bool:
+    named = [urlsplit(os.environ[name]) for name in _ENDPOINTS[scheme] if name in os.environ]
+    if not named:
+        return scheme == "gs"  # where the credentials may name a URL, too
+    return any(one.scheme != "https" and not is_loopback(one.hostname or "") for one in named)

@@ -4,7 +4,6 @@ Objects are `signalbox-kv/MODEL/NAME`. Credentials and endpoint come from the en
 `obstore` reads it. Nothing is evicted; the rules of the bucket expire objects.
 """
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -34,6 +33,7 @@ from gpu_worker.kv_shared.block_seal import Sealed, tenant_in
 from gpu_worker.kv_shared.block_server import SCAN_S
 from gpu_worker.kv_store.block_store import StoreUsage
 from gpu_worker.kv_store.folder_owner import ownership_fault
+from gpu_worker.store_url import allows_http
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -47,7 +47,6 @@ _NUM_REQUESTS = 16
 _CHUNK_BYTES = 1 << 20
 _MAX_PLACES = 1 << 16
 _MAX_MESSAGE_CHARS = 200
-_ENVIRONMENTS = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 
 
 class _Place(NamedTuple):
@@ -240,7 +239,8 @@ def _opened(url: str, *, timeout_s: float, max_retries: int) -> "ObjectStore":
             client_options={
                 "connect_timeout": timedelta(seconds=1),
                 "timeout": timedelta(seconds=timeout_s),
-                "allow_http": _may_use_http(urlsplit(url).scheme),
+                # Our options replace the environment's.
+                "allow_http": allows_http(urlsplit(url).scheme),
             },
             retry_config={
                 "max_retries": max_retries,
@@ -256,12 +256,6 @@ def _local_folder(url: str) -> Path | None:
     """Returns the folder that a URL names; None of a store on a server."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def _may_use_http(scheme: str) -> bool:
-    """Returns what the environment says, which options of ours replace."""
-    variable = _ENVIRONMENTS.get(scheme, "") + "_ALLOW_HTTP"
-    return os.environ.get(variable, "").lower() in ("1", "true")
 
 
 def private_folder(path: Path) -> Path:

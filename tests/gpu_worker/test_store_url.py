@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gpu_worker.kv_shared.stored_groups import StoreAccess
 from gpu_worker.store_url import checked_url, exposure, redis_address
 from gpu_worker.worker_settings import EngineSettings, WorkerSettings
 
@@ -64,6 +65,47 @@ def test_a_store_elsewhere_needs_a_key(url: str) -> None:
 def test_a_password_does_not_leave_the_machine_in_the_clear() -> None:
     assert "rediss://" in str(exposure("redis://kv.example.com", has_key=True))
     assert "valkeys://" in str(exposure("valkey://kv.example.com", has_key=True))
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("s3://bucket", {"AWS_ALLOW_HTTP": "true", "AWS_ENDPOINT_URL": "http://kv.example.com"}),
+        ("s3://bucket", {"AWS_ALLOW_HTTP": "1", "AWS_ENDPOINT_URL_S3": "http://10.0.0.1:9000"}),
+        ("az://a/b", {"AZURE_ALLOW_HTTP": "true", "AZURE_ENDPOINT": "http://kv.example.com"}),
+        ("gs://bucket", {"GOOGLE_ALLOW_HTTP": "true", "GOOGLE_BASE_URL": "http://example.com"}),
+        ("gs://bucket", {"GOOGLE_ALLOW_HTTP": "true"}),  # credentials may name a URL, too
+    ],
+)
+def test_no_variable_lets_an_object_store_elsewhere_be_asked_in_the_clear(
+    url: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert "_ALLOW_HTTP" in str(exposure(url, has_key=True))
+    settings = {"model": "m", "kv_store": url, "kv_store_key": "k"}
+    with pytest.raises(ValidationError, match="_ALLOW_HTTP"):
+        WorkerSettings(**settings)
+    assert WorkerSettings(**settings, insecure=True).kv_store == url
+    with pytest.raises(ValueError, match="_ALLOW_HTTP"):
+        StoreAccess(url).clear(None)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"AWS_ALLOW_HTTP": "true", "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"},
+        {"AWS_ALLOW_HTTP": "true", "AWS_ENDPOINT": "https://kv.example.com"},
+        {"AWS_ALLOW_HTTP": "true"},
+        {"AWS_ENDPOINT_URL": "http://kv.example.com"},  # the client refuses it
+    ],
+)
+def test_an_object_store_on_this_machine_or_over_tls_needs_no_more_than_a_key(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert exposure("s3://bucket", has_key=True) is None
 
 
 @pytest.mark.parametrize(
