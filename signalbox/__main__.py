@@ -15,6 +15,8 @@ def main() -> int:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # otherwise the parent process wants it ignored
         signal.signal(signal.SIGINT, _leave)
+    # Before gRPC is imported, which else logs connections that peers close, in its own format.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from signalbox import cli
 
     options = cli.parse()

@@ -56,6 +56,7 @@ def test_a_prompt_streams_through_three_processes_and_none_is_left_after_ctrl_c(
         children = list(stack.children().values())
         assert stack.stop(signal.SIGINT) == 0
         assert not [child for child in children if child.is_running()]
+    assert "GOAWAY" not in log.read_text()  # of gRPC's own log, about connections that end
 
 
 def test_a_service_may_open_as_many_files_as_the_system_lets_it() -> None:
@@ -357,7 +358,7 @@ def test_scale_starts_and_drains_workers_of_serve(log: Path) -> None:
         wait_until(lambda: run_here(*scale, "3").returncode == 0, told=log.read_text)
         wait_until(lambda: log.read_text().count("worker joined") >= 3, told=log.read_text)
         shown = run_here("top", "--once", "--interval=0.1", "--scheduler", found[1]).stdout
-        assert "workers to run (local): 3" in shown
+        assert "workers that serve keeps (local): 3" in shown
         done = run_here(*scale, "1..2")
         assert (done.returncode, done.stdout) == (0, "local workers: 1..2; 2 are to run now\n")
         eventually_in(log, " is taken away: it drains, and ends")
