@@ -254,6 +254,12 @@ class RequestLifecycle:
                 return explain(group, self._admission, now=self._clock())
         return self.history.find(request_id)
 
+    def ids_that_begin_with(self, beginning: str) -> list[str]:
+        """Returns the ids of requests that can be explained, each once."""
+        live = (group.request_id for group in self._live.groups)
+        known = dict.fromkeys((*live, *self.history.request_ids))
+        return [request_id for request_id in known if request_id.startswith(beginning)]
+
     def explain_live(self, max_requests: int) -> list[Explanation]:
         """Explains the oldest requests that have not ended, at most `max_requests`."""
         now = self._clock()

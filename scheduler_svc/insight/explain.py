@@ -4,6 +4,7 @@ Of a request that has ended, its timeline and a few numbers are kept for a while
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -53,7 +54,7 @@ class Explanation:
     num_ahead: int = 0
     failure: RequestFailure | None = None
     stages: StageUse | None = None
-    """What the stages of its worker have computed since that took it; None of one rank."""
+    """Use of its worker's stages since the worker took it; None for a worker of one rank."""
 
 
 class History:
@@ -79,6 +80,10 @@ class History:
 
     def find(self, request_id: str) -> Explanation | None:
         return self._ended.get(request_id)
+
+    @property
+    def request_ids(self) -> Collection[str]:
+        return self._ended.keys()
 
     def __len__(self) -> int:
         return len(self._ended)

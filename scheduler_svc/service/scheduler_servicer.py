@@ -202,10 +202,18 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: Context
     ) -> explain_pb2.ExplainResponse:
-        known = self._cluster.requests.explain(request.request_id)
+        requests, request_id = self._cluster.requests, request.request_id
+        known = requests.explain(request_id)
+        if known is None and request_id:
+            ids = requests.ids_that_begin_with(request_id)
+            if len(ids) > 1:
+                raise NotFound(
+                    f"{len(ids)} requests begin with {request_id!r}; give more of the id"
+                )
+            known = requests.explain(ids[0]) if ids else None
         if known is None:
             raise NotFound(
-                f"no request {request.request_id!r} is live, or among the last"
+                f"no request {request_id!r} is live, or among the last"
                 f" {self._config.explain_history} that ended; each scheduler knows its own requests"
             )
         return insight_codec.explanation(known, self._cluster)

@@ -29,7 +29,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "request_id",
         metavar="REQUEST_ID",
-        help="id that clients receive, from `generate --json` or as `id` of the HTTP API",
+        help="id that clients receive, from `generate --json` or as `id` of the HTTP API, or the"
+        " first characters of it, as in `top`",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_address_flag(parser)
@@ -37,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints the timeline of a request. Raises NotKnown if the scheduler has no record of it."""
-    name = options["request_id"]
+    name = options["request_id"].removesuffix("…")  # as `top` cuts a long one
     parts = asyncio.run(_ask(options["address"], connection(options), name))
     if options["json"]:
         whole = {"request_id": name, "prompts": [plain(part) for part in parts]}

@@ -63,6 +63,27 @@ async def test_explain_tells_the_whole_way_of_requests_that_were_preempted() -> 
         assert abs(phases - answer.age_ns) < 1000
 
 
+async def test_the_beginning_of_an_id_explains_the_one_request_that_has_it() -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, simulated(block_size=8, num_gpu_blocks=64)),
+        router(scheduler.address) as client,
+    ):
+        await eventually(lambda: bool(scheduler.cluster.step_loops))
+        for handle in (1, 12, 123, 4567):
+            await client.add(handle, [7] * 20, max_tokens=2)
+        await client.ended(1, 12, 123, 4567)
+        assert (await explain(client, "r45")).request_id == "r4567"
+        assert (await explain(client, "r1")).request_id == "r1"  # in full
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await explain(client, "r")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "4 requests begin with 'r'; give more" in (caught.value.details() or "")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await explain(client, "")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 async def test_explain_of_a_request_that_nobody_knows_is_not_found() -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,

@@ -33,6 +33,8 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert explained.returncode == 0, explained.stderr
         assert "output 5 tokens, preempted never" in explained.stdout
         assert "first in the queue" in explained.stdout
+        short = run_here("explain", f"{request_id[:12]}…", *at)  # as `top` cuts it
+        assert short.stdout == explained.stdout
         explain.run({"address": at[1], "request_id": request_id, "json": True})
         as_json = json.loads(capsys.readouterr().out)
         assert as_json["events"][-1]["detail"] == "LENGTH"
