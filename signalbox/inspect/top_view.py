@@ -46,9 +46,10 @@ def render(load: Load | None, address: str, *, problem: str = "", note: str = ""
 
 def _launcher(launcher: LauncherLoad) -> Text:
     bounds = f" of {launcher.workers}" if launcher.workers != str(launcher.num_wanted) else ""
-    shown = Text(f"workers to run ({launcher.placement}): {launcher.num_wanted}{bounds}")
+    shown = Text(f"workers that serve keeps ({launcher.placement}): {launcher.num_wanted}{bounds}")
     for name, reason in launcher.pending.items():
-        shown.append(f"\n{name}: {reason}", style="yellow")
+        text = reason if reason.startswith(name) else f"{name}: {reason}"
+        shown.append(f"\n{text}", style="yellow")
     return shown
 
 
@@ -66,7 +67,7 @@ def _cluster(load: Load) -> Text:
     refused = sum(load.num_refused.values())
     return Text.assemble(
         waiting,
-        f" (queued {_quantiles(load.queue_time)})"
+        _known(" (queued {})", load.queue_time),
         f"  running {load.num_running}  swapped {load.num_swapped}",
         f"\n{load.requests_per_s:,.1f} requests/s  {load.generated_tokens_per_s:,.0f} tokens/s",
         f"  ended: {ended or 'none'}",
@@ -80,17 +81,20 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
     if worker.num_cpu_blocks:
         used, total = worker.num_used_cpu_blocks, worker.num_cpu_blocks
         rows.add_row("swap", _bar(used, total), f"{used:,} of {total:,} blocks")
-    hits = "-" if worker.prefix_hit_rate is None else f"{worker.prefix_hit_rate:.0%}"
+    rate = worker.prefix_hit_rate
+    hits = "" if rate is None else f", {rate:.0%} found in the cache"
+    first_token = _known("first token {}", worker.time_to_first_token)
+    each_token = _known("each token {}", worker.time_per_output_token)
+    latencies = "  ".join(filter(None, (first_token, each_token)))
     lines = (
         f"{worker.generated_tokens_per_s:,.0f} tokens/s generated"
-        f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled, {hits} found in the cache",
-        f"{worker.steps_per_s:,.1f} steps/s of {_quantiles(worker.step)}",
+        f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled{hits}",
+        f"{worker.steps_per_s:,.1f} steps/s" + _known(" of {}", worker.step),
         *_shares(worker),
         *_store(worker.store),
         *_store(worker.peers),
         *_handovers(worker.handovers),
-        f"first token {_quantiles(worker.time_to_first_token)}"
-        f"  each token {_quantiles(worker.time_per_output_token)}",
+        *([latencies] if latencies else []),
         f"preempted {worker.preemptions_per_s:,.1f}/s"
         f"  (so far {worker.num_swaps:,} by swap, {worker.num_recomputes:,} by recompute)",
     )
@@ -122,10 +126,10 @@ def _bar(used: int, total: int) -> Text:
 def _store(store: StoreLoad | None) -> list[str]:
     if store is None:
         return []
-    hits = "-" if store.hit_rate is None else f"{store.hit_rate:.0%}"
+    hits = "" if store.hit_rate is None else f"hit rate {store.hit_rate:.0%}  "
     failed = f", {store.num_failures:,} failed" if store.num_failures else ""
     return [
-        f"{store.kind}: hit rate {hits}  {store.num_loading} requests loading"
+        f"{store.kind}: {hits}{store.num_loading} requests loading"
         f"  {store.fetched_bytes_per_s / 1e6:,.1f} MB/s in"
         f"  {store.stored_bytes_per_s / 1e6:,.1f} MB/s out{failed}"
     ]
@@ -137,7 +141,7 @@ def _handovers(handovers: HandoverLoad | None) -> list[str]:
     given_up = f", {handovers.num_given_up:,} given up" if handovers.num_given_up else ""
     return [
         f"handed over so far: {handovers.num_out:,} out, {handovers.num_in:,} in{given_up}"
-        f"  paused {_quantiles(handovers.pause)}"
+        + _known("  paused {}", handovers.pause)
     ]
 
 
@@ -165,10 +169,11 @@ def _requests(requests: list[RequestLoad]) -> Table:
     return table
 
 
-def _quantiles(values: Quantiles) -> str:
+def _known(text: str, values: Quantiles) -> str:
+    """Returns a text with the quantiles in it; empty while there are none."""
     if values.p50_s is None or values.p99_s is None:
-        return "-"
-    return f"{_time(values.p50_s)} (p99 {_time(values.p99_s)})"
+        return ""
+    return text.format(f"{_time(values.p50_s)} (p99 {_time(values.p99_s)})")
 
 
 def _time(seconds: float) -> str:

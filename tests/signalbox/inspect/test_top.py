@@ -1,6 +1,7 @@
 """What `signalbox top` makes of two answers of a scheduler."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -159,6 +160,17 @@ def test_the_screen_shows_what_was_handed_over() -> None:
     assert "handed over" not in text_of(render(measure(before, make_stats(3)), "host:1"))
 
 
+def test_what_is_not_known_yet_has_no_place_on_the_screen() -> None:
+    stats = make_stats(1)
+    stats.workers[0].handovers.num_taken_over = 1
+    stats.workers[0].peers.kind = "peer"
+    text = text_of(render(measure(stats, stats), "host:1"))
+    assert re.search(r"\s-\W", text) is None
+    assert "0.0 steps/s" in text
+    assert "peer: 0 requests loading" in text
+    assert "first token" not in text
+
+
 def test_requests_are_in_the_phase_that_they_are_in() -> None:
     before, after = make_stats(1), make_stats(2)
     after.live_requests.append(make_request("fetching", explain_pb2.REQUEST_STATE_LOADING))
@@ -199,17 +211,23 @@ def test_the_address_of_a_worker_is_no_markup() -> None:
 
 def test_the_screen_says_how_many_workers_are_to_run_and_what_they_wait_for() -> None:
     stats = make_stats(1)
-    assert "workers to run" not in text_of(render(measure(stats, stats), "a:1"))
+    assert "serve keeps" not in text_of(render(measure(stats, stats), "a:1"))
     stats.launcher.CopyFrom(
         pb.LauncherState(
             placement="ray",
             min_workers=1,
             max_workers=4,
             num_wanted=2,
-            pending=[pb.PendingWorker(name="worker 1", reason="waits for Ray")],
+            pending=[
+                pb.PendingWorker(name="worker 0", reason="worker 0 exited"),
+                pb.PendingWorker(name="worker 1", reason="waits for Ray"),
+            ],
         )
     )
     shown = text_of(render(measure(stats, stats), "a:1"))
-    assert "workers to run (ray): 2 of 1..4\nworker 1: waits for Ray" in shown
+    assert (
+        "workers that serve keeps (ray): 2 of 1..4\nworker 0 exited\nworker 1: waits for Ray"
+        in shown
+    )
     stats.launcher.min_workers = stats.launcher.max_workers = 2
-    assert "workers to run (ray): 2\n" in text_of(render(measure(stats, stats), "a:1"))
+    assert "workers that serve keeps (ray): 2\n" in text_of(render(measure(stats, stats), "a:1"))
