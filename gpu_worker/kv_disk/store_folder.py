@@ -1,9 +1,9 @@
 """The folder of the disk tier, which several workers, ranks and models may share.
 
 A worker owns a pair of files, NAME.blocks and NAME.index, as long as it holds the lock on the
-first; the system ends the lock with the process. The lock on the file `lock` decides who takes,
-makes or deletes a pair, or takes space; it is held for moments. So a worker that starts takes a
-pair of its model that no worker has, or makes another one, and waits for none.
+first; the system ends the lock with the process. A worker takes, makes or deletes a pair, or takes
+space, under the lock on the file `lock`, which it holds for moments. So a worker that starts takes
+a pair of its model that no worker has, or makes another one, and waits for none.
 
 Prompts can be computed from what is in the files: the folder is 0700, files are 0600, other users'
 files and links are refused.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from gpu_worker.kv_disk.index_schema import LOG_BYTES
 from gpu_worker.kv_disk.mounts import file_system_of
-from gpu_worker.kv_store.folder_owner import is_private, ownership_fault
+from gpu_worker.kv_store.folder_owner import OWN_FOLDER, is_private, ownership_fault
 
 _NAME = re.compile(r"(?P<identity>[0-9a-f]{32})-(?P<number>[0-9]+)\.blocks")
 _SUFFIXES = (".blocks", ".index", ".index-wal", ".index-shm", ".index-journal")
@@ -61,11 +61,10 @@ class StoreFolder:
     def __init__(self, path: Path, *, makes: bool = True) -> None:
         """Opens the folder, and makes it if need be and `makes`. Raises FolderError."""
         self.path = path.absolute()
-        remedy = "give a folder, not a link"
         if makes:
-            remedy += ", whose parent is there"
+            remedy = OWN_FOLDER
         else:
-            remedy += ", that --kv-disk of a worker has named"
+            remedy = "name the folder, no link, of a worker's --kv-disk, as the worker's user"
         try:
             if makes:
                 with contextlib.suppress(FileExistsError):
@@ -78,14 +77,14 @@ class StoreFolder:
                 f"{path} cannot be opened as a folder for KV blocks: {error.strerror}; {remedy}"
             ) from None
         try:
-            self._check()
+            self._check(remedy)
         except BaseException:
             self.close()
             raise
 
-    def _check(self) -> None:
+    def _check(self, remedy: str) -> None:
         if fault := ownership_fault(self.path, os.fstat(self._fd)):
-            raise FolderError(fault)
+            raise FolderError(f"{fault}; {remedy}")
         kind = file_system_of(self.path)
         if kind.is_network:
             raise FolderError(

@@ -32,7 +32,7 @@ from gpu_worker.kv_shared.block_runs import (
 from gpu_worker.kv_shared.block_seal import Sealed, tenant_in
 from gpu_worker.kv_shared.block_server import SCAN_S
 from gpu_worker.kv_store.block_store import StoreUsage
-from gpu_worker.kv_store.folder_owner import ownership_fault
+from gpu_worker.kv_store.folder_owner import OWN_FOLDER, ownership_fault
 from gpu_worker.store_url import allows_http
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ObjectServer:
         self._requests = ThreadPoolExecutor(_NUM_REQUESTS, "kv-objects")
         self._lock = threading.Lock()
         self._places: OrderedDict[bytes, _Place] = OrderedDict()
-        """Where blocks are that were looked up."""
+        """Places of blocks that were looked up."""
         self._run: OrderedDict[bytes, Sealed] = OrderedDict()
         """Blocks that wait for the end of their run."""
         self._tenant = b""
@@ -268,7 +268,7 @@ def private_folder(path: Path) -> Path:
             " folder whose parent is there"
         ) from None
     if fault := ownership_fault(path, path.stat()):
-        raise ValueError(fault)
+        raise ValueError(f"{fault}; {OWN_FOLDER}")
     return path
 
 

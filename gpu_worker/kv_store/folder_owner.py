@@ -1,10 +1,12 @@
-"""Whose a folder with KV blocks is, from which prompts can be computed."""
+"""Checks that only its user may enter a folder of KV blocks, from which prompts can be computed."""
 
 import os
 import stat
 from pathlib import Path
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OWN_FOLDER = "give a folder, no link, that the worker can make, or one of its user with mode 700"
+"""Remedy for a fault of `ownership_fault`."""
 
 
 def is_private(status: os.stat_result) -> bool:
@@ -13,10 +15,7 @@ def is_private(status: os.stat_result) -> bool:
 
 
 def ownership_fault(path: Path, status: os.stat_result) -> str:
-    """Returns why blocks cannot be kept in a folder, and the remedy; empty if they can."""
+    """Returns why blocks cannot be kept in a folder, without a remedy; empty if they can."""
     if is_private(status):
         return ""
-    return (
-        f"{path} must belong to the user of the worker, and to nobody else: prompts can be"
-        f" computed from KV blocks; chown it, and chmod 700 {path}"
-    )
+    return f"{path} is not this user's alone, and prompts can be computed from KV blocks"

@@ -178,7 +178,7 @@ def test_files_are_checked_before_a_model_is_loaded(config: SharedConfig, messag
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     tmp_path.chmod(0o755)
-    with pytest.raises(ValueError, match="chmod 700"):
+    with pytest.raises(ValueError, match="mode 700"):
         check_config(SharedConfig(kv_store=f"file://{tmp_path}"))
 
 
