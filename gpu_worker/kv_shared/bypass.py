@@ -26,16 +26,19 @@ class Bypass:
         self._num_failures = 0
         self._pause_s = FIRST_PAUSE_S
         self._ask_at: float | None = None
-        """When one call may try again; None while the store answers."""
+        """Time from which one call may try again; None while the store answers."""
 
-    def begin(self) -> int | None:
+    def begin(self, *, in_pause: bool = False) -> int | None:
         """Returns a number for the end of a call; None if the store is not to be asked.
 
         After a pause one call tries.
+
+        Args:
+            in_pause: ask in any case, as for an operator.
         """
         with self._lock:
             if self._ask_at is not None:
-                if self._clock() < self._ask_at:
+                if self._clock() < self._ask_at and not in_pause:
                     return None
                 self._ask_at = self._clock() + self._pause_s
             return self._num_failures

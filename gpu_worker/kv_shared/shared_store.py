@@ -68,7 +68,7 @@ class SharedStore:
 
     def clear(self, tenant: bytes | None) -> None:
         self._unfinished.append(None if tenant is None else self._seal.names.tenant(tenant))
-        with self._calling("clearing"):
+        with self._calling("clearing", in_pause=True):
             self._finish_clears()
 
     def maintain(self) -> None:
@@ -95,8 +95,8 @@ class SharedStore:
                 del self._unfinished[0]
 
     @contextmanager
-    def _calling(self, what: str) -> Iterator[None]:
-        if (begun := self._bypass.begin()) is None:
+    def _calling(self, what: str, *, in_pause: bool = False) -> Iterator[None]:
+        if (begun := self._bypass.begin(in_pause=in_pause)) is None:
             raise StoreError("the KV store is bypassed")
         try:
             yield

@@ -205,6 +205,23 @@ def test_a_clear_that_fails_is_repeated_and_nothing_is_found_before() -> None:
         assert server.keys() == []
 
 
+def test_a_clear_asks_a_server_that_is_bypassed() -> None:
+    clock = Clock()
+    with redis() as server:
+        port = server.port
+        store = make_store(server, clock=clock)
+        write(store, 1)
+    with pytest.raises(StoreError):
+        store.find(keys_of(1))
+    with redis(port=port) as server:
+        with pytest.raises(StoreError, match="bypassed"):
+            store.find(keys_of(1))
+        write(make_store(server), 1)  # as another worker
+        store.clear(None)
+        assert server.keys() == []
+        assert store.find(keys_of(1)) == 0  # it is bypassed no more
+
+
 def test_a_paused_server_is_bypassed_within_a_bound_and_used_again(
     server: RedisProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
