@@ -195,6 +195,7 @@ def make_parser() -> Parser:
             text = f"{summary[0].upper()}{summary[1:]}."
             command = commands.add_parser(name, help=summary, description=text)
             command.fill = partial(fill, name)
+            command.siblings = commands.choices
     return parser
 
 

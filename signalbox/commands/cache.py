@@ -21,7 +21,7 @@ examples
   signalbox cache clear rediss://kv.example.com --tenant team-a --kv-store-key key
   signalbox cache clear                                       # all that a service has cached
   signalbox cache clear --scheduler HOST:50052 --tenant team-a
-Files in a folder that a worker has are listed, and only cleared with its service.
+Files in a folder that a worker has open are only cleared through its scheduler.
 Repeat a clear of a service that failed if its scheduler has started again since.
 """
 _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
@@ -29,7 +29,9 @@ _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox cache`."""
-    parser.add_argument("action", choices=("list", "clear"), help="what to do")
+    parser.add_argument(
+        "action", metavar="list|clear", choices=("list", "clear"), help="what to do"
+    )
     parser.add_argument(
         "place",
         metavar="PLACE",
@@ -73,6 +75,8 @@ def run(options: dict[str, Any]) -> None:
     if "://" in place:
         _at_server(options, place)
         return
+    if not Path(place).exists():
+        raise ValueError(f"there is no folder {place}; a server is a URL, as --kv-store has it")
     _refuse(options, _OF_SERVERS, "with a folder")
     if is_list:
         _list_folder(Path(place), as_json=options["json"])
@@ -96,7 +100,9 @@ async def _clear_service(options: dict[str, Any]) -> None:
     for worker, fault in faults.items():
         print(f"{worker}: {fault or 'cleared'}")
     if any(faults.values()):
-        raise ValueError("blocks may be left in stores of these workers; try again")
+        raise ValueError(
+            "blocks may be left in stores of these workers; repeat it once the store answers"
+        )
 
 
 def _clear_folder(folder: Path, tenant: str | None) -> None:
@@ -106,7 +112,8 @@ def _clear_folder(folder: Path, tenant: str | None) -> None:
     print(f"{_sets(num_cleared)} cleared")
     if num_in_use:
         raise ValueError(
-            f"{_sets(num_in_use)} of a running worker not cleared; stop the worker, and repeat"
+            f"{_sets(num_in_use)} of a running worker not cleared; clear them with"
+            " `signalbox cache clear --scheduler HOST:PORT`, or stop the worker and repeat"
         )
 
 

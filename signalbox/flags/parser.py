@@ -6,7 +6,7 @@ A value that is not understood may be a misplaced secret, so messages repeat onl
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from signalbox.spelling import did_you_mean
@@ -33,6 +33,9 @@ _NAMES_ELSEWHERE = {
 }
 """Flags of llama.cpp and `vllm bench` with ours; error messages suggest ours."""
 
+_MOST_NAMED = 4
+"""Commands with a flag that an error message names."""
+
 
 class Parser(argparse.ArgumentParser):
     """A command's parser, whose flags are added when the command is used."""
@@ -45,6 +48,8 @@ class Parser(argparse.ArgumentParser):
         """Titles of groups that only --help=WORD shows."""
         self.words = ""
         """Name of the last positional argument, if it takes words between flags too."""
+        self.siblings: Mapping[str, Parser] = {}
+        """Parsers of all commands, by name; error messages name those that have a flag."""
         self.add_argument(
             "-h",
             "--help",
@@ -63,9 +68,20 @@ class Parser(argparse.ArgumentParser):
         if self.words and not any(one.startswith("-") for one in rest):
             setattr(found, self.words, [*getattr(found, self.words), *rest])
             rest = []
+        if len(rest) == 1 and not rest[0].startswith("-") and (name := self._left_out(found)):
+            setattr(found, name, rest.pop())
         if rest:
             self.error(self._unknown(rest))
         return found, rest
+
+    def _left_out(self, found: argparse.Namespace) -> str:
+        """Returns the name of the last positional argument if it may be left out, and is.
+
+        argparse takes it for left out where a flag stands before it, and others before that.
+        """
+        last = [action for action in self._actions if not action.option_strings][-1:]
+        names = [one.dest for one in last if one.nargs == "?" and one.type is None]
+        return next((name for name in names if getattr(found, name) is None), "")
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with a message of one line."""
@@ -175,8 +191,19 @@ class Parser(argparse.ArgumentParser):
             return "more arguments than the command takes; quote an argument with spaces"
         name, known = names[0], self._option_string_actions
         ours = _NAMES_ELSEWHERE.get(name)
-        hint = f"; did you mean {ours}?" if ours in known else did_you_mean(name, known)
+        if ours in known:
+            hint = f"; did you mean {ours}?"
+        elif others := [other for other in self.siblings if self._has(other, name)]:
+            more = ", ..." if len(others) > _MOST_NAMED else ""
+            hint = f"; it is a flag of signalbox {', '.join(others[:_MOST_NAMED])}{more}"
+        else:
+            hint = did_you_mean(name, known)
         return f"there is no flag {name}{hint}"
+
+    def _has(self, command: str, flag: str) -> bool:
+        """Says whether another command has a flag."""
+        self.siblings[command]._fill_once()
+        return flag in self.siblings[command]._option_string_actions
 
 
 class _Help(argparse.Action):

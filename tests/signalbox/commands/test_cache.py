@@ -54,6 +54,27 @@ def test_it_clears_one_tenant_or_all(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_place_may_follow_a_flag(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, 1, tenant=b"a")
+    write(store, 2, tenant=b"b")
+    store.close()
+    assert main(["cache", "clear", "--tenant", "a", str(tmp_path / "kv")]) == 0
+    store = make_store(tmp_path)
+    assert held(store, range(3)) == {2}
+    store.close()
+
+
+def test_advice_on_a_folder_that_is_no_worker_s_changes_no_mode_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    assert main(["cache", "list", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert "name the folder, no link, of a worker's --kv-disk" in err
+    assert "chmod" not in err
+
+
 def test_files_of_a_running_worker_are_left_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,7 +222,9 @@ def test_it_lists_and_clears_a_folder_of_objects(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list", "nowhere"], "cannot be opened"),
+        (["list", "nowhere"], "there is no folder nowhere; a server is a URL"),
+        (["clear", "--kv-store-key", "k", "nowhere"], "there is no folder nowhere"),
+        (["list", "/"], "not this user's alone"),
         (["list"], "takes a PLACE"),
         (["clear", "--kv-store-key", "k"], "no effect without the URL"),
         (["clear", "--scheduler", "127.0.0.1:1"], "127.0.0.1:1"),
