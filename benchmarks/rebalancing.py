@@ -105,7 +105,7 @@ def main() -> None:
                 )
                 cells = (f"{1e3 * seconds:.1f}" for seconds in figures[:3])
                 print(
-                    f"| {context} | {'may move' if moves else 'stay'} | {' | '.join(cells)}"
+                    f"| {context} | {'rebalance' if moves else 'stay'} | {' | '.join(cells)}"
                     f" | {figures.duration:.1f} | {figures.num_handed_over} | {figures.num_most} |",
                     flush=True,
                 )

@@ -1,6 +1,7 @@
-"""Which running groups go from which worker to which.
+"""Chooses which running groups go from which worker to which.
 
-Those of a draining worker go to any with room, and those of a busy one to one with less to do.
+Those of a draining worker go to any with room; rebalancing moves those of a busy one to one with
+less to do.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class Handovers:
     def join(self, worker: WorkerHandovers) -> None:
         self.members.append(worker)
         worker.find_taker = self.begin_anywhere
-        worker.level = self.level
+        worker.rebalance = self.rebalance
 
     def leave(self, worker: WorkerHandovers, now: float) -> None:
         """Takes a worker out that is gone; its groups are where they were."""
@@ -46,12 +47,12 @@ class Handovers:
         takers.sort(key=lambda worker: (worker.only_prefills, -worker.blocks.gpu.num_free))
         return any(taker.reserve(group, owner, now) for taker in takers)
 
-    def level(self, owner: WorkerHandovers, now: float) -> None:
+    def rebalance(self, owner: WorkerHandovers, now: float) -> None:
         """Begins to hand a group over to the worker with fewest sequences, if that pays.
 
         One group at a time goes from a worker to another.
         """
-        takers = [worker for worker in self.members if _may_even_out(owner, worker, now)]
+        takers = [worker for worker in self.members if _may_rebalance(owner, worker, now)]
         if owner.only_prefills or not takers:
             return
         taker = min(takers, key=lambda worker: worker.num_seqs)
@@ -70,7 +71,7 @@ class Handovers:
                 return
 
 
-def _may_even_out(owner: WorkerHandovers, taker: WorkerHandovers, now: float) -> bool:
+def _may_rebalance(owner: WorkerHandovers, taker: WorkerHandovers, now: float) -> bool:
     """Says whether a worker takes groups of another only because it has fewer."""
     if taker is owner or taker.only_prefills or not taker.queues.is_accepting:
         return False

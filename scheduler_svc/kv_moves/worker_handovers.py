@@ -27,7 +27,7 @@ MAX_LEAVING = 8
 """Groups that a draining worker hands over at once."""
 RETRY_S = 0.25
 """Time after which it is tried again to hand a group over."""
-LEVEL_S = 0.1
+REBALANCE_S = 0.1
 """Time between two looks at whether another worker has less to do."""
 TAIL_BLOCKS = 2
 """Whole blocks of each sequence that may be missing when the group is paused."""
@@ -41,7 +41,7 @@ def _no_taker(_group: SequenceGroup, _owner: "WorkerHandovers", _now: float) -> 
 
 
 def _alone(_owner: "WorkerHandovers", _now: float) -> None:
-    """Levels nothing: the worker has not joined."""
+    """Rebalances nothing: the worker has not joined."""
 
 
 class WorkerHandovers:
@@ -75,9 +75,9 @@ class WorkerHandovers:
         """Times from the pause of groups that came to their first step here."""
         self.find_taker: Callable[[SequenceGroup, WorkerHandovers, float], bool] = _no_taker
         """Begins to hand a group of a worker over to another, if one has room."""
-        self.level: Callable[[WorkerHandovers, float], None] = _alone
+        self.rebalance: Callable[[WorkerHandovers, float], None] = _alone
         """Begins to hand a group of a worker over to one that has less to do, if that pays."""
-        self._level_at = 0.0
+        self._rebalance_at = 0.0
         self._retry_at: dict[SequenceGroup, float] = {}
         self._books = books
         self._group_selection = group_selection
@@ -85,7 +85,7 @@ class WorkerHandovers:
         self._stages = stages
         self._rounds = HandoverRounds(books.blocks, lending, cost=cost)
         self._ready: list[Handover] = []
-        """What has all its blocks here, in the plan that is being filled."""
+        """Handovers with all blocks here, in the plan that is being filled."""
 
     @property
     def num_seqs(self) -> int:
@@ -169,9 +169,9 @@ class WorkerHandovers:
         elif self.queues.swapped and not self.leaving:
             # What would yield next, so that swapped groups come back, if another worker has room.
             self._hand_over(self.queues.running[-1:], now)
-        elif now >= self._level_at:
-            self._level_at = now + LEVEL_S
-            self.level(self, now)
+        elif now >= self._rebalance_at:
+            self._rebalance_at = now + REBALANCE_S
+            self.rebalance(self, now)
 
     def _advance(self, handover: Handover, now: float) -> bool:
         """Does what is next for a group on its way; returns False if nothing can come of it."""
@@ -301,7 +301,7 @@ class WorkerHandovers:
     def retry_now(self) -> None:
         """Tries again to hand over what waits: there is room for another group on its way."""
         self._retry_at.clear()
-        self._level_at = 0.0
+        self._rebalance_at = 0.0
 
     def _hand_over(self, groups: Iterable[SequenceGroup], now: float) -> None:
         """Begins to hand over running groups for which another worker has room."""

@@ -130,22 +130,22 @@ def test_streams_that_are_handed_over_stop_for_less_than_those_that_are_computed
 
 
 def test_streams_end_earlier_if_a_worker_that_joins_takes_some_over() -> None:
-    stay, even = (
+    stay, rebalanced = (
         rebalancing.measure(
             PROFILES["h100"], context=8192, num_streams=12, num_tokens=400, moves=moves
         )
         for moves in (False, True)
     )
     assert stay.num_handed_over == 0
-    assert 1 < even.num_handed_over <= 8
-    assert even.num_most == 1
-    assert even.median < stay.median
-    assert even.duration < stay.duration
+    assert 1 < rebalanced.num_handed_over <= 8
+    assert rebalanced.num_most == 1
+    assert rebalanced.median < stay.median
+    assert rebalanced.duration < stay.duration
 
 
 def test_a_worker_on_which_steps_would_take_as_long_gets_one_stream() -> None:
-    even = rebalancing.measure(replace(COSTS, token_s=1e-6), context=512, num_streams=8)
-    assert even.num_handed_over == 1
+    rebalanced = rebalancing.measure(replace(COSTS, token_s=1e-6), context=512, num_streams=8)
+    assert rebalanced.num_handed_over == 1
 
 
 def test_roles_follow_the_load() -> None:

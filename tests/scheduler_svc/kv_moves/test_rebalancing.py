@@ -222,7 +222,7 @@ def test_groups_that_end_here_and_there_set_little_moving() -> None:
 
 
 class JoiningHistory(HandoverHistory):
-    """What happens to workers beside which others join; they even their load out by themselves."""
+    """Histories of workers beside which others join; they rebalance by themselves."""
 
     def _step(self, loop: Loop) -> bool:
         loop.now = max(loop.now, self.now)
