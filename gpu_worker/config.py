@@ -275,8 +275,9 @@ class CacheConfig(LimitSettings):
         ge=0,
         le=_MAX_GIB,
         allow_inf_nan=False,
-        description="GiB of CPU memory for swapped blocks (default: 4, at most a quarter of free"
-        " RAM; on a CPU 1, at most a sixteenth)",
+        description="GiB of RAM for KV blocks that are swapped or cached, through which those of"
+        " --kv-disk, --kv-store and other workers pass (default: 4, at most a quarter of free RAM;"
+        " on a CPU 1, at most a sixteenth)",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of a CUDA device's memory that this worker may use"
