@@ -136,7 +136,7 @@ class WorkerCapacity:
     store: StoreCapacity | None = None
     """Store to which blocks go from the CPU pool, and from which they come there."""
     block_format: str = ""
-    """What the bytes of a block are; workers with equal ones read each other's. Empty of others."""
+    """Format of a block's bytes; workers of one format may read each other's. Empty if none may."""
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""

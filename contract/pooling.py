@@ -1,4 +1,4 @@
-"""What a model that pools makes of a prompt: one vector, instead of tokens that continue it."""
+"""Types of pooling: a prompt gives one vector, instead of tokens that continue it."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast, get_args
@@ -17,7 +17,7 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingModel:
-    """What a model makes of the hidden states of a prompt; see common.proto."""
+    """Task and outputs of a model that pools; see common.proto."""
 
     task: Task
     num_outputs: int
@@ -28,7 +28,7 @@ class PoolingModel:
 
 
 class PoolingParams(NamedTuple):
-    """How the hidden states of one prompt are pooled; see common.proto."""
+    """Parameters of pooling one prompt's hidden states; see common.proto."""
 
     num_first_segment_tokens: int = 0
     num_skipped_tokens: int = 0

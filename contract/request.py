@@ -69,7 +69,7 @@ class Request:
     """Received output by index; empty if there is none."""
     num_delivered_prompt_logprobs: int = 0
     pooling: PoolingParams | None = None
-    """How the prompt is pooled; None continues it."""
+    """Parameters of pooling; None if the prompt is continued."""
 
 
 def encode(request: Request) -> pb.Request:

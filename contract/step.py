@@ -83,7 +83,7 @@ class Step:
     forks: Sequence[Fork] = ()
     block_moves: BlockMoves = NO_MOVES
     pooling: Pooling | None = None
-    """How the new sequences are pooled; None of a worker that generates."""
+    """Parameters of pooling the new sequences; None for a worker that generates."""
     store_moves: StoreMoves | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""What a worker of a pool computes: prompts, tokens after the first, or both."""
+"""Roles of the workers of a pool: computing prompts, tokens after the first, or both."""
 
 from enum import StrEnum
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from rpc.transport.tls import is_loopback
 
 REDIS_SCHEMES = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
-"""Whether the connection is TLS, by scheme."""
+"""True for the schemes whose connection is TLS."""
 OBJECT_SCHEMES = ("s3", "gs", "az", "file")
 _ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 _ENDPOINTS = {

@@ -47,7 +47,7 @@ class Cluster:
         self.peers = Peers()
         """The workers that read blocks of each other."""
         self.handovers = Handovers()
-        """Those that hand groups over to each other."""
+        """The workers that hand groups over to each other."""
         self._unfinished_clears = UnfinishedClears()
         self.step_loops = StepLoops()
         self.roles = Roles(disaggregation, self.step_loops)

@@ -31,7 +31,7 @@ class PreemptionMode(StrEnum):
 
 
 class Disaggregation(StrEnum):
-    """What decides which workers compute prompts, and which decode; see workers/roles.py."""
+    """Source of the roles of workers, to compute prompts or to decode; see workers/roles.py."""
 
     OFF = "off"
     """All workers do both."""

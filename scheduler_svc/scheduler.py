@@ -317,7 +317,7 @@ class Scheduler:
 
     @property
     def lending(self) -> Lending | None:
-        """What the worker lends to others, and reads of them; None if it has no part in that."""
+        """Blocks that the worker lends and borrows; None if it does neither."""
         return self.store.lending if self.store is not None else None
 
     @property

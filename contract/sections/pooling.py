@@ -17,7 +17,7 @@ from contract.pooling import PoolingParams, Vector
 from protos.worker.v1 import worker_pb2 as pb
 
 Pooling = Mapping[int, PoolingParams]
-"""How each new sequence of a step is pooled, by id."""
+"""Parameters of each new sequence of a step, by its id."""
 
 
 def encode_pooling(pooling: Pooling) -> pb.Pooling:

@@ -63,7 +63,7 @@ class Store(NamedTuple):
     hashes: Sequence[bytes]
     cpu_blocks: Sequence[int]
     tenant: str
-    """Whose share of the store the blocks count against."""
+    """Tenant whose share of the store the blocks count against."""
 
 
 class Clear(NamedTuple):
@@ -129,7 +129,7 @@ class MoveResult(NamedTuple):
     duration_ns: int = 0
     """Nanoseconds from the first call to the store to the end; 0 if there was none."""
     failed: str = ""
-    """Why a move ended before its time; a block that is not there, or not kept, is no failure."""
+    """Reason why a move ended early; a block that is not there, or not kept, is no failure."""
 
 
 def encode_store_moves(moves: StoreMoves) -> pb.StoreMoves:

@@ -50,11 +50,11 @@ class Batch:
     adapters: Int32Array | None = None
     """[T], slot of each token's adapter, or NO_ADAPTER; None if no token has one."""
     wanted: WantedLogits | None = None
-    """What the rank that draws reads, on another one; None elsewhere, as the rows say it."""
+    """Logits that the drawing rank reads, on another rank; None elsewhere, as the rows say it."""
     token_types: Int32Array | None = None
     """[T], segment of each token for models that tell segments apart; None if all are in 0."""
     pooling: PoolingRows | None = None
-    """What becomes of the sequences on a worker that pools; None on one that generates."""
+    """Rows that are pooled, on a worker that pools; None on one that generates."""
 
     @property
     def most_queries(self) -> int:
@@ -94,7 +94,7 @@ class BatchOutput:
     pooled: dict[int, FloatArray] = field(default_factory=dict)
     """Vectors [num_outputs] of the sequences that end, by their index in the batch."""
     forward_ns: int = 0
-    """Of a worker with pipeline stages the sum of theirs."""
+    """Nanoseconds of the forward pass; the sum over pipeline stages."""
     sample_ns: int = 0
     stages: Stages = ()
     stages_ns: int = 0

@@ -186,7 +186,7 @@ class WantedLogits(NamedTuple):
     """The logits that the rank that draws reads, for a rank that computes a part of them."""
 
     tokens: Int64Array
-    """Those of which it reads all, ascending; of the other rows it takes the likeliest token."""
+    """Tokens whose logits it reads in full, ascending; of the other rows it takes the likeliest."""
     suppressed: TokenRuns | None
     """Tokens that may not be the likeliest one, of each row."""
 

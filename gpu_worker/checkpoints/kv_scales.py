@@ -36,7 +36,7 @@ _FP8 = {
 }
 """Fields of a `kv_cache_scheme` of codes in E4M3 with one static scale."""
 _DEFAULTS = _FP8 | {"type": "int"}
-"""What compressed-tensors takes for a field that is left out."""
+"""Values that compressed-tensors takes for fields that are left out."""
 _STATIC = "static"
 """The same scheme in AutoFP8's words."""
 

@@ -29,7 +29,7 @@ class StoredTensor:
     form: QuantisedForm | None = None
     """The form that gives them their meaning."""
     rounding: Rounding | None = None
-    """How the checkpoint rounds activations before they are multiplied with it."""
+    """Rounding of the activations that are multiplied with it."""
     dtype: np.dtype[Any] | None = None
     """Type of the values in a checkpoint's file; None for one that is not read."""
 

@@ -251,7 +251,7 @@ class DiskIndex:
             self._set_state("written_today", num_bytes)
 
     def set_model(self, name: str) -> None:
-        """Notes the name of the model, for those who list the folder."""
+        """Notes the name of the model, for listings of the folder."""
         with self._transaction():
             self._set_state("model", name)
 

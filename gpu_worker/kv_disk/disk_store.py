@@ -37,7 +37,7 @@ class DiskStore:
 
     Args:
         identity: SHA-256 of all that the bytes of a block depend on beside its key.
-        model: name of the model, for those who list the folder.
+        model: name of the model, for listings of the folder.
         quota_bytes: of all files in the folder.
     """
 

@@ -10,7 +10,7 @@ _ZEROES_BYTES = 1 << 20
 
 
 class FileCalls:
-    """What a slot file asks the system for. Every method raises OSError."""
+    """System calls of a slot file. Every method raises OSError."""
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         """Returns the number of bytes read, which may be less than asked for; 0 at the end."""

@@ -16,7 +16,7 @@ _OF_A_NETWORK = frozenset(
 
 class FileSystem(NamedTuple):
     name: str
-    """Such as "ext4"."""
+    """Type of the file system, such as "ext4"."""
     is_network: bool
 
 

@@ -1,4 +1,4 @@
-"""What a folder of KV blocks holds, by model; and its removal, where no worker has it."""
+"""Lists the KV blocks in a folder by model, and removes those that no worker has open."""
 
 import contextlib
 import os

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 _BURST_S = 4.0
-"""What was not written in so many seconds may be written later."""
+"""Seconds for which writes that were not made may be made later."""
 SECONDS_PER_DAY = 86400
 
 

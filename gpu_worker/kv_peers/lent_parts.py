@@ -1,4 +1,4 @@
-"""What ReadBlocks sends: lent blocks in parts, each block with a digest of what is sent."""
+"""Makes the answers of ReadBlocks: lent blocks in parts, each block with a digest of its bytes."""
 
 import asyncio
 import hashlib

@@ -32,7 +32,7 @@ STALL_S = 5.0
 
 
 class BadBlock(Exception):
-    """What a worker has sent is not what was asked for."""
+    """A worker has sent something else than it was asked for."""
 
 
 class BlockReader:

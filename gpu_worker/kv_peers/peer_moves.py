@@ -58,7 +58,7 @@ class PeerMoves(PoolMoves):
         self._clock = clock
         self._lent: dict[int, LentBlocks] = {}
         self._tickets: dict[bytes, LentBlocks] = {}
-        """Those that nothing has shown yet."""
+        """Lent blocks whose ticket no reader has shown yet."""
 
     @property
     def num_lent(self) -> int:

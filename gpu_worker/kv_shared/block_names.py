@@ -13,7 +13,7 @@ _SALT = b"signalbox KV store 2"
 
 
 class BlockNames:
-    """Of one model.
+    """Makes the names of one model's blocks.
 
     Args:
         secret: empty for none.

@@ -4,7 +4,7 @@ With a secret, which the workers alone have, a block is encrypted: the store can
 that was changed, cut off, or returned under another name does not open. The store can withhold a
 block, and return an old one of the same name, whose bytes are as good: the name covers model,
 tokens, tenant, salt and adapter. Without a secret a block has a checksum, which finds damage, and
-proves nothing against someone who may write to the store.
+proves nothing against a client that may write to the store.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class BlockGuard(Protocol):
 
 
 class BlockSeal:
-    """Of the blocks of one model.
+    """Seals and opens the blocks of one model.
 
     Args:
         secret: empty for none.

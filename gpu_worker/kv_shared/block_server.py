@@ -1,4 +1,4 @@
-"""What a shared store asks of a server that keeps its blocks."""
+"""Interface of a server that keeps the blocks of a shared store."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol

@@ -31,7 +31,7 @@ Reply = bytes | int | None | list["Reply"] | ReplyError
 
 
 class ProtocolError(OSError):
-    """What comes is no answer, or a longer one than was asked for."""
+    """The server has sent no answer, or a longer one than was asked for."""
 
 
 class RedisConnection:

@@ -1,4 +1,4 @@
-"""What a shared store holds, by model; and its removal."""
+"""Lists the blocks of a shared store by model, and removes them."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class StoredGroup(NamedTuple):
     """The blocks of one model."""
 
     name: str
-    """As workers log it when they start; "unknown" for what no worker has named."""
+    """Name that workers log when they start; "unknown" for entries that no worker has named."""
     num_entries: int
     """Keys, or objects."""
     num_bytes: int

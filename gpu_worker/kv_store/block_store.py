@@ -16,7 +16,7 @@ KEY_BYTES = HASH_BYTES
 
 
 class StoreUsage(NamedTuple):
-    """What a store holds, and what it has done since the worker began."""
+    """Size of a store, and its work since the worker began."""
 
     num_blocks: int
     """Blocks that this worker can find."""

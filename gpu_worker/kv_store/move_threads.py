@@ -94,7 +94,7 @@ class _Group:
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._starts: dict[int, float] = {}
-        """When the job began that a thread is in, by the thread's number."""
+        """Time at which the job of a thread began, by the thread's number."""
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._run, args=(i,), name=f"{name}-{i}", daemon=True)
@@ -104,7 +104,7 @@ class _Group:
 
     @property
     def oldest_start(self) -> float:
-        """When the oldest job began that has not ended; infinite if there is none."""
+        """Time at which the oldest job that has not ended began; infinite if there is none."""
         with self._changed:
             return min(self._starts.values(), default=float("inf"))
 

@@ -35,14 +35,14 @@ _OF_BLOCKS = ("convert", "dtype", "load_format", "model_impl", "quantization", "
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """What blocks depend on; files are read when `identity` is called."""
+    """All that the bytes of blocks depend on; `identity` reads the files."""
 
     files: tuple[ContentFile, ...]
     """Weights, configuration and foreign code, as they were before the model was loaded."""
     block_bytes: int
     description: str
     fingerprint: str
-    """Of the model, as `ModelInfo` has it."""
+    """Fingerprint of the model, as in `ModelInfo`."""
 
     def format_of(self, capacity: WorkerCapacity) -> str:
         """Returns `WorkerCapacity.block_format` of a rank, without a full reading of the weights,

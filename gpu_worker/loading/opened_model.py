@@ -41,7 +41,7 @@ class OpenedModel:
     pooling: OpenedPooling | None = None
     """None of a model that generates."""
     files: tuple[ContentFile, ...] = ()
-    """What its KV depends on, as it was before any of it was loaded."""
+    """Files that its KV depends on, as they were before any of them was loaded."""
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns the files of the tokenizer, and those that say how texts are pooled."""

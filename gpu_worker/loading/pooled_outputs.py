@@ -38,7 +38,7 @@ ModuleMaker = Callable[[Callable[[], Stored]], list[VectorModule]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledOutputs:
-    """What becomes of the hidden states of a prompt; weights are not read yet."""
+    """Layers that make outputs of a prompt's hidden states; weights are not read yet."""
 
     task: Task
     num_outputs: int

@@ -36,7 +36,7 @@ _NO_LIMIT = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedPooling:
-    """How a model pools."""
+    """Pooling of a model: its outputs and the length of its prompts."""
 
     model: PoolingModel
     outputs: PooledOutputs

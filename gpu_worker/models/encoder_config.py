@@ -22,7 +22,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """What all encoders have; satisfies `ServedConfig` and `Pooled`."""
+    """Configuration that all encoders have; satisfies `ServedConfig` and `Pooled`."""
 
     architecture: str
     vocab_size: int
@@ -33,7 +33,7 @@ class EncoderConfig:
     max_position: int
     """Longest sequence in tokens."""
     activation: str
-    """As config.json names it."""
+    """Name of the activation in config.json."""
     norm_eps: float
     sliding_windows: tuple[int | None, ...] = ()
     """A token of a layer sees those less than so many positions away; None sees all."""
@@ -63,7 +63,7 @@ class BertConfig(EncoderConfig):
     position_offset: int
     """Rows before that of position 0 in the table of positions."""
     prefix: str
-    """What names of weights begin with in checkpoints of more than the encoder."""
+    """Beginning of the names of weights, in checkpoints of more than the encoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

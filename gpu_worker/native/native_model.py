@@ -59,7 +59,7 @@ class FinalNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativePooling:
-    """What makes vectors of a program's hidden states."""
+    """Maker of vectors from a program's hidden states."""
 
     norm: FinalNorm | None
     """None if the program ends with it."""

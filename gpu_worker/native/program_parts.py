@@ -1,4 +1,4 @@
-"""What native programs of decoders and of encoders have alike."""
+"""Parts that native programs of decoders and of encoders share."""
 
 from typing import Any
 

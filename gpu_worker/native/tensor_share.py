@@ -1,4 +1,4 @@
-"""What a tensor-parallel rank holds of a decoder.
+"""Cuts the share of a tensor-parallel rank out of a decoder.
 
 Column- and row-parallel halves as in Megatron-LM (Shoeybi et al., 2019): heads, and the inner
 columns of the feed-forward network, are divided, and what the ranks make of them is summed.

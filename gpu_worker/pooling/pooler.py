@@ -27,7 +27,7 @@ CHUNK_LOST = "what its earlier tokens gave is lost; send the request again"
 
 
 class _Kept(NamedTuple):
-    """What the chunks of a sequence gave before the last one and with it."""
+    """Partial pools of a sequence, before its last chunk and with it."""
 
     before: PartialPool
     after: PartialPool

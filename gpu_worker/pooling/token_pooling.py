@@ -25,7 +25,7 @@ class Run(NamedTuple):
     tokens: slice
     """Indices in the batch."""
     position: int
-    """That of the first of them in the sequence."""
+    """Position of the first of these tokens in the sequence."""
     num_skipped: int
     """Leading tokens of the sequence that are not pooled."""
 
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class PartialPool:
-    """What the tokens of a sequence gave so far, [hidden_size] each; None before the first."""
+    """Pooled values of a sequence's tokens so far, [hidden_size] each; None before the first."""
 
     num_tokens: int = 0
     """Tokens of the sequence so far, skipped ones included."""

@@ -107,4 +107,4 @@ _JUDGES: Mapping[str, Callable[[Any], str | None]] = {
         ("tokenizer_args", "processor_kwargs"), _only(_OF_LOADING | {"model_max_length"})
     ),
 }
-"""What is wrong with a setting: "" is nothing, None the value, another text a name in it."""
+"""Fault of a setting: "" is none, None the value, another text a name in it."""

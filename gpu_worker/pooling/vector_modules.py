@@ -1,4 +1,4 @@
-"""What follows pooling: functions of vectors, in NumPy on [num_seqs, size] float32."""
+"""Functions of vectors that follow pooling, in NumPy on [num_seqs, size] float32."""
 
 import math
 from collections.abc import Callable

@@ -21,7 +21,7 @@ SCALE, ZERO_POINT = "input_scale", "input_zero_point"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationScheme:
-    """How the left sides of products with some matrices are rounded."""
+    """Rounding of the left sides of products with some matrices."""
 
     code: Element
     group_size: int | None = None

@@ -49,7 +49,7 @@ _PLAIN = {"int-quantized": "int", "float-quantized": "float", "naive-quantized":
 
 
 class _Group(NamedTuple):
-    """What some modules have."""
+    """Form and rounding that some modules have."""
 
     targets: tuple[str, ...]
     form: QuantisedForm | None

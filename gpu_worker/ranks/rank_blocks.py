@@ -88,7 +88,7 @@ class BlockCopies:
         """Ranks that have not opened blocks yet, by the number of these."""
         self._is_open: dict[int, threading.Event] = {}
         self._copying: dict[tuple[int, int, int], Future[bytes | None]] = {}
-        """By rank, number and place."""
+        """Copies under way, by rank, number and place."""
         self._is_off = False
 
     def announce(self) -> int:

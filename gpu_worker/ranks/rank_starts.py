@@ -1,4 +1,4 @@
-"""What each rank of a worker starts with, and whether all were started and have loaded alike."""
+"""Makes the start of each rank of a worker, and checks that all have loaded alike."""
 
 from dataclasses import asdict, replace
 from typing import Any

@@ -26,7 +26,7 @@ class _Move:
     found: Sequence[bytes] | None
     """Keys of a find; None of other moves."""
     results: dict[int, MoveResult] = field(default_factory=dict)
-    """By rank."""
+    """Results of the ranks that have answered, by rank."""
     is_cancelled: bool = False
 
 
@@ -47,7 +47,7 @@ class RankedMoves:
         self._asked: set[int] = set()
         """Ranks that have been asked what has ended, and have not answered."""
         self._are_open: dict[int, bool] = {}
-        """Whether the store of each rank was open when it answered last."""
+        """True for each rank whose store was open when it answered last."""
 
     def begin(self, moves: StoreMoves) -> None:
         moves = moves.of_store

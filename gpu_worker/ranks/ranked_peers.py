@@ -85,7 +85,7 @@ class RankedPeers(PeerMoves):
         self._own, self._others, self._run = own, others, run
         self._share_bytes = tuple(share_bytes)
         self._numbers: dict[Move, int] = {}
-        """Of the blocks that ranks have opened for a move."""
+        """Number of the blocks that ranks have opened, by move."""
 
     def take(self, ticket: bytes) -> LentBlocks | None:
         """Returns what `PeerMoves` does, once all ranks have done what comes before the lend."""

@@ -97,7 +97,7 @@ class RankedRunner:
         self._moves: RankedMoves | None = None
         self._peers: RankedPeers | None = None
         self._share_bytes: tuple[int, ...] = ()
-        """Of a block on each rank, once they were measured."""
+        """Bytes of a block on each rank; empty until they are measured."""
         self._has_failed = False
         self._thread: ThreadPoolExecutor | None = None
         if self.launches:

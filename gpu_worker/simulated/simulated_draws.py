@@ -1,4 +1,4 @@
-"""What the simulated model draws: once with arrays, from blocks, and once with integers, without.
+"""Draws of the simulated model: with arrays, from blocks, and with integers, without blocks.
 
 There are no logits: penalties, biases and filters change nothing, what may be drawn does.
 """

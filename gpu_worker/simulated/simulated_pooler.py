@@ -43,7 +43,7 @@ SIMULATED_POOLING: Mapping[str, PoolingModel] = {
         is_bidirectional=True,
     ),
 }
-"""What a simulated worker makes of prompts, by value of `--simulated-pooling`."""
+"""Pooling of a simulated worker, by value of `--simulated-pooling`."""
 
 Attend = Callable[[Batch, Int64Array], UInt64Array]
 """Returns [num_tokens], the sums over the contexts of some tokens of a batch."""

@@ -24,7 +24,7 @@ GRACE_S = 0.5
 
 
 class HandoverRounds:
-    """Those of one taker."""
+    """The rounds of one taker's handovers."""
 
     def __init__(self, blocks: BlockSpaceManager, lending: Lending, *, cost: CostModel) -> None:
         self._blocks = blocks

@@ -1,8 +1,8 @@
 """Blocks that a worker of the cluster lends to another, which fetches them instead of computing.
 
-Who has which block is known here, so that no worker is asked. A lend is a move of its owner's pool,
-a fetch one of its reader's; each has bounds of its own and waits for nothing, and the end of either
-ends the other. What does not arrive is computed.
+The scheduler knows which worker has which block, so that no worker is asked. A lend is a move of
+its owner's pool, a fetch one of its reader's; each has bounds of its own and waits for nothing, and
+the end of either ends the other. What does not arrive is computed.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def most_lent(num_cpu_blocks: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIdentity:
-    """What other workers have to know of one."""
+    """Address and name of a worker, for workers that read its blocks."""
 
     address: str
     certified_name: str = ""
@@ -68,7 +68,7 @@ class PeerFetch:
 
 
 class Lending:
-    """What one worker lends and borrows.
+    """The blocks that one worker lends and borrows.
 
     Args:
         peers: all workers of the cluster that lend.
@@ -101,7 +101,7 @@ class Lending:
         self._cost = cost
         self._num_tickets = 0
         self._wanted: dict[PeerFetch, None] = {}
-        """Those that the next plan lends for."""
+        """Fetches for which the next plan lends."""
         self._lends: dict[Move, PeerFetch] = {}
         self._fetches: dict[Move, PeerFetch] = {}
         self._paused: dict[Lending, float] = {}

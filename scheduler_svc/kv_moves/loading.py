@@ -40,7 +40,7 @@ _loaders = itertools.count(1)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Load:
-    """What a loading request waits for."""
+    """Move and deadline of a loading request."""
 
     move: Move
     """Several requests may wait for one."""

@@ -27,7 +27,7 @@ MAX_CANCEL_S = 10.0
 
 
 class MoveKind(Enum):
-    """What a move does; the first two own no blocks."""
+    """Kind of a move; the first two own no blocks."""
 
     FIND = auto()
     CLEAR = auto()
@@ -56,7 +56,7 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class _Outbox:
-    """What the next plan tells the worker."""
+    """Moves that the next plan begins or calls off."""
 
     cancels: list[int] = field(default_factory=list)
     clears: list[Clear] = field(default_factory=list)
@@ -198,7 +198,7 @@ class MovesUnderWay:
 
     @property
     def owned(self) -> Counter[int]:
-        """How many moves own each block of the CPU pool."""
+        """Number of moves that own each block of the CPU pool."""
         return Counter(block for move in self._moves.values() for block in move.blocks)
 
     @property

@@ -236,6 +236,6 @@ class StorePlanning:
 
     @property
     def owned(self) -> Counter[int]:
-        """How many owners that are no sequences each block of the CPU pool has."""
+        """Number of owners other than sequences of each block of the CPU pool."""
         landed = self.handovers.landed if self.handovers is not None else ()
         return self.moves.owned + Counter(self.loading.pinned) + Counter(landed)

@@ -1,4 +1,4 @@
-"""What a plan asks about groups that come to its worker from other workers."""
+"""Interface by which a plan takes in groups from other workers."""
 
 from collections.abc import Iterable
 from typing import Protocol

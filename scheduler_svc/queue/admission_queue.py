@@ -47,7 +47,7 @@ class AdmissionQueue:
         self.uncharged: dict[SequenceGroup, None] = {}
         """Groups that were served what the policy has no cost for, until `pop_uncharged`."""
         self.pins: dict[SequenceGroup, Callable[[SequenceGroup], None]] = {}
-        """For groups that a worker keeps blocks for: what is called when they leave the queue."""
+        """Callbacks of groups for which a worker keeps blocks; called when one leaves the queue."""
         self._reserved_by: dict[SequenceGroup, object] = {}
         self._reserved: dict[object, SequenceGroup] = {}  # one for a worker
 

@@ -13,7 +13,7 @@ from contract.step_result import Stages, sum_stages
 
 
 class StageUse(NamedTuple):
-    """What the stages of a worker have computed in some time."""
+    """Work of a worker's stages in some time."""
 
     ranks: tuple[WorkerRank, ...]
     stages: Stages

@@ -85,7 +85,7 @@ class Timeline:
     """Worker that has the request or had it last; empty if that worker has left."""
     _waits_from: Account | None = None
     _waited: tuple[Wait, ...] = ()
-    """What it waited for before that, outside the queue and before it left it to load."""
+    """Waits before that, outside the queue and before it left the queue to load."""
     _loading_since: float | None = None
     _stages: StageAccount | None = None
     """Account of the worker; None if it is of one rank."""

@@ -32,7 +32,7 @@ class WaitReason(Enum):
     SUSPECT = auto()
     """A request computes alone that was in flight when a worker was lost."""
     LOADING = auto()
-    """Not of the queue: a request outside it whose prefix is looked for, or on its way."""
+    """A prefix that is looked for or fetched; the request is outside the queue then."""
 
 
 class Wait(NamedTuple):

@@ -21,7 +21,7 @@ class LauncherLink:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.state: stats_pb2.LauncherState | None = None
-        """What it has said last; None while there is no launcher."""
+        """Last state that the launcher has sent; None while there is no launcher."""
         self._orders: asyncio.Queue[pb.LaunchWorkersResponse | None] | None = None
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._numbers = count(1)

@@ -30,9 +30,9 @@ class Use(NamedTuple):
     """Load of a pool, in workers that it would fill."""
 
     prompts: float
-    """By the time that they take."""
+    """Workers that prompts would keep busy."""
     decodes: float
-    """By sequences and blocks: a worker that has few of them decodes all the time, too."""
+    """Workers that sequences and blocks would fill; one with few decodes all the time, too."""
 
 
 class Roles:
@@ -42,7 +42,7 @@ class Roles:
         self.mode = mode
         self._loops = loops
         self._chosen: dict[StepLoop, WorkerRole] = {}
-        """Under `auto`, of each worker that the load was divided over."""
+        """Roles under `auto` of the workers that the load was divided over."""
         self._roles: dict[StepLoop, WorkerRole] = {}
         self._proposed = 0
         self._look_at = 0.0
@@ -106,7 +106,7 @@ class Roles:
                 return self._chosen.get(loop, WorkerRole.BOTH)
 
     def balance(self, now: float) -> bool:
-        """Under `auto`, divides the workers by the load once a period; returns whether that has
+        """Divides the workers by the load once a period under `auto`; returns True if that has
         changed a role. A division is made once it was wanted twice."""
         if self.mode is not Disaggregation.AUTO or now < self._look_at:
             return False

@@ -15,7 +15,7 @@ SHARED = "shared"
 
 
 class UnfinishedClears:
-    """Those of a cluster, by what the workers' blocks have in common and by tenant."""
+    """Clears of a cluster that have not ended, by what the workers' blocks share and by tenant."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)

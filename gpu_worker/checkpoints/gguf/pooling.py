@@ -1,4 +1,4 @@
-"""How the model of a GGUF file pools, by its field `pooling_type`."""
+"""Reads from `pooling_type` of a GGUF file how its model pools."""
 
 from pathlib import Path
 
