@@ -52,7 +52,8 @@ class AdapterMemory:
             reserved = sum(of_given.values()) + config.num_later_adapters * largest
         if reserved:
             logger.info(
-                "%.1f MiB are reserved for LoRA adapters; one of rank %d of all modules takes %.1f",
+                "%.1f MiB are reserved for LoRA adapters; one of rank %d of all modules takes"
+                " %.1f MiB",
                 reserved / MIB,
                 max_rank,
                 largest / MIB,
