@@ -60,7 +60,7 @@ class LateStore(Generic[S]):
 
     def start(self) -> None:
         logger.info(
-            "%s tier of KV blocks: opening; it finds and keeps nothing until the weights are known",
+            "%s tier of KV blocks: opening; it finds and keeps nothing until all weights are read",
             self._name,
         )
         self._thread.start()

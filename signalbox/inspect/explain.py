@@ -160,7 +160,8 @@ def _details(event: pb.Event) -> str:
         case pb.EVENT_KIND_SCHEDULED | pb.EVENT_KIND_RESUMED:
             return _resumed(event)
         case pb.EVENT_KIND_PREFILL:
-            return f"{event.num_tokens} tokens{_cached(event)}, step {event.step_id}"
+            tokens = _count(event.num_tokens, "token")
+            return f"{tokens}{_cached(event)}, step {event.step_id}"
         case pb.EVENT_KIND_PREEMPTED:
             return _preempted(event)
         case pb.EVENT_KIND_FORKED:
@@ -186,12 +187,13 @@ def _details(event: pb.Event) -> str:
 def _resumed(event: pb.Event) -> str:
     text = f"by {event.worker}, step {event.step_id}"
     if event.is_swap:
-        text += f", {event.num_blocks} blocks swapped in"
+        text += f", {_count(event.num_blocks, 'block')} swapped in"
     return text + (f"; waited for {_waits(event.waits)}" if event.waits else "")
 
 
 def _moved(event: pb.Event) -> str:
-    text = f"{event.num_blocks} blocks, {event.num_bytes:,} bytes in {_seconds(event.duration_ns)}"
+    blocks = _count(event.num_blocks, "block")
+    text = f"{blocks}, {event.num_bytes:,} bytes in {_seconds(event.duration_ns)}"
     if event.source:
         text += f" from {event.source}"
     return f"{text}: {event.detail}" if event.detail else text
@@ -199,13 +201,18 @@ def _moved(event: pb.Event) -> str:
 
 def _preempted(event: pb.Event) -> str:
     how = "swapped out" if event.is_swap else "given up, to be recomputed"
-    return f"{event.num_blocks} blocks {how}, for {event.other_request_id}, step {event.step_id}"
+    blocks = _count(event.num_blocks, "block")
+    return f"{blocks} {how}, for {event.other_request_id}, step {event.step_id}"
 
 
 def _waits(waits: Iterable[pb.Wait]) -> str:
     return ", ".join(
         f"{_REASONS.get(wait.reason, '?')} {_seconds(wait.duration_ns)}" for wait in waits
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _seconds(nanoseconds: int) -> str:

@@ -34,6 +34,7 @@ def test_blocks_that_came_or_were_stored_are_told_with_bytes_time_and_place() ->
                 moved(pb.EVENT_KIND_FETCHED, detail="cancelled"),
                 pb.Event(kind=pb.EVENT_KIND_SCHEDULED, worker="host:8", waits=[loading]),
                 moved(pb.EVENT_KIND_STORED),
+                pb.Event(kind=pb.EVENT_KIND_PREFILL, num_tokens=1, step_id=7),
             ],
         )
     )
@@ -42,6 +43,7 @@ def test_blocks_that_came_or_were_stored_are_told_with_bytes_time_and_place() ->
     assert "0.009 s fetched 4 blocks, 4,000 bytes in 0.002 s: cancelled" in lines
     assert "0.009 s stored 4 blocks, 4,000 bytes in 0.002 s" in lines
     assert "waited for its prefix to be fetched 0.008 s" in text
+    assert "0.000 s prefill 1 token, step 7" in lines
 
 
 def test_the_role_of_its_worker_is_named_if_that_has_one() -> None:
