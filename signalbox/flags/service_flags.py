@@ -4,6 +4,7 @@ import argparse
 import inspect
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -36,7 +37,10 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
     """Adds a flag for each field; only flags that are given end up in the namespace."""
     fields = settings_class.model_fields
     parser.usage = "%(prog)s [MODEL] [FLAG ...]" if POSITIONAL in fields else "%(prog)s [FLAG ...]"
-    parser.epilog = "--help=WORD shows the flags that are about a word."
+    parser.epilog = (
+        "--help=WORD shows the flags that are about a word. Each is a variable of the environment,"
+        f" too: --log-level is {ENV_PREFIX}LOG_LEVEL."
+    )
     group_of = groups_of(settings_class)
     titles = {name: group_of[name] for name in fields}
     # The fields of base classes, which are the most general, come first.
@@ -45,11 +49,11 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
     for name, field in fields.items():
         if name == POSITIONAL:
             parser.add_argument(
-                name, metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=_help(name, field)
+                name, metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=_help(field)
             )
         else:
             group = groups[titles[name]]
-            group.add_argument(flag_name(name), *_short(name), **_options(name, field))
+            group.add_argument(flag_name(name), *_short(name), **_options(field))
     general = groups[Settings.GROUP]
     general.add_argument(
         flag_name(CONFIG_FILE),
@@ -140,8 +144,8 @@ def _flags(name: str, value: Any) -> list[str]:
     return [f"{flag_name(name)}={one}" for one in several]
 
 
-def _options(name: str, field: FieldInfo) -> dict[str, Any]:
-    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(name, field)}
+def _options(field: FieldInfo) -> dict[str, Any]:
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
     if field.annotation in (bool, bool | None):
         return {**options, "action": argparse.BooleanOptionalAction}
     if isinstance(field.default, tuple):
@@ -159,10 +163,9 @@ def choices_of(field: FieldInfo) -> list[str]:
 
 def _metavar(field: FieldInfo) -> str:
     kinds = get_args(field.annotation) or (field.annotation,)
-    return {int: "N", float: "X"}.get(kinds[0], "TEXT")
+    return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "TEXT")
 
 
-def _help(name: str, field: FieldInfo) -> str:
+def _help(field: FieldInfo) -> str:
     default = "" if field.default in (None, (), "") else f" (default {field.default})"
-    text = f"{field.description}{default}; env {ENV_PREFIX}{name.upper()}"
-    return text.replace("%", "%%")
+    return f"{field.description}{default}".replace("%", "%%")

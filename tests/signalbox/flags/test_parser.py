@@ -180,6 +180,23 @@ def test_a_health_probe_loads_no_settings() -> None:
     assert done.stdout.splitlines()[-1] == "1"
 
 
+@pytest.mark.parametrize("command", ["serve", "worker", "scheduler", "router"])
+def test_help_says_once_how_flags_are_variables(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = said([command, "--help"], capsys)
+    assert out.count("SIGNALBOX_LOG_LEVEL") == 1
+    assert "SIGNALBOX_HOST" not in out
+
+
+def test_help_about_kv_has_the_swap_space_that_blocks_pass_through(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, _ = said(["serve", "--help=kv"], capsys)
+    assert "--kv-disk PATH" in out
+    assert "--swap-space X" in out
+
+
 def test_help_ends_quietly_when_its_reader_has_left() -> None:
     """As in `signalbox serve --help=vllm | head`."""
     reads, writes = os.pipe()
