@@ -261,7 +261,7 @@ def test_nothing_is_read_or_written_in_a_folder_that_others_may_use_meanwhile(
         lambda: write(store, *range(20, 60)),
     ):
         clock.now += 60
-        with pytest.raises(StoreError, match="chmod 700"):
+        with pytest.raises(StoreError, match="mode 700"):
             call()
     assert objects(tmp_path) == before
     folder.chmod(0o700)
