@@ -199,9 +199,13 @@ class OutputProcessor:
     def _fail(
         self, seq: Sequence, failure: RequestFailure, outcome: StepOutcome, now: float
     ) -> None:
-        """Ends a sequence by an error; before its fork it stands for all, as in a search."""
+        """Ends a sequence by an error; before its fork it stands for all, as in a search.
+
+        Its blocks may be wrong unless it was refused for what its request asks.
+        """
         group = seq.group
-        self._blocks.retract(seq)
+        if failure.code is not Code.FAILED_PRECONDITION:
+            self._blocks.retract(seq)
         if group.search is not None:
             group.fail(failure)
             group.times.last_token = now

@@ -2,7 +2,8 @@
 
 import pytest
 
-from contract.updates import FinishReason
+from contract.errors import Code
+from contract.updates import FinishReason, RequestFailure
 from scheduler_svc.config import PreemptionMode
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -188,6 +189,29 @@ def test_a_sequence_that_fails_ends_alone() -> None:
     assert groups[0].failure is not None
     loop.run()
     assert_expected(groups[1])
+    assert_all_free(loop)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_found"), [(Code.INTERNAL, False), (Code.FAILED_PRECONDITION, True)]
+)
+def test_blocks_are_found_of_a_sequence_that_is_refused_and_not_of_one_that_went_wrong(
+    code: Code, is_found: bool
+) -> None:
+    """It is refused for what its request asks, such as to suppress every token."""
+    loop = make_loop(make_scheduler(), depth=1)
+    group = make_request(PROMPT)
+    loop.scheduler.admission.add(group)
+    for _ in range(2):
+        loop.send()
+        answer = loop.worker.execute(loop.sent.popleft())
+        if group.sequences[0].output_token_ids:
+            answer.failures[group.sequences[0].seq_id] = RequestFailure(code, "")
+        loop.scheduler.update(answer, loop.now)
+    assert group.failure is not None
+    twin = make_request(PROMPT).sequences[0]
+    assert bool(loop.scheduler.blocks.find_prefix(twin)) is is_found
+    loop.run()
     assert_all_free(loop)
 
 
