@@ -15,6 +15,7 @@ from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from scheduler_svc.planning.steps_in_flight import StepsInFlight
 
@@ -348,6 +349,8 @@ class Peers:
     """The workers of the cluster that may lend to each other, in the order in which they joined."""
 
     members: list[Lending] = field(default_factory=list)
+    distrusted: DistrustedBlocks = field(default_factory=DistrustedBlocks)
+    """What no worker fetches from a store."""
 
     def join(self, lending: Lending) -> None:
         self.members.append(lending)

@@ -8,7 +8,6 @@ rank. So a lookup or fetch that fails, comes late or is called off is a miss: to
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.prefix_cache import FoundBlock
+from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
 from scheduler_svc.kv_moves.fetch_cost import FetchCost
 from scheduler_svc.kv_moves.lending import PAUSE_S, Lending
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
@@ -32,8 +32,6 @@ GRACE_S = 0.25
 """Time that a lookup may take, and a fetch beyond twice what it should take."""
 MAX_FETCHED_SHARE = 0.5
 """Most of the CPU pool that fetches, and what they brought for requests that wait, may hold."""
-MAX_DISTRUSTED = 4096
-"""Blocks that are remembered as gone wrong."""
 
 _loaders = itertools.count(1)
 
@@ -58,6 +56,7 @@ class Loading:
     Args:
         has_store: whether the worker has a store.
         lending: what it reads of other workers; None if it reads nothing.
+        distrusted: blocks that are not fetched from the store.
     """
 
     def __init__(
@@ -69,6 +68,7 @@ class Loading:
         cost: CostModel,
         has_store: bool,
         lending: Lending | None,
+        distrusted: DistrustedBlocks,
     ) -> None:
         self.num_queries = 0  # tokens asked for, and fetched
         self.num_hits = 0
@@ -91,7 +91,7 @@ class Loading:
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
         self._arrived: dict[SequenceGroup, list[int]] = {}
-        self._distrusted: OrderedDict[BlockHash, None] = OrderedDict()
+        self._distrusted = distrusted
 
     # Planning
 
@@ -140,13 +140,13 @@ class Loading:
         num_missing = (seq.num_tokens - 1) // blocks.block_size - len(prefix)
         num_missing = min(num_missing, self._most_fetched)
         hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
-        hashes = list(itertools.takewhile(lambda one: one not in self._distrusted, hashes))
         if hashes and (other := self._load_of(hashes[0])):
             self._wait_for(group, other.move, now, until=other.until)
             return
         if self._begin_from_peer(group, prefix, hashes, now) or not self._has_store:
             return
         group.asked_stores = (*group.asked_stores, self._number)
+        hashes = hashes[: self._num_trusted(hashes)]
         if not hashes or now < self._paused_until or self._moves.is_clearing:
             return
         if self._store_cost.predict(len(hashes), now) is not None:
@@ -224,18 +224,18 @@ class Loading:
         self._queues.load(group)
         self._loads[group] = _Load(move=move, until=until, held=list(held))
 
-    def distrust(self, block_hash: BlockHash) -> None:
-        """Keeps a block from being fetched that went wrong here, and may be stored."""
-        self._distrusted[block_hash] = None
-        if len(self._distrusted) > MAX_DISTRUSTED:
-            self._distrusted.popitem(last=False)
+    def _num_trusted(self, hashes: Sequence[BlockHash]) -> int:
+        """Returns how many of the first of these blocks may come from the store."""
+        untrusted = (index for index, one in enumerate(hashes) if one in self._distrusted)
+        return next(untrusted, len(hashes))
 
     # Results
 
     def found(self, move: Move, result: MoveResult, now: float) -> None:
         """Takes the end of a lookup: fetches what was found, if that pays."""
         self.num_failures += bool(result.failed) and move.cancelled_at is None
-        num_blocks = min(result.num_blocks, self._num_fetchable)
+        num_found = self._num_trusted(move.hashes[: result.num_blocks])
+        num_blocks = min(num_found, self._num_fetchable)
         load_s = self._store_cost.predict(num_blocks, now)
         waiting = self._waiting_for(move)
         if move.is_void or num_blocks < 1 or load_s is None:
@@ -269,6 +269,8 @@ class Loading:
             lending: counts it if it was from another worker.
         """
         num_blocks = 0 if move.is_void else result.num_blocks
+        if lending is None:
+            num_blocks = self._num_trusted(move.hashes[:num_blocks])
         counts = self if lending is None else lending
         counts.num_hits += num_blocks * self._blocks.block_size
         counts.num_bytes += result.num_bytes

@@ -13,6 +13,7 @@ from contract.model import StoreCapacity
 from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
 from scheduler_svc.kv_moves.lending import Lending, PeerIdentity, Peers
 from scheduler_svc.kv_moves.loading import Loading
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
@@ -82,6 +83,7 @@ class StorePlanning:
                 cost=cost,
                 stages=stages,
             )
+        self._distrusted = peers.distrusted if peers is not None else DistrustedBlocks()
         self.loading = Loading(
             books,
             self.moves,
@@ -89,6 +91,7 @@ class StorePlanning:
             cost=cost,
             has_store=store is not None,
             lending=self.lending,
+            distrusted=self._distrusted,
         )
         self.write_behind: WriteBehind | None = None
         if store is not None:
@@ -223,7 +226,7 @@ class StorePlanning:
             self.lending.retract(block_hash, self._now)
         if self.handovers is not None:
             self.handovers.distrust(block_hash, self._now)
-        self.loading.distrust(block_hash)
+        self._distrusted.add(block_hash)
 
     def check(self) -> None:
         """Asserts what its parts do."""

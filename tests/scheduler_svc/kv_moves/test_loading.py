@@ -1,11 +1,13 @@
 """Prefixes come from a worker's store, or are computed: exact output, and no block is lost."""
 
+from collections.abc import Callable
+
 import pytest
 
 from contract.model import StoreCapacity
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.fetch_cost import RETRY_S
-from scheduler_svc.kv_moves.lending import PAUSE_S
+from scheduler_svc.kv_moves.lending import PAUSE_S, Peers
 from scheduler_svc.kv_moves.loading import GRACE_S, MAX_LOADING
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
@@ -456,6 +458,37 @@ def test_blocks_of_a_sequence_that_went_wrong_are_not_fetched() -> None:
     server.finish()
     assert server.run().num_cached_tokens == 0
     assert server.store.num_fetched == 5
+
+
+def test_blocks_that_went_wrong_are_fetched_by_no_worker_of_the_cluster() -> None:
+    """Whether it has the same store, or takes the place of the one before it."""
+    peers = Peers()
+    first = filled(peers=peers)
+    group = first.add(max_tokens=8)
+    for _ in range(4):
+        first.step()
+    first.scheduler.blocks.retract(group.sequences[0])
+    first.finish()
+    second = Server(first.kept, peers=peers)
+    assert second.run().num_cached_tokens == 0
+    assert second.store.num_fetched == 0
+
+
+@pytest.mark.parametrize("until", [until_pending, until_fetching])
+def test_what_goes_wrong_while_it_is_looked_up_or_fetched_does_not_arrive(
+    until: Callable[[Server], int],
+) -> None:
+    server = filled()
+    hold(server)
+    group = server.add()
+    move_id = until(server)
+    for block_hash in server.scheduler.blocks.prefix_hashes(group.sequences[0], 0, 5):
+        server.scheduler.blocks.on_retract(block_hash)
+    server.store.end(move_id)
+    server.store.ends_at_once = True
+    server.finish()
+    assert group.num_cached_tokens == 0
+    assert outputs(group) == [expected(PROMPT, num_tokens=2)]
 
 
 def test_a_failed_write_pauses_writing() -> None:
