@@ -135,7 +135,7 @@ def measure_reads(folder: Path, *, block_bytes: int, num_blocks: int) -> ReadRat
         identity=_IDENTITY,
         block_bytes=block_bytes,
         quota_bytes=2 * num_blocks * block_bytes + (1 << 28),
-        limit=WriteLimit(bytes_per_s=1e12, bytes_per_day=1e15),
+        limit=WriteLimit(bytes_per_day=1e15),
     )
     keys = [hashlib.sha256(i.to_bytes(8, "big")).digest()[:16] for i in range(num_blocks)]
     data = memoryview(os.urandom(block_bytes))

@@ -67,10 +67,7 @@ class DiskTier(LateStore[DiskStore]):
             block_bytes=self._block_bytes,
             quota_bytes=self._config.kv_disk_bytes,
             model=self._model,
-            limit=WriteLimit(
-                bytes_per_s=self.capacity.max_write_bytes_per_s,
-                bytes_per_day=self._write_bytes_per_day,
-            ),
+            limit=WriteLimit(bytes_per_day=self._write_bytes_per_day),
         )
         usage = store.usage()
         logger.info(

@@ -38,7 +38,7 @@ def make_store(
         identity=identity,
         block_bytes=block_bytes,
         quota_bytes=quota_bytes,
-        limit=limit or WriteLimit(bytes_per_s=1e18, bytes_per_day=1e18),
+        limit=limit or WriteLimit(bytes_per_day=1e18),
         piece_bytes=piece_blocks * block_bytes,
         calls=calls,
     )

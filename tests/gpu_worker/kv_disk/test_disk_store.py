@@ -47,7 +47,7 @@ def test_a_find_counts_leading_keys_over_many_statements(tmp_path: Path) -> None
 
 
 def test_a_block_that_is_there_is_not_written_again(tmp_path: Path) -> None:
-    limit = WriteLimit(bytes_per_s=1e18, bytes_per_day=BLOCK_BYTES)
+    limit = WriteLimit(bytes_per_day=BLOCK_BYTES)
     store = make_store(tmp_path, limit=limit)
     assert write(store, 1, 1) == [True, True]
     assert limit.written_today == BLOCK_BYTES
@@ -282,7 +282,7 @@ def test_files_are_for_the_user_alone(tmp_path: Path) -> None:
 
 def test_the_bytes_of_a_day_are_bounded_over_restarts(tmp_path: Path) -> None:
     def limit() -> WriteLimit:
-        return WriteLimit(bytes_per_s=1e18, bytes_per_day=3 * BLOCK_BYTES, clock=lambda: now)
+        return WriteLimit(bytes_per_day=3 * BLOCK_BYTES, clock=lambda: now)
 
     now = 5.0 * SECONDS_PER_DAY
     store = make_store(tmp_path, limit=limit())
