@@ -10,16 +10,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.model import check_adapter_name
 from gpu_worker.generation_fields import check_override
-from gpu_worker.store_url import checked_url
 from rpc.settings.quantities import renamed, texts, window
 from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 
 GIB = 1 << 30
 LOOPBACK = "127.0.0.1"
-_MAX_GIB = 1 << 30  # an exbibyte
-_USUAL_DISK_SPACE = 16.0
-_STORE_WRITE_BYTES_PER_S = 256 << 20
-"""Half of what a SATA SSD writes, so that reads do not wait behind writes."""
+MAX_GIB = 1 << 30  # an exbibyte
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
 USUAL_LORA_RANK = 16
@@ -50,10 +46,6 @@ def _checked_override(text: str) -> str:
         raise ValueError(f"it is no JSON ({error})") from None
     check_override(config)
     return text
-
-
-def _store_url(url: str | None) -> str | None:
-    return None if url is None else checked_url(url)
 
 
 def _power_of_two(size: int | None) -> int | None:
@@ -273,7 +265,7 @@ class CacheConfig(LimitSettings):
     swap_space: float | None = Field(
         None,
         ge=0,
-        le=_MAX_GIB,
+        le=MAX_GIB,
         allow_inf_nan=False,
         description="GiB of RAM for KV blocks that are swapped or cached, through which those of"
         " --kv-disk, --kv-store and other workers pass (default: 4, at most a quarter of free RAM;"
@@ -285,7 +277,7 @@ class CacheConfig(LimitSettings):
     kv_cache_memory: float | None = Field(
         None,
         gt=0,
-        le=_MAX_GIB,
+        le=MAX_GIB,
         allow_inf_nan=False,
         description="GiB of KV cache (default: on CUDA what --gpu-memory-utilization leaves; on a"
         " CPU 2, at most an eighth of free RAM)",
@@ -314,74 +306,6 @@ class CacheConfig(LimitSettings):
         decodes."""
         default = 8192 if device_type == "cuda" else 512
         return self.max_num_batched_tokens or max(default, self.max_num_seqs)
-
-
-class DiskConfig(SettingsGroup):
-    """The tier of KV blocks on a disk."""
-
-    GROUP: ClassVar[str] = "model and device"
-
-    kv_disk: Path | None = Field(
-        None,
-        description="folder on a local disk for KV blocks that outlive the worker; only its user"
-        " may enter it, as prompts can be computed from them. Several workers may name one"
-        " (default: none)",
-    )
-    kv_disk_space: float | None = Field(
-        None,
-        ge=0.25,
-        le=_MAX_GIB,
-        allow_inf_nan=False,
-        description="GiB that all files in --kv-disk may take together (default: 16)",
-    )
-    kv_disk_daily_writes: float | None = Field(
-        None,
-        gt=0,
-        le=_MAX_GIB,
-        allow_inf_nan=False,
-        description="GiB that this worker may write to --kv-disk in a day of UTC (default: four"
-        " times --kv-disk-space)",
-    )
-
-    @property
-    def kv_disk_bytes(self) -> int:
-        return int((self.kv_disk_space or _USUAL_DISK_SPACE) * GIB)
-
-    @property
-    def disk_write_bytes_per_day(self) -> int:
-        daily = self.kv_disk_daily_writes
-        return 4 * self.kv_disk_bytes if daily is None else int(daily * GIB)
-
-    @property
-    def disk_write_bytes_per_s(self) -> int:
-        return _STORE_WRITE_BYTES_PER_S
-
-
-class SharedConfig(SettingsGroup):
-    """The tier of KV blocks on a server that several hosts share."""
-
-    GROUP: ClassVar[str] = "model and device"
-
-    kv_store: Annotated[str | None, AfterValidator(_store_url)] = Field(
-        None,
-        description="server for KV blocks that workers on several hosts share:"
-        " redis://[USER@]HOST[:PORT][/DB] or valkey://, with TLS rediss:// or valkeys://, which"
-        " take ?ssl_ca_certs=FILE; or s3://, gs:// or az://BUCKET[/PREFIX] or file:///FOLDER"
-        " (default: none)",
-    )
-    kv_store_key: Path | None = Field(
-        None,
-        description="file of at least 32 random bytes, for its user alone, that all workers of"
-        " --kv-store have: blocks are encrypted there with a key derived from it, and those that"
-        " others have written or changed are not used",
-    )
-    kv_store_password: Path | None = Field(
-        None, description="file with the password of --kv-store, for its user alone"
-    )
-
-    @property
-    def store_write_bytes_per_s(self) -> int:
-        return _STORE_WRITE_BYTES_PER_S
 
 
 class DeviceConfig(SettingsGroup):

@@ -145,14 +145,9 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
 
 
 def _start(settings: "WorkerSettings") -> "Start":
-    from gpu_worker.config import (
-        CacheConfig,
-        DeviceConfig,
-        DiskConfig,
-        ModelConfig,
-        SharedConfig,
-    )
+    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
     from gpu_worker.ranks.service.rank_messages import Start
+    from gpu_worker.store_config import DiskConfig, SharedConfig
 
     return Start(
         model=settings.part(ModelConfig),
@@ -203,14 +198,9 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
 def _model_runner(
     settings: "WorkerSettings", progress: ReportProgress, network: "RankNetwork | None"
 ) -> "Callable[[], Runner]":
-    from gpu_worker.config import (
-        CacheConfig,
-        DeviceConfig,
-        DiskConfig,
-        ModelConfig,
-        SharedConfig,
-    )
+    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
     from gpu_worker.main import end_at_once
+    from gpu_worker.store_config import DiskConfig, SharedConfig
 
     make = partial(
         _load_model,

@@ -5,12 +5,12 @@ import logging
 from contextlib import suppress
 
 from contract.model import StoreCapacity
-from gpu_worker.config import DiskConfig
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.late_store import Identify, LateStore
+from gpu_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class DiskTier(LateStore[DiskStore]):
         self.capacity = StoreCapacity(
             kind="disk",
             read_bytes_per_s=self._folder.measure_read(),
-            max_write_bytes_per_s=config.disk_write_bytes_per_s // num_ranks,
+            max_write_bytes_per_s=STORE_WRITE_BYTES_PER_S // num_ranks,
         )
         self._write_bytes_per_day = config.disk_write_bytes_per_day // num_ranks
         self.start()

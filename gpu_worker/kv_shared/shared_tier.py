@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-from gpu_worker.config import ModelError, SharedConfig
+from gpu_worker.config import ModelError
 from gpu_worker.kv_shared.block_seal import BlockSeal
 from gpu_worker.kv_shared.block_server import BlockServer
 from gpu_worker.kv_shared.bypass import Bypass
@@ -17,6 +17,7 @@ from gpu_worker.kv_shared.secret_files import read_key, read_password
 from gpu_worker.kv_shared.shared_store import SharedStore
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.late_store import Identify, LateStore
+from gpu_worker.store_config import SharedConfig
 from gpu_worker.store_url import REDIS_SCHEMES, redis_address
 
 logger = logging.getLogger(__name__)

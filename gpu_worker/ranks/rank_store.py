@@ -6,10 +6,10 @@ Each rank has a store of its own, whose blocks are those of its share.
 from typing import Protocol
 
 from contract.model import ModelInfo, StoreCapacity
-from gpu_worker.config import DiskConfig, SharedConfig
 from gpu_worker.kv_store.runner_store import RunnerStore
 from gpu_worker.loading.block_content import BlockContent
 from gpu_worker.ranks.service.rank_messages import Start
+from gpu_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig, SharedConfig
 
 
 class HasBlocks(Protocol):
@@ -69,5 +69,5 @@ def _on_server(share: HasBlocks, config: SharedConfig, num_ranks: int) -> Runner
 
     content = share.block_content()
     tier = SharedTier(config, block_bytes=content.block_bytes, identify=content.identity)
-    max_bytes_per_s = config.store_write_bytes_per_s // num_ranks
+    max_bytes_per_s = STORE_WRITE_BYTES_PER_S // num_ranks
     return RunnerStore(tier, StoreCapacity(kind="shared", max_write_bytes_per_s=max_bytes_per_s))

@@ -15,10 +15,9 @@ from gpu_worker.config import (
     USUAL_LORA_RANK,
     CacheConfig,
     DeviceConfig,
-    DiskConfig,
     ModelConfig,
-    SharedConfig,
 )
+from gpu_worker.store_config import DiskConfig, SharedConfig
 from router.prompt.known_templates import load_chat_template
 from scheduler_svc.queue.policies import make_policy
 from signalbox.llm import options_flags

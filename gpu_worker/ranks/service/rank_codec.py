@@ -16,14 +16,7 @@ from contract.step import Step, decode_step, encode_step
 from contract.step_result import decode_stages, encode_stages
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import TokenRuns, WantedLogits
-from gpu_worker.config import (
-    CacheConfig,
-    DeviceConfig,
-    DiskConfig,
-    ModelConfig,
-    ParallelConfig,
-    SharedConfig,
-)
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
 from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     AddAdapter,
@@ -56,6 +49,7 @@ from gpu_worker.ranks.service.rank_messages import (
     prompt_rows_of,
     rows_of,
 )
+from gpu_worker.store_config import DiskConfig, SharedConfig
 from protos.rank.v1 import rank_pb2 as pb
 
 M = TypeVar("M", bound=Message)

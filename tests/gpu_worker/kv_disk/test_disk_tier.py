@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import DiskConfig
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_disk.store_folder import FolderError
 from gpu_worker.kv_store.block_store import StoreError
+from gpu_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import BLOCK_BYTES, IDENTITY, data_of
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_worker.config import DiskConfig
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_disk.file_calls import FileCalls
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.move_queue import STALLED, MoveQueue
 from gpu_worker.kv_store.move_threads import MoveThreads
+from gpu_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     IDENTITY,

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, SharedConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.kv_shared.shared_tier import SharedTier, check_config
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.runner_factory import make_runner
+from gpu_worker.store_config import SharedConfig
 from tests.gpu_worker.kv_shared.redis_servers import (
     BLOCK_BYTES,
     IDENTITY,
@@ -73,7 +74,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 
-from gpu_worker.config import SharedConfig
+from gpu_worker.store_config import SharedConfig
 from gpu_worker.kv_shared.shared_tier import SharedTier
 from tests.gpu_worker.kv_shared.redis_servers import BLOCK_BYTES, IDENTITY, write
 

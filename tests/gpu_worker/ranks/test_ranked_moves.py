@@ -18,9 +18,10 @@ from contract.sections.store_moves import (
     Store,
     StoreMoves,
 )
-from gpu_worker.config import DiskConfig, ParallelConfig, SharedConfig
+from gpu_worker.config import ParallelConfig
 from gpu_worker.kv_store.late_store import LateStore
 from gpu_worker.ranks.service.rank_messages import Start
+from gpu_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig, SharedConfig
 from tests.gpu_worker.kv_shared import redis_servers
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
@@ -254,10 +255,9 @@ def test_moves_from_and_to_other_workers_are_none_of_the_stores(
 def test_ranks_divide_the_writes_of_their_worker(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path) as ranks:
         store = ranks.capacity.store
-        config = DiskConfig(kv_disk=tmp_path)
         assert store is not None
         assert store.read_bytes_per_s > 0
-        assert store.max_write_bytes_per_s == config.disk_write_bytes_per_s // 2
+        assert store.max_write_bytes_per_s == STORE_WRITE_BYTES_PER_S // 2
 
 
 @needs_redis

@@ -24,15 +24,7 @@ from contract.step import Step
 from contract.step_result import StageTimings
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import PromptRows, TokenRuns
-from gpu_worker.config import (
-    CacheConfig,
-    DeviceConfig,
-    DiskConfig,
-    ModelConfig,
-    ModelError,
-    ParallelConfig,
-    SharedConfig,
-)
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
 from gpu_worker.device.device_choice import choose_device
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks import follower_handles, ranked_runner
@@ -53,6 +45,7 @@ from gpu_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank
 from gpu_worker.ranks.share import load_share
 from gpu_worker.runner.model_runner import ModelRunner
 from gpu_worker.runner_factory import make_runner
+from gpu_worker.store_config import DiskConfig, SharedConfig
 from protos.rank.v1 import rank_pb2 as pb
 from signalbox import LLM, EngineDeadError, SamplingParams
 from tests.gpu_worker.builders import make_mapping, make_step
