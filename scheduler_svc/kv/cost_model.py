@@ -70,9 +70,13 @@ class CostModel:
 
     def load_s(self, num_blocks: int, *, from_peer: bool = False) -> float:
         """Seconds until blocks of the store, or another worker, are on the GPU."""
-        rate = self.peer_bytes_per_s if from_peer else self.load_bytes_per_s
+        rate = self.load_rate(from_peer=from_peer)
         read_s = num_blocks * self.block_bytes / rate if rate else 0.0
         return LOAD_LATENCY_S + read_s + self.copy_s(num_blocks)
+
+    def load_rate(self, *, from_peer: bool) -> float:
+        """Bytes per second that come from the store, or from another worker."""
+        return self.peer_bytes_per_s if from_peer else self.load_bytes_per_s
 
     def keeps_more_copies(self, *, num_copies: int, step_s: float = 0.0) -> bool:
         """Says whether a step that copies blocks out for one purpose should copy one more.
@@ -136,7 +140,7 @@ class CostModel:
             is_whole: False of a fetch that failed or was called off, which shows at most that it
                 was slow: one more block had not come.
         """
-        known = self.peer_bytes_per_s if from_peer else self.load_bytes_per_s
+        known = self.load_rate(from_peer=from_peer)
         num_bytes += 0 if is_whole else self.block_bytes
         expected_s = num_bytes / known if known else 0.0
         is_slow = seconds > FAR_OFF * (LOAD_LATENCY_S + expected_s)

@@ -36,6 +36,16 @@ class FetchCost:
         least_s = wait_s + self._cost.load_s(0)
         return least_s if self._cost.is_less(least_s, num_tokens=num_tokens) else None
 
+    def longest_s(self, num_blocks: int, load_s: float) -> float:
+        """Returns the seconds that a fetch may take which should take `load_s`.
+
+        One of an unknown rate may take as long as its tokens take to compute.
+        """
+        longest_s = 2 * load_s
+        if not self._cost.load_rate(from_peer=self._from_peers):
+            longest_s = max(longest_s, self._cost.recompute_s(num_blocks * self._block_size))
+        return longest_s
+
     def begin(self, now: float) -> None:
         """Records that a fetch begins."""
         self._begun_at = now

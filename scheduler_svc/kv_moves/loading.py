@@ -29,7 +29,7 @@ MAX_LOADING = 8
 LOOK_AHEAD = 16
 """Requests at the head of the queue among which some are chosen to load."""
 GRACE_S = 0.25
-"""Time that a lookup may take, and a fetch beyond twice what it should take."""
+"""Time that a lookup may take, and a fetch beyond twice what it should take, if that is known."""
 MAX_FETCHED_SHARE = 0.5
 """Most of the CPU pool that fetches, and what they brought for requests that wait, may hold."""
 
@@ -197,7 +197,8 @@ class Loading:
             return None
         self._peer_cost.begin(now)
         lending.num_queries += num_blocks * self._blocks.block_size
-        return lending.fetch(owner, hashes[:num_blocks], now), now + 2 * load_s + GRACE_S
+        until = now + self._peer_cost.longest_s(num_blocks, load_s) + GRACE_S
+        return lending.fetch(owner, hashes[:num_blocks], now), until
 
     def _hold(self, prefix: list[FoundBlock]) -> list[int]:
         """Takes, and returns, the blocks of a prefix that the CPU pool has."""
@@ -244,9 +245,9 @@ class Loading:
         elif waiting:
             self._store_cost.begin(now)
             fetch = self._moves.fetch(move.hashes[:num_blocks], now)
+            until = now + self._store_cost.longest_s(num_blocks, load_s) + GRACE_S
             for group in waiting:
-                self._loads[group].move = fetch
-                self._loads[group].until = now + 2 * load_s + GRACE_S
+                self._loads[group].move, self._loads[group].until = fetch, until
 
     @property
     def _num_fetchable(self) -> int:

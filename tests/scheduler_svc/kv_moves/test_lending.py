@@ -292,6 +292,27 @@ def test_the_leading_blocks_that_are_left_arrive() -> None:
     assert group.num_cached_tokens == 8
 
 
+def test_a_first_fetch_may_take_as_long_as_its_tokens_take_to_compute() -> None:
+    workers = made(cost=CostModel(block_bytes=BLOCK_BYTES, prefill_tokens_per_s=5.0))
+    group = workers.add()
+    workers.step(1)
+    workers.now += 4.0  # the rate is not known, and to compute the blocks takes 4 s
+    workers.step(1)
+    assert group.sequences[0].status is SequenceStatus.LOADING
+    workers.finish(0, 1, 1)
+    assert group.num_cached_tokens == 20
+    assert workers.lending(1).num_late == 0
+
+
+def test_a_first_fetch_that_takes_longer_than_to_compute_its_tokens_is_late() -> None:
+    workers = made(cost=CostModel(block_bytes=BLOCK_BYTES, prefill_tokens_per_s=5.0))
+    group = workers.add()
+    workers.step(1)
+    workers.now += 4.0 + 2 * GRACE_S
+    assert_computed(workers, group, 1, 0, 1)
+    assert workers.lending(1).num_late == 1
+
+
 def test_an_owner_that_does_not_answer_is_left_alone_for_a_while() -> None:
     workers = made()
     group = workers.add()
