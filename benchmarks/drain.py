@@ -2,13 +2,14 @@
 
     python -m benchmarks.drain [--profile h100 cpu] [--contexts 512 2048 8192] [--streams 32]
     python -m benchmarks.drain --model MODEL [--contexts 512 2048] [--streams 1] [--tokens 768]
+        [--tensor-parallel-size 1] [--pipeline-parallel-size 1]
 
 All streams run on one worker; another joins, and the first is drained: with handover, and without,
 where a stream that is still there when the time to drain is over is computed anew on the other.
 Without a model the real scheduler plans for workers in simulated time, whose steps cost what was
 measured or what a data sheet says: see simulated_time/step_costs.py. With one all is real, each
-worker has one thread and a core, and each stream's tokens are compared with those of the same
-prompt that nothing disturbed.
+worker has a core, where each of its ranks has one thread, and each stream's tokens are compared
+with those of the same prompt that nothing disturbed.
 """
 
 import argparse
@@ -89,14 +90,24 @@ def _run_until_each_has(pool: SimulatedPool, *, num_more_tokens: int) -> None:
 
 
 async def measure_model(
-    model: str, *, context: int, num_streams: int, num_tokens: int, hands_over: bool
+    model: str,
+    *,
+    context: int,
+    num_streams: int,
+    num_tokens: int,
+    hands_over: bool,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    kv_gib: float = 3,
 ) -> Gaps:
     """Does the same with two workers of a model. Raises AssertionError if a token is wrong.
 
     Args:
         num_tokens: of each answer, of which the drain has to come before the end.
     """
-    flags = ["--max-num-seqs", str(max(2, num_streams)), "--kv-cache-memory", "3"]
+    flags = ["--max-num-seqs", str(max(2, num_streams)), "--kv-cache-memory", str(kv_gib)]
+    flags += ["--tensor-parallel-size", str(tensor_parallel_size)]
+    flags += ["--pipeline-parallel-size", str(pipeline_parallel_size)]
     if hands_over:
         flags += ["--drain-timeout", "120", "--swap-space", "1"]
     else:
@@ -192,6 +203,8 @@ async def run_model(args: argparse.Namespace) -> None:
             num_streams=args.streams,
             num_tokens=args.tokens,
             hands_over=hands_over,
+            tensor_parallel_size=args.tensor_parallel_size,
+            pipeline_parallel_size=args.pipeline_parallel_size,
         )
         print(row(context, gaps, hands_over=hands_over), flush=True)
 
@@ -204,6 +217,8 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=30.0, help="simulated seconds to drain")
     parser.add_argument("--model", help="of real workers")
     parser.add_argument("--tokens", type=int, default=768, help="of each answer of a model")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="with a model")
+    parser.add_argument("--pipeline-parallel-size", type=int, default=1, help="with a model")
     parser.add_argument(
         "--ways", choices=("both", "anew", "over"), default="both", help="with a model"
     )

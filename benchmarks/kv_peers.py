@@ -1,8 +1,10 @@
 """The first token after a prefix that another worker has: fetched from there, and computed.
 
     python -m benchmarks.kv_peers [MODEL] [--tokens 512 1024 2048] [--rounds 5]
+        [--tensor-parallel-size 1] [--pipeline-parallel-size 1]
 
-Starts `signalbox serve` with two workers of one thread, each of which runs one request at a time.
+Starts `signalbox serve` with two workers, each of which runs one request at a time; each of their
+ranks has one thread.
 In a round one worker answers a prompt and is then kept busy by a stream, so that the other one
 answers the same prompt, of which it has nothing, and after that one that no worker has seen.
 """
@@ -136,16 +138,20 @@ async def measure(served: Served, prompts: Iterator[list[int]], *, rounds: int) 
     return f"| {' | '.join(map(str, cells))} |"
 
 
-async def run(options: argparse.Namespace) -> None:
+async def rows(
+    model: str, *, tokens: Sequence[int], rounds: int, **settings: object
+) -> AsyncIterator[str]:
+    """Yields a row for each length. Args: settings: of `signalbox serve`."""
     settings = {
         "grpc_port": 0,
         "http": False,
         "log_level": "warning",
-        "model": options.model,
+        "model": model,
         "workers": 2,
         "num_threads": 1,
         "max_num_seqs": 1,
         "swap_space": 1,
+        **settings,
     }
     async with (
         running(load(ServeSettings, settings)) as stack,
@@ -158,10 +164,15 @@ async def run(options: argparse.Namespace) -> None:
         size = await vocab_size(stack.addresses.router)
         warm = random_prompts(vocab_size=size, num_tokens=64, seed=0)
         await measure(served, warm, rounds=1)
-        print(HEADER)
-        for num_tokens in options.tokens:
+        for num_tokens in tokens:
             prompts = random_prompts(vocab_size=size, num_tokens=num_tokens, seed=num_tokens)
-            print(await measure(served, prompts, rounds=options.rounds), flush=True)
+            yield await measure(served, prompts, rounds=rounds)
+
+
+async def run(options: argparse.Namespace) -> None:
+    print(HEADER)
+    async for row in rows(**vars(options)):
+        print(row, flush=True)
 
 
 def main() -> None:
@@ -169,6 +180,8 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=_MODEL)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 1024, 2048])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--pipeline-parallel-size", type=int, default=1)
     asyncio.run(run(parser.parse_args()))
 
 

@@ -1,4 +1,6 @@
-"""Workers of a model that come and go, each of one thread on a core of its own, and their clients.
+"""Workers of a model that come and go, each on a core of its own, and their clients.
+
+Each rank of a worker has one thread.
 
 Router, scheduler and clients are on the same machine, and run on whatever core the system gives
 them, as those of a small deployment do.

@@ -220,8 +220,12 @@ def make_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def make_llama(path: Path) -> None:
-    """Saves a random Llama that the native kernels run, without transformers."""
+def make_llama(path: Path, **fields: Any) -> None:
+    """Saves a random Llama that the native kernels run, without transformers.
+
+    Args:
+        fields: of its configuration, instead of those of `SHAPE`.
+    """
     rng = np.random.default_rng(0)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -230,6 +234,7 @@ def make_llama(path: Path) -> None:
         "rope_parameters": LLAMA3_ROPE,
         "tie_word_embeddings": True,
         **SHAPE,
+        **fields,
     }
     (path / "config.json").write_text(json.dumps(config))
     header, data = {}, bytearray()
