@@ -7,13 +7,14 @@ blocks before it have arrived, and the tokens of the others are computed.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
 import grpc
 
 from contract.sections.store_moves import BlockSource
-from gpu_worker.kv_peers.lent_parts import digest_of
+from gpu_worker.kv_peers.lent_parts import blocks_at_once, digest_of
 from gpu_worker.kv_peers.peer_channels import PeerChannels
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.pool_moves import CANCELLED
@@ -122,6 +123,7 @@ class BlockReader:
         block_bytes: int,
     ) -> None:
         block, num_blocks = bytearray(), 0
+        copying = deque[asyncio.Task[bool]]()
         try:
             while part := await self._next(call):
                 if not part.chunk:
@@ -130,12 +132,22 @@ class BlockReader:
                 if len(block) > block_bytes or num_blocks == len(move.keys):
                     raise BadBlock("it sends more than was asked for")
                 if part.digest:
-                    await asyncio.to_thread(_accept, move, num_blocks, block, part.digest)
+                    await asyncio.to_thread(
+                        _check, block, block_bytes, move.keys[num_blocks], part.digest
+                    )
+                    if len(copying) == blocks_at_once(block_bytes):
+                        await copying.popleft()
+                    copy = asyncio.to_thread(move.copy_in, num_blocks, memoryview(block))
+                    copying.append(asyncio.create_task(copy))
                     block, num_blocks = bytearray(), num_blocks + 1
             if block:
                 raise BadBlock("it ends within a block")
+            await asyncio.gather(*copying)
             if num_blocks < len(move.keys):
                 move.miss(num_blocks)
+        except Exception:
+            await asyncio.gather(*copying, return_exceptions=True)  # what has come arrives
+            raise
         finally:
             call.cancel()
 
@@ -147,11 +159,9 @@ class BlockReader:
         return None if part is grpc.aio.EOF else cast(pb.ReadBlocksResponse, part)
 
 
-def _accept(move: Move, index: int, block: bytearray, digest: bytes) -> None:
-    """Puts a block into the pool if it is what its hash names. Raises BadBlock."""
-    if digest_of(move.keys[index], block) != digest:
+def _check(block: bytearray, block_bytes: int, key: bytes, digest: bytes) -> None:
+    """Raises BadBlock unless a block is what its hash names."""
+    if len(block) != block_bytes:
+        raise BadBlock(f"a block has {len(block)} bytes")
+    if digest_of(key, block) != digest:
         raise BadBlock("a block does not have its digest")
-    try:
-        move.copy_in(index, memoryview(block))
-    except ValueError:
-        raise BadBlock(f"a block has {len(block)} bytes") from None

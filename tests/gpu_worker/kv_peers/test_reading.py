@@ -1,5 +1,6 @@
 """One worker reads what another lends, over gRPC: the right bytes, or none, whatever goes wrong."""
 
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,9 @@ from gpu_worker import main
 from gpu_worker import worker as worker_module
 from gpu_worker.kv_peers import peer_channels, peer_client
 from gpu_worker.kv_peers.lent_parts import Part, digest_of
+from gpu_worker.kv_peers.peer_client import BlockReader
 from gpu_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
+from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.pool_moves import CANCELLED
 from gpu_worker.simulated.simulated_config import SimulatedConfig
 from gpu_worker.simulated.simulated_runner import POISON, SimulatedRunner
@@ -131,6 +134,29 @@ async def test_a_block_of_several_parts_arrives_whole() -> None:
         assert (reader.kv.cpu_kv[:3] == owner.kv.cpu_kv[[3, 0, 1]]).all()
 
 
+async def test_several_blocks_are_copied_at_a_time_at_both_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def together(copy: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a copy that waits for that of another block."""
+        both = threading.Barrier(2)
+
+        def copying(move: LentBlocks | Move, index: int, *data: memoryview) -> Any:
+            if index < 2:
+                both.wait(EVENT_S)
+            return copy(move, index, *data)
+
+        return copying
+
+    monkeypatch.setattr(LentBlocks, "copy_out", together(LentBlocks.copy_out))
+    monkeypatch.setattr(Move, "copy_in", together(Move.copy_in))
+    async with peer() as owner, peer() as reader:
+        await owner.lend()
+        await reader.fetch(owner.source())
+        assert (await reader.until_ended()).num_blocks == 3
+        assert reader.kv.cpu_kv[:3].tolist() == owner.kv.cpu_kv[[3, 0, 1]].tolist()
+
+
 async def test_a_reader_may_come_before_the_owner_has_been_told() -> None:
     async with peer() as owner, peer() as reader:
         await reader.fetch(owner.source())
@@ -223,6 +249,33 @@ async def test_a_lease_that_ends_while_it_is_read_ends_the_reading(
             lent.move.end("the lease is over")
 
         harmed(monkeypatch, end_lease)
+        await owner.lend()
+        await reader.fetch(owner.source())
+        fetched = await reader.until_ended()
+        assert reader.kv.cpu_kv[0].tolist() == owner.kv.cpu_kv[3].tolist()
+    assert fetched.num_blocks == 1
+    assert "ABORTED" in fetched.failed
+
+
+async def test_a_block_that_came_before_a_failure_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_failed = threading.Event()
+    copy_in, next_part = Move.copy_in, BlockReader._next
+
+    def copy_late(move: Move, index: int, data: memoryview) -> bool:
+        assert has_failed.wait(EVENT_S)
+        return copy_in(move, index, data)
+
+    async def next_or_fail(reader: BlockReader, call: Any) -> pb.ReadBlocksResponse | None:
+        try:
+            return await next_part(reader, call)
+        except grpc.aio.AioRpcError:
+            has_failed.set()
+            raise
+
+    monkeypatch.setattr(Move, "copy_in", copy_late)
+    monkeypatch.setattr(BlockReader, "_next", next_or_fail)
+    async with peer() as owner, peer() as reader:
+        harmed(monkeypatch, lambda lent, index: None)
         await owner.lend()
         await reader.fetch(owner.source())
         fetched = await reader.until_ended()
