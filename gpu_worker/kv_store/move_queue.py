@@ -87,7 +87,7 @@ class MoveQueue(PoolMoves):
     def clear(self, move_id: int, tenant: bytes | None) -> None:
         """Removes a tenant's blocks, or all, after the writes that were asked for before."""
         move = self._begin(Move(move_id, ()))
-        self._threads.write(partial(self._clear, move, tenant))
+        self._threads.clear(partial(self._clear, move, tenant))
 
     def remove(self, key: bytes) -> None:
         """Removes a block from the store, which says nothing of it."""

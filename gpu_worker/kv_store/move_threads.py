@@ -19,6 +19,8 @@ NUM_READERS = 4
 """Reads under way at once: an NVMe device is slow with one."""
 STALL_S = 10.0
 """A call that takes longer means that the store does not answer."""
+CLEAR_STALL_S = 300.0
+"""The same of a clear, which may be of ten million blocks."""
 
 Job = Callable[[memoryview], None]
 """Called with the thread's own buffer of `block_bytes` bytes, page-aligned; must not raise."""
@@ -53,10 +55,14 @@ class MoveThreads:
         """Queues a job that changes the store; one runs at a time, in order."""
         self._writer.submit(job)
 
+    def clear(self, job: Job) -> None:
+        """Queues a job that clears the store; as `write`, but it may take longer."""
+        self._writer.submit(job, more_s=CLEAR_STALL_S - self._stall_s)
+
     @property
     def answer(self) -> bool:
-        """False while a call to the store takes longer than `stall_s`, which the log says, and
-        after `close`."""
+        """False while a call to the store takes longer than `stall_s`, or a clear longer than
+        `CLEAR_STALL_S`, which the log says, and after `close`."""
         oldest = min(self._readers.oldest_start, self._writer.oldest_start)
         is_stalled = self._clock() - oldest > self._stall_s
         if is_stalled and not self._said_stalled:
@@ -90,11 +96,11 @@ class _Group:
     ) -> None:
         self._block_bytes = block_bytes
         self._clock = clock
-        self._urgent: deque[Job] = deque()
-        self._jobs: deque[Job] = deque()
+        self._urgent: deque[tuple[Job, float]] = deque()
+        self._jobs: deque[tuple[Job, float]] = deque()
         self._changed = threading.Condition()
         self._starts: dict[int, float] = {}
-        """Time at which the job of a thread began, by the thread's number."""
+        """Time from which the job of a thread counts as begun, by the thread's number."""
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._run, args=(i,), name=f"{name}-{i}", daemon=True)
@@ -108,12 +114,13 @@ class _Group:
         with self._changed:
             return min(self._starts.values(), default=float("inf"))
 
-    def submit(self, job: Job, *, is_urgent: bool = False) -> None:
+    def submit(self, job: Job, *, is_urgent: bool = False, more_s: float = 0.0) -> None:
+        """Queues a job, which counts as begun `more_s` seconds later than it is."""
         with self._changed:
             if self._is_closed:
                 return
             self._start()
-            (self._urgent if is_urgent else self._jobs).append(job)
+            (self._urgent if is_urgent else self._jobs).append((job, more_s))
             self._changed.notify()
 
     def close(self) -> None:
@@ -150,5 +157,6 @@ class _Group:
             self._changed.wait_for(lambda: self._urgent or self._jobs or self._is_closed)
             if self._is_closed:
                 return None
-            self._starts[number] = self._clock()
-            return (self._urgent or self._jobs).popleft()
+            job, more_s = (self._urgent or self._jobs).popleft()
+            self._starts[number] = self._clock() + more_s
+            return job

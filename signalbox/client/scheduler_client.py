@@ -20,7 +20,7 @@ from signalbox.client.connection import PLAIN, Connection, add_connection_flags
 from signalbox.client.service_client import TIMEOUT_S, NotKnown, ServiceClient
 from signalbox.settings.environment import ENV_PREFIX
 
-CLEAR_S = 60.0
+CLEAR_S = 330.0
 """Seconds to wait for the stores of all workers to be cleared."""
 DEFAULT_ADDRESS = "127.0.0.1:50052"
 

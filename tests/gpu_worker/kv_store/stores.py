@@ -36,7 +36,7 @@ def filled(store: MemoryStore, *numbers: int, tenant: bytes = b"t") -> MemorySto
 
 
 class HangingStore(MemoryStore):
-    """A store whose reads and writes wait until the test lets them go."""
+    """A store whose reads, writes and clears wait until the test lets them go."""
 
     def __init__(self, *, num_blocks: int = 8) -> None:
         super().__init__(block_bytes=BLOCK_BYTES, num_blocks=num_blocks)
@@ -60,6 +60,10 @@ class HangingStore(MemoryStore):
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
         self._wait()
         return super().write(key, data, tenant)
+
+    def clear(self, tenant: bytes | None) -> None:
+        self._wait()
+        super().clear(tenant)
 
     def _wait(self) -> None:
         if self.hangs:

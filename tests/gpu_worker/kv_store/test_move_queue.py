@@ -203,6 +203,33 @@ def test_cancelling_what_has_ended_or_never_was_changes_nothing() -> None:
     assert not result.failed
 
 
+def test_a_clear_of_many_blocks_may_take_minutes() -> None:
+    store = HangingStore()
+    filled(store, 1)
+    store.hangs = True
+    with moving(store) as moves:
+        moves.queue.clear(1, None)
+        store.entered.acquire()
+        moves.clock.now = 299.0
+        assert moves.queue.pop_ended() == []
+        store.hangs = False
+        store.release()
+        (cleared,) = moves.await_ended()
+    assert not cleared.failed
+    assert store.usage().num_blocks == 0
+
+
+def test_a_clear_that_hangs_ends_all_moves() -> None:
+    store = HangingStore()
+    store.hangs = True
+    with moving(store) as moves:
+        moves.queue.clear(1, None)
+        store.entered.acquire()
+        moves.clock.now = 301.0
+        (cleared,) = moves.queue.pop_ended()
+    assert cleared.failed == STALLED
+
+
 def test_a_read_that_hangs_ends_all_moves_and_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
