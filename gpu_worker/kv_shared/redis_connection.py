@@ -61,9 +61,9 @@ class RedisConnection:
 
     def _log_in(self, address: RedisAddress, password: str | None) -> None:
         commands: list[tuple[Part, ...]] = []
-        if password is not None:
+        if password is not None or address.username:  # a user may need none, but a name
             user = (address.username.encode(),) if address.username else ()
-            commands.append((b"AUTH", *user, password.encode()))
+            commands.append((b"AUTH", *user, (password or "").encode()))
         if address.db:
             commands.append((b"SELECT", b"%d" % address.db))
         for reply in self.call(*commands):

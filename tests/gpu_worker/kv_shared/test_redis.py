@@ -298,6 +298,13 @@ def test_a_server_that_evicts_loses_blocks_and_returns_no_wrong_ones() -> None:
         assert store.usage().num_evicted > 0
 
 
+def test_a_user_who_needs_no_password_is_logged_in() -> None:
+    user = ("--user", "worker", "on", "nopass", "~signalbox:kv:*", "+@all")
+    with redis(*user, "--requirepass", "another") as server:
+        store = make_store(redis_address(f"redis://worker@127.0.0.1:{server.port}"))
+        assert write(store, 1) == [True]
+
+
 def test_a_login_is_made_and_one_that_fails_bypasses_the_store(tmp_path: Path) -> None:
     user = ("--user", "worker", "on", ">secret", "~signalbox:kv:*", "+@all")
     with redis(*user, "--requirepass", "another") as server:
@@ -306,7 +313,7 @@ def test_a_login_is_made_and_one_that_fails_bypasses_the_store(tmp_path: Path) -
         assert write(store, 1) == [True]
         assert held(store, range(3)) == {1}
         clock = Clock()
-        for wrong, message in (("wrong", "WRONGPASS"), (None, "NOAUTH")):
+        for wrong, message in (("wrong", "WRONGPASS"), (None, "WRONGPASS")):
             other = make_store(address, password=wrong, clock=clock)
             with pytest.raises(StoreError, match=message) as caught:
                 other.find(keys_of(1))
