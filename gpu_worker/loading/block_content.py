@@ -5,10 +5,10 @@ the arithmetic of a worker, which decides what may move within a cluster: files 
 """
 
 import hashlib
-import importlib.util
 import json
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +27,8 @@ from gpu_worker.loading.content_files import (
 
 _SOURCES = (Path(__file__).parents[1], Path(str(signalbox_kernels.__file__)).parent)
 _SUFFIXES = (".py", ".cpp", ".h")
+_CODE = (".py", ".so")
+"""Suffixes of foreign code."""
 _PACKAGES = ("numpy", "torch", "transformers", "triton")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_BLOCKS = ("convert", "dtype", "load_format", "model_impl", "quantization", "runner")
@@ -84,6 +86,7 @@ def describe(
         "arithmetic": str(info.arithmetic),
         "backends": _ADDRESS.sub("", str(backends)),
         "block": (block_size, block_bytes),
+        "code": _digest(file.path for file in files if file.path.suffix in _CODE),
         "config": _ADDRESS.sub("", str(config)),
         "dtype": info.dtype,
         "max_model_len": info.max_model_len,  # it chooses the factors of some rotary embeddings
@@ -101,15 +104,21 @@ def format_of_ranks(formats: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(formats).encode()).hexdigest()[:32]
 
 
-def foreign_code(model_config: ModelConfig, root: Path | None) -> list[Path]:
-    """Returns the files of code that a model brings, or that plugins are."""
-    found: list[Path] = []
-    if model_config.trust_remote_code and root is not None:
-        found += sorted(root.glob("**/*.py"))
-    for name in model_config.plugins:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
-            found.append(Path(spec.origin))
+def foreign_code(plugins: Sequence[str], root: Path | None) -> list[Path]:
+    """Returns the files of foreign code.
+
+    Args:
+        plugins: modules that have been imported; all of the package that one is in counts.
+        root: folder of a model that brings code of its own.
+    """
+    found = [] if root is None else sorted(root.glob("**/*.py"))
+    for name in dict.fromkeys(plugin.partition(".")[0] for plugin in plugins):
+        module = sys.modules[name]
+        folders = getattr(module, "__path__", ())
+        for folder in folders:
+            found += (path for path in sorted(Path(folder).rglob("*")) if path.suffix in _CODE)
+        if not folders and (file := getattr(module, "__file__", None)) is not None:
+            found.append(Path(file))
     return found
 
 
@@ -120,6 +129,13 @@ def _own_sources() -> bytes:
             if path.suffix in _SUFFIXES:
                 digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.digest()
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _version(package: str) -> str | None:

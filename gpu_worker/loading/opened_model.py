@@ -54,7 +54,7 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
     """Raises ModelError or FileNotFoundError with what is wrong and the remedy."""
     build.on_compiled = partial(_report_compiled, progress)
     source = open_model(model_config, progress)
-    import_plugins(model_config.plugins, source.config)
+    plugins = import_plugins(model_config.plugins, source.config)
     pools = is_pooling(model_config, source)
     with needing_pytorch(THROUGH_PYTORCH):
         spec = find_model(
@@ -75,7 +75,7 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
         raise ModelError(f"{config.architecture} generates no tokens; use --runner pooling")
     if model_config.convert != "auto":
         raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
-    code = foreign_code(model_config, source.root)
+    code = foreign_code(plugins, source.root if model_config.trust_remote_code else None)
     files = tuple(ContentFile.note(path) for path in (*source.files(), *code))
     return OpenedModel(source, spec, config, files=files)
 

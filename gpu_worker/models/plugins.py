@@ -15,13 +15,19 @@ from gpu_worker.config import ModelError
 GROUP = "signalbox.models"
 
 
-def import_plugins(modules: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Imports `modules`, and those installed for the architectures that a config.json names."""
+def import_plugins(modules: Sequence[str], config: Mapping[str, Any]) -> list[str]:
+    """Imports `modules`, and those installed for the architectures that a config.json names.
+
+    Returns the names of all of them.
+    """
     for module in modules:
         _import(module, "--model-plugin")
+    imported = list(modules)
     for architecture in config.get("architectures") or ():
         for entry in entry_points(group=GROUP, name=architecture):
             _import(entry.module, f"entry point {architecture!r} of {GROUP}")
+            imported.append(entry.module)
+    return imported
 
 
 def _import(module: str, origin: str) -> None:

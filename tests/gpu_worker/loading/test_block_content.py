@@ -1,9 +1,14 @@
 """Workers whose blocks may differ announce different formats, or none."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from contract.model import WorkerCapacity
-from gpu_worker.loading.block_content import BlockContent, format_of_ranks
+from gpu_worker.loading.block_content import BlockContent, foreign_code, format_of_ranks
+from gpu_worker.models.plugins import import_plugins
 
 CONTENT = BlockContent((), block_bytes=32, description="layout", fingerprint="ab")
 CAPACITY = WorkerCapacity(
@@ -32,3 +37,23 @@ def test_the_format_of_a_worker_is_that_of_the_shares_of_its_ranks_in_their_orde
     formats = [["a"], ["a", "a"], ["a", "b"], ["b", "a"]]
     assert len(set(map(format_of_ranks, formats))) == 4
     assert format_of_ranks(["a", ""]) == "", "a rank exchanges nothing"
+
+
+def test_all_code_of_a_plugins_package_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "plugin_of_this_test"
+    (package / "layers").mkdir(parents=True)
+    files = [package / name for name in ("__init__.py", "layers/attention.py", "model.py")]
+    for path in (*files, package / "notes.txt", tmp_path / "single_of_this_test.py"):
+        path.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    try:
+        config = {"architectures": []}
+        names = ["plugin_of_this_test.model", "single_of_this_test"]
+        assert import_plugins(names, config) == names
+        assert foreign_code(names, None) == [*files, tmp_path / "single_of_this_test.py"]
+    finally:
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
