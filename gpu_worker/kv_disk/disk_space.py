@@ -15,6 +15,8 @@ from gpu_worker.kv_disk.store_folder import StoreFolder
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 << 20
+MAX_RELEASED = 64
+"""Slots that are given back at a time: a write waits meanwhile."""
 
 
 class DiskSpace:
@@ -79,11 +81,19 @@ class DiskSpace:
                 logger.info("deleted %s, KV blocks of no worker, for space", one.name)
         return used + self._piece_bytes <= self.quota_bytes
 
-    def give_way(self, index: DiskIndex) -> int:
-        """Gives space back that is beyond this worker's share, as far as a piece must be free.
+    def give_way(self, index: DiskIndex) -> tuple[int, bool]:
+        """Gives some space back that is beyond this worker's share, as far as a piece must be free.
 
-        Returns the number of evicted blocks.
+        Returns the number of evicted blocks, and whether there is more to give back.
         """
+        num_slots = self._num_surplus()
+        if num_slots <= 0:
+            return 0, False
+        num_evicted = self._release(index, min(num_slots, MAX_RELEASED))
+        return num_evicted, 0 < self._num_surplus() < num_slots
+
+    def _num_surplus(self) -> int:
+        """Returns how many slots this worker should give back."""
         with self._folder.locked():
             files = self._folder.files()
         owners = [one for one in files if one.is_owned]
@@ -92,8 +102,7 @@ class DiskSpace:
         if len(owners) > 1 and not any(not one.is_owned for one in files):
             needed += self._piece_bytes
         surplus = own - self.quota_bytes // max(1, len(owners))
-        num_slots = -(-min(needed, surplus) // self._slots.slot_bytes)
-        return self._release(index, num_slots) if num_slots > 0 else 0
+        return -(-min(needed, surplus) // self._slots.slot_bytes)
 
     def _release(self, index: DiskIndex, num_slots: int) -> int:
         released: list[int] = []

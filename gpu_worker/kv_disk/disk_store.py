@@ -13,6 +13,7 @@ import hashlib
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,6 +30,8 @@ from gpu_worker.kv_store.block_store import StoreError, StoreUsage
 logger = logging.getLogger(__name__)
 
 CHECKSUM_BYTES = 16
+YIELD_S = 0.001
+"""Pause between two parts of a long task: a lock goes to the thread that asks while it is free."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -173,9 +176,16 @@ class DiskStore:
                 self._index.write_touches()
                 self._index.set_written(self._limit.day, self._limit.written_today)
             self._index.checkpoint()
-            with self._lock:
-                self._num_evicted += self._space.give_way(self._index)
-                self._count()
+            while self._give_way():
+                time.sleep(YIELD_S)
+
+    def _give_way(self) -> bool:
+        """Gives some space back; returns whether there is more, before which writes have a turn."""
+        with self._lock:
+            num_evicted, has_more = self._space.give_way(self._index)
+            self._num_evicted += num_evicted
+            self._count()
+        return has_more
 
     def usage(self) -> StoreUsage:
         return StoreUsage(

@@ -240,6 +240,29 @@ def test_a_lower_quota_is_kept_from_the_next_start_on(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_store_that_gives_much_space_back_writes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(400))
+    store.close()
+    store = make_store(tmp_path, quota_bytes=2 << 20)
+    written = []
+
+    def write_one(_seconds: float) -> None:
+        with ThreadPoolExecutor(1) as another:
+            written.append(another.submit(write, store, 1000 + len(written)).result(60))
+
+    monkeypatch.setattr("gpu_worker.kv_disk.disk_store.time.sleep", write_one)
+    store.maintain()
+    assert len(written) > 1
+    assert all(one == [True] for one in written)
+    monkeypatch.undo()
+    assert space_of(tmp_path) <= 2 << 20
+    assert 0 < len(held(store, range(400))) < 400
+    store.close()
+
+
 def test_several_workers_may_measure_the_disk_at_once_and_leave_nothing(tmp_path: Path) -> None:
     folder = StoreFolder(tmp_path / "kv")
     with ThreadPoolExecutor(8) as workers:
