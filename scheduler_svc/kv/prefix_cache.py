@@ -17,6 +17,8 @@ from scheduler_svc.kv.cpu_tier import CpuTier
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
+_BLOCK = hashlib.blake2b(digest_size=HASH_BYTES, person=b"block")
+
 
 def root_hash(*, tenant: str, cache_salt: str, adapter: str = "") -> BlockHash:
     """Returns what the chain of a tenant's salt, computed by an adapter, begins with."""
@@ -29,7 +31,9 @@ def root_hash(*, tenant: str, cache_salt: str, adapter: str = "") -> BlockHash:
 def next_hash(previous: BlockHash, token_ids: Tokens[int]) -> BlockHash:
     """Returns the hash of the block that holds `token_ids` after what `previous` stands for."""
     packed = array("q", token_ids).tobytes()
-    return hashlib.blake2b(previous + packed, digest_size=HASH_BYTES, person=b"block").digest()
+    hasher = _BLOCK.copy()  # in a tenth of the time that it takes to make one
+    hasher.update(previous + packed)
+    return hasher.digest()
 
 
 class FoundBlock(NamedTuple):
