@@ -139,16 +139,6 @@ class RequestUpdates:
     admitted: list[AdmittedRequest] = field(default_factory=list)
     pooled: list[PooledOutput] = field(default_factory=list)
 
-    def add_token(
-        self, *, handle: int, index: int, token_id: int, logprobs: TokenLogprobs | None
-    ) -> None:
-        """Adds a run of one token; all runs of the message must have one."""
-        if logprobs is not None:
-            self.logprobs.append((len(self.token_ids), logprobs))
-        self.handles.append(handle)
-        self.indices.append(index)
-        self.token_ids.append(token_id)
-
     def runs(self) -> Iterable[TokenRun]:
         """Returns the new tokens by sequence."""
         if self.num_tokens or self.logprobs:

@@ -45,7 +45,7 @@ def begin(group: SequenceGroup, *, now: float) -> None:
 
 def record_tokens(outcome: StepOutcome, now: float) -> None:
     """Records when tokens of sampled requests came."""
-    for seq, _, _ in outcome.tokens:
+    for seq in outcome.seqs:
         if (traced := seq.group.trace) is not None:
             traced.token_times.append(now)
 

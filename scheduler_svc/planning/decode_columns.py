@@ -1,16 +1,16 @@
-"""The decode columns: groups that decode a token a step, planned and accepted by array operations.
+"""The decode columns: groups that decode a token a step, planned and accepted all at once.
 
 A group is in the columns while each of its unfinished sequences decodes in blocks of its own.
-Its counters are then columns here, not the attributes of its sequences; `release` writes them back,
-and comes before anything else is done to the group. What a step costs is then a few operations on
-arrays, and a little for each sequence that crosses into a new block, ends or is drained.
+Its counters are then here, not the attributes of its sequences; `release` writes them back, and
+comes before anything else is done to the group. All counters grow by one with each step, so the
+step in which a sequence needs a block, or has its last token, is known in advance: what a step
+costs is a few operations on lists, and a little for each sequence to which something happens.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.columns import Column, int64s
 from contract.step import TablePatch
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.planning.plan import StepPlan
@@ -18,11 +18,8 @@ from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import Counters, Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
-Column = NDArray[np.int64]
-
-MAX_STALE_FLOWS = 64
-MOST_QUIET = 16
-"""Sequences of decode columns that are looked at for the steps in which nothing happens to any."""
+Boundaries = dict[Sequence, int]
+"""Number of planned tokens at which a sequence has filled a block, or computes no more."""
 
 
 class DecodeColumns:
@@ -30,41 +27,42 @@ class DecodeColumns:
 
     def __init__(self, blocks: BlockSpaceManager, admission: AdmissionQueue) -> None:
         self.seqs: list[Sequence] = []
-        self._seq_ids: list[int] = []
         self._blocks = blocks
         self._admission = admission
-        self._flow_indices: dict[str, int] = {}
-        self._flows = np.empty(0, dtype=np.int64)  # index of the flow that tokens are charged to
-        self._planned = np.empty(0, dtype=np.int64)
-        self._computed = np.empty(0, dtype=np.int64)
-        self._room = np.empty(0, dtype=np.int64)  # tokens that fit the block table
-        self._end = np.empty(0, dtype=np.int64)  # tokens at which the sequence has its last
+        self._growing: list[Sequence] = []
+        """Those that have tokens left to plan; the others wait for their last answers."""
+        self._growing_ids = int64s([])
+        self._num_plans = 0  # of all that grow
+        self._num_answers = 0  # to all
+        self._planned: list[int] = []  # tokens, less `_num_plans`
+        self._computed: list[int] = []  # tokens, less `_num_answers`
+        self._due: dict[int, Boundaries] = {}
+        """Next boundary of each sequence, by the number of plans with which it is reached."""
+        self._reached: Boundaries = {}
+        """Boundaries at which sequences are: they grow no more, or may need a block."""
+        self._flows: Counter[str] = Counter()
+        """Number of sequences of each flow that tokens are charged to."""
         self._stop_token_ids: set[int] = set()  # of all of them
-        # Numbers of steps in which no sequence needs a block or has its last token (plans), or
-        # completes a block or may end by its length (answers). 0 is unknown.
-        self._quiet_plans = 0
-        self._quiet_answers = 0
 
     def join(self, groups: Iterable[SequenceGroup]) -> None:
         """Adds groups for which `can_join` holds."""
         seqs = [seq for group in groups for seq in group.unfinished]
         if not seqs:
             return
-        if len(self._flow_indices) > 2 * len(self.seqs) + MAX_STALE_FLOWS:
-            self._forget_flows()
         for row, seq in enumerate(seqs, start=len(self.seqs)):
             seq.decode_row = row
             seq.group.has_decode_rows = True
         self.seqs = self.seqs + seqs
-        self._seq_ids += [seq.seq_id for seq in seqs]
-        self._planned = _extended(self._planned, [seq.num_planned_tokens for seq in seqs])
-        self._computed = _extended(self._computed, [seq.num_computed_tokens for seq in seqs])
-        size = self._blocks.block_size
-        self._room = _extended(self._room, [len(seq.block_table) * size for seq in seqs])
-        self._end = _extended(self._end, [seq.group.max_length for seq in seqs])
-        self._flows = _extended(self._flows, [self._flow_index(seq.group.flow) for seq in seqs])
+        self._planned += [seq.num_planned_tokens - self._num_plans for seq in seqs]
+        self._computed += [seq.num_computed_tokens - self._num_answers for seq in seqs]
+        for seq in seqs:
+            planned = seq.num_planned_tokens
+            self._await(seq, planned)
+            if planned % self._blocks.block_size == 0 or planned == _last(seq):
+                self._reached[seq] = planned
+        self._set_growing(self._growing + seqs)
+        self._flows.update(seq.group.flow for seq in seqs)
         self._find_stop_tokens()
-        self._quiet_plans = self._quiet_answers = 0
 
     def can_join(self, group: SequenceGroup) -> bool:
         """Says whether all unfinished sequences decode, each at its pace.
@@ -84,24 +82,25 @@ class DecodeColumns:
 
     def release(self, *groups: SequenceGroup) -> None:
         """Removes groups and writes their counters back; ignores groups that are not in."""
-        leaving = {group for group in groups if group.has_decode_rows}
+        leaving = [seq for group in set(groups) for seq in group.sequences if seq.decode_row >= 0]
         if not leaving:
             return
-        staying = np.ones(len(self.seqs), dtype=np.bool_)
-        for group in leaving:
-            group.has_decode_rows = False
-            for seq in group.sequences:
-                if seq.decode_row >= 0:
-                    staying[seq.decode_row] = False
-                    self._write_back(seq)
-        self.seqs = [seq for seq in self.seqs if seq.decode_row >= 0]
-        self._seq_ids = [seq.seq_id for seq in self.seqs]
+        for seq in leaving:
+            seq.group.has_decode_rows = False
+            self._reached.pop(seq, None)
+            due_at = self._num_plans + self._num_plans_left(seq, self._num_planned(seq))
+            if due_at in self._due:
+                self._due[due_at].pop(seq, None)
+        staying = [row for row, seq in enumerate(self.seqs) if seq.group.has_decode_rows]
+        for seq in leaving:
+            self._write_back(seq)
+        self.seqs = [self.seqs[row] for row in staying]
+        self._planned = [self._planned[row] for row in staying]
+        self._computed = [self._computed[row] for row in staying]
         for row, seq in enumerate(self.seqs):
             seq.decode_row = row
-        self._planned, self._computed = self._planned[staying], self._computed[staying]
-        self._room, self._end = self._room[staying], self._end[staying]
-        self._flows = self._flows[staying]
-        self._quiet_plans = self._quiet_answers = 0
+        self._set_growing([seq for seq in self._growing if seq.decode_row >= 0])
+        self._flows -= Counter(seq.group.flow for seq in leaving)  # keeps none of no sequences
 
     def release_all(self) -> None:
         self.release(*{seq.group for seq in self.seqs})
@@ -116,103 +115,116 @@ class DecodeColumns:
         """Returns how far a sequence is, in the columns or not."""
         if seq.decode_row < 0:
             return seq.counters
-        computed = int(self._computed[seq.decode_row])
-        inflight = int(self._planned[seq.decode_row]) - computed
+        computed = self._num_computed(seq)
+        inflight = self._num_planned(seq) - computed
         return Counters(computed, inflight, inflight)
+
+    def _num_planned(self, seq: Sequence) -> int:
+        return min(self._num_plans + self._planned[seq.decode_row], _last(seq))
+
+    def _num_computed(self, seq: Sequence) -> int:
+        return self._num_answers + self._computed[seq.decode_row]
+
+    def _set_growing(self, seqs: list[Sequence]) -> None:
+        self._growing = seqs
+        self._growing_ids = _ids_of(seqs)
+
+    # Planning
 
     def plan(self, plan: StepPlan) -> bool:
         """Adds the next token of each; returns False if blocks or budget do not suffice."""
-        if self._quiet_plans and len(self.seqs) <= plan.token_budget:
-            self._quiet_plans -= 1
-            plan.add_decodes(self.seqs, self._seq_ids)
-            self._planned += 1
-            return True
-        rows = np.flatnonzero(self._planned + 1 < self._end)
-        needy = rows[self._planned[rows] >= self._room[rows]]
-        if len(rows) > plan.token_budget or len(needy) > self._blocks.gpu.num_free:
+        if len(self._growing) > plan.token_budget:
             return False
-        for row in needy.tolist():
-            self._append_block(plan, row)
-        seqs, seq_ids = self.seqs, self._seq_ids
-        if len(rows) < len(seqs):
-            seqs = [seqs[row] for row in rows.tolist()]
-            seq_ids = [seq.seq_id for seq in seqs]
-        plan.add_decodes(seqs, seq_ids)
-        self._planned[rows] += 1
-        self._quiet_plans = self._find_quiet(np.minimum(self._room, self._end - 1) - self._planned)
+        if self._reached and not self._pass_boundaries(plan):
+            return False
+        self._num_plans += 1
+        self._reached = self._due.pop(self._num_plans, {})
+        for seq, planned in self._reached.items():
+            self._await(seq, planned)
+        plan.add_decodes(self._growing, self._growing_ids, reached=list(self._reached))
         return True
 
-    def _find_quiet(self, distances: Column) -> int:
-        """Returns in how many steps nothing happens; 0 if there are too many sequences.
+    def _pass_boundaries(self, plan: StepPlan) -> bool:
+        """Appends blocks, and drops those that have no tokens left; False if blocks are short."""
+        size = self._blocks.block_size
+        ends: set[Sequence] = set()
+        needy: list[Sequence] = []
+        for seq, planned in self._reached.items():
+            if planned == _last(seq):
+                ends.add(seq)
+            elif planned == len(seq.block_table) * size:
+                needy.append(seq)
+        if len(needy) > self._blocks.gpu.num_free:
+            return False
+        for seq in needy:
+            self._append_block(plan, seq)
+        if ends:
+            self._set_growing([seq for seq in self._growing if seq not in ends])
+        self._reached = {}
+        return True
 
-        Among as many sequences as a block has tokens, one completes a block in nearly every step.
-        """
-        return max(0, int(distances.min())) if 0 < len(distances) <= MOST_QUIET else 0
-
-    def _append_block(self, plan: StepPlan, row: int) -> None:
-        seq = self.seqs[row]
+    def _append_block(self, plan: StepPlan, seq: Sequence) -> None:
         block = self._blocks.append_block(seq)
         plan.patches.append(TablePatch(seq.seq_id, seq.num_sent_blocks, (block,)))
         seq.num_sent_blocks += 1
-        self._room[row] += self._blocks.block_size
 
-    def count_tokens(self, seqs: list[Sequence], token_ids: list[int]) -> list[int]:
-        """Counts a drawn token of each of some sequences in the columns, which they hold already.
+    def _await(self, seq: Sequence, planned: int) -> None:
+        """Notes with which plan a sequence reaches its next boundary, if it has one."""
+        if num_left := self._num_plans_left(seq, planned):
+            self._due.setdefault(self._num_plans + num_left, {})[seq] = planned + num_left
 
-        Caches the blocks that are completed. Returns the indices of sequences that may end with
-        their token: by their length, or because it is a stop token of a sequence in the columns.
+    def _num_plans_left(self, seq: Sequence, planned: int) -> int:
+        """Returns after how many plans that is; 0 if there is none."""
+        size = self._blocks.block_size
+        return min(size - planned % size, _last(seq) - planned)
+
+    # Answers
+
+    def count_tokens(self, seqs: list[Sequence], reached: list[Sequence]) -> list[Sequence]:
+        """Counts a computed token of each of some sequences in the columns.
+
+        Caches the blocks that are completed.
+
+        Args:
+            reached: those of them that may have completed a block, or have their last token.
+
+        Returns:
+            Those that have their last token.
         """
-        if self._quiet_answers and seqs == self.seqs:
-            self._quiet_answers -= 1
-            self._computed += 1
-            self._charge(self._flows, seqs)
-            may_end = []
+        if len(seqs) == len(self.seqs):
+            self._num_answers += 1
         else:
-            may_end = self._advance(seqs)
-        stop_token_ids = self._stop_token_ids
-        stopped = [i for i, token_id in enumerate(token_ids) if token_id in stop_token_ids]
-        return sorted({*may_end, *stopped}) if stopped else may_end
-
-    def _advance(self, seqs: list[Sequence]) -> list[int]:
-        """Counts a computed token of each; returns the indices of those that have all of theirs."""
-        rows = np.array([seq.decode_row for seq in seqs], dtype=np.int64)
-        self._computed[rows] += 1
-        computed, size = self._computed[rows], self._blocks.block_size
-        self._charge(self._flows[rows], seqs)
-        in_block = computed % size
-        for index in np.flatnonzero(in_block == 0).tolist():
-            seqs[index].num_computed_tokens = int(computed[index])
-            self._blocks.cache_blocks(seqs[index])
-        left = self._end[rows] - 1 - computed
-        is_whole = len(seqs) == len(self.seqs)
-        distances = np.minimum(size - in_block, left) - 1
-        self._quiet_answers = self._find_quiet(distances) if is_whole else 0
-        may_end: list[int] = np.flatnonzero(left <= 0).tolist()
+            for seq in seqs:
+                self._computed[seq.decode_row] += 1
+        if seqs and self._admission.charges:
+            self._charge(seqs)
+        size = self._blocks.block_size
+        may_end = []
+        for seq in reached:
+            computed = self._num_computed(seq)
+            if computed % size == 0:
+                seq.num_computed_tokens = computed
+                self._blocks.cache_blocks(seq)
+            if computed >= _last(seq):
+                may_end.append(seq)
         return may_end
 
-    def _flow_index(self, flow: str) -> int:
-        return self._flow_indices.setdefault(flow, len(self._flow_indices))
+    def find_stopped(self, seqs: list[Sequence], token_ids: list[int]) -> list[Sequence]:
+        """Returns those whose token is a stop token of a sequence in the columns."""
+        stop_token_ids = self._stop_token_ids
+        if stop_token_ids.isdisjoint(token_ids):
+            return []
+        pairs = zip(seqs, token_ids, strict=True)
+        return [seq for seq, token_id in pairs if token_id in stop_token_ids]
 
-    def _forget_flows(self) -> None:
-        """Drops the indices of flows that have left."""
-        self._flow_indices.clear()
-        indices = [self._flow_index(seq.group.flow) for seq in self.seqs]
-        self._flows = np.array(indices, dtype=np.int64)
-
-    def _charge(self, flows: Column, seqs: list[Sequence]) -> None:
-        """Charges each flow the tokens of the sequences, of which `flows` has the indices."""
-        if not seqs or not self._admission.charges:
-            return
-        if len(self._flow_indices) == 1:
-            (flow,) = self._flow_indices
-            served = (seq.group for seq in seqs)
-            self._admission.charge(flow, served, num_output_tokens=len(seqs))
-            return
-        counts = np.bincount(flows, minlength=len(self._flow_indices))
-        for flow, count in zip(self._flow_indices, counts.tolist(), strict=True):
-            if count:
-                served = (seq.group for seq in seqs if seq.group.flow == flow)
-                self._admission.charge(flow, served, num_output_tokens=count)
+    def _charge(self, seqs: list[Sequence]) -> None:
+        """Charges each flow the tokens of the sequences."""
+        counts = self._flows
+        if len(seqs) < len(self.seqs):
+            counts = Counter(seq.group.flow for seq in seqs)
+        for flow, count in counts.items():
+            served = (seq.group for seq in seqs if seq.group.flow == flow)
+            self._admission.charge(flow, served, num_output_tokens=count)
 
     def _find_stop_tokens(self) -> None:
         """Collects the stop tokens of all groups; those of a group that has left may stay."""
@@ -223,27 +235,44 @@ class DecodeColumns:
     def check(self) -> None:
         """Asserts that rows belong to their sequences and that none writes a shared block."""
         assert [seq.decode_row for seq in self.seqs] == list(range(len(self.seqs)))
-        assert self._seq_ids == [seq.seq_id for seq in self.seqs]
-        flows = list(self._flow_indices)
-        assert [flows[index] for index in self._flows] == [seq.group.flow for seq in self.seqs]
-        for seq, planned, room in zip(self.seqs, self._planned, self._room, strict=True):
+        assert len(self._planned) == len(self._computed) == len(self.seqs)
+        assert self._growing_ids == _ids_of(self._growing)
+        assert self._flows == Counter(seq.group.flow for seq in self.seqs)
+        size, at_end = self._blocks.block_size, []
+        for seq in self.seqs:
             assert seq.group.has_decode_rows
-            assert room == len(seq.block_table) * self._blocks.block_size
-            assert planned <= room
-            index = int(planned) // self._blocks.block_size
+            planned, room = self._num_planned(seq), len(seq.block_table) * size
+            assert self._num_computed(seq) <= planned <= min(room, _last(seq))
+            index = planned // size
             is_next = index == len(seq.block_table)
             assert is_next or not self._blocks.gpu.is_shared(seq.block_table[index])
-        if self.seqs:
-            self._check_quiet()
+            assert planned == _last(seq) or seq in self._growing
+            at_end += [seq] if planned == _last(seq) else []
+        self._check_due(set(at_end))
 
-    def _check_quiet(self) -> None:
-        """Asserts that no sequence is skipped in a step in which something happens to it."""
-        size, last = self._blocks.block_size, self._end - 1
-        to_plan = np.minimum(self._room, last) - self._planned
-        to_accept = np.minimum(size - self._computed % size, last - self._computed) - 1
-        assert self._quiet_plans <= max(0, to_plan.min())
-        assert self._quiet_answers <= max(0, to_accept.min())
+    def _check_due(self, at_end: set[Sequence]) -> None:
+        """Asserts that no sequence is passed by in a plan in which something happens to it."""
+        due = {seq: number for number, seqs in self._due.items() for seq in seqs}
+        assert due == {
+            seq: self._num_plans + self._num_plans_left(seq, self._num_planned(seq))
+            for seq in self.seqs
+            if seq not in at_end
+        }
+        in_need = [
+            seq
+            for seq in self._growing
+            if seq in at_end
+            or self._num_planned(seq) == len(seq.block_table) * self._blocks.block_size
+        ]
+        assert set(in_need) <= self._reached.keys() <= set(self.seqs)
+        for seq, planned in self._reached.items():
+            assert planned == self._num_planned(seq)
 
 
-def _extended(column: Column, values: list[int]) -> Column:
-    return np.concatenate([column, np.array(values, dtype=np.int64)])
+def _last(seq: Sequence) -> int:
+    """Returns how many tokens are computed when the sequence has its last, which never is."""
+    return seq.group.max_length - 1
+
+
+def _ids_of(seqs: list[Sequence]) -> Column:
+    return int64s([seq.seq_id for seq in seqs])

@@ -6,7 +6,7 @@ scheduler keeps the plan until the result comes.
 
 from dataclasses import dataclass, field, replace
 
-from contract.columns import int32s, int64s
+from contract.columns import Column, int32s, int64s, pack_int32
 from contract.sampling_params import SamplingParams
 from contract.sections.block_moves import NO_MOVES, BlockMoves
 from contract.sections.forks import Fork
@@ -19,6 +19,8 @@ from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
 _NO_COUNTS = NO_MOVES.counts
+_NO_IDS = int64s([])
+_ONE = pack_int32([1])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,10 +41,12 @@ class StepPlan:
     num_new_tokens: list[int] = field(default_factory=list)
     num_samples: list[int] = field(default_factory=list)
     """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
+    reached: list[Sequence] = field(default_factory=list)
+    """Sequences of the decode columns that fill a block, or compute the last that they ever do."""
     new: list[int] = field(default_factory=list)
-    """Indices of the sequences that are sent in full."""
-    running: list[int] = field(default_factory=list)
-    """Indices of the sequences that the worker knows."""
+    """Indices of the sequences that are sent in full; the worker knows the others."""
+    decode_ids: Column = _NO_IDS
+    """Ids of the first sequences, those of the decode columns, which many steps have in common."""
     patches: list[TablePatch] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
@@ -73,12 +77,12 @@ class StepPlan:
         sits_out = adapter and self.adapters is not None and adapter not in self.adapters
         return not sits_out and self.is_alone is (group.suspicion is not None)
 
-    def add_decodes(self, seqs: list[Sequence], seq_ids: list[int]) -> None:
-        """Adds one token of each of some sequences that the worker knows."""
-        first, count = len(self.seqs), len(seqs)
-        self.running += range(first, first + count)
+    def add_decodes(self, seqs: list[Sequence], ids: Column, *, reached: list[Sequence]) -> None:
+        """Adds one token of each of some sequences that the worker knows to an empty plan."""
+        count = len(seqs)
+        self.decode_ids, self.reached = ids, reached
         self.seqs += seqs
-        self.seq_ids += seq_ids
+        self.seq_ids += ids.tolist()
         self.num_new_tokens += [1] * count
         self.num_samples += [1] * count
         self.token_budget -= count
@@ -87,11 +91,17 @@ class StepPlan:
         """Returns whether run i is one token of sequence i, as in a step of decodes."""
         if result.failures or result.branches is not None or result.num_tokens is not None:
             return False
-        return result.seq_ids.tolist() == self.seq_ids
+        return result.seq_ids == self._id_column
 
     def runs(self, result: StepResult) -> dict[tuple[int, int], range]:
         """Returns the indices of each run of a result's tokens, by sequence and branch."""
         return result.runs({seq.seq_id: seq.branch for seq in self.seqs})
+
+    @property
+    def _id_column(self) -> Column:
+        """The ids of all sequences."""
+        is_all = len(self.decode_ids) == len(self.seqs)
+        return self.decode_ids if is_all else int64s(self.seq_ids)
 
     @property
     def has_sections(self) -> bool:
@@ -119,18 +129,15 @@ class StepPlan:
 
         The step shares no list with the plan or its sequences.
         """
-        seq_ids, num_new_tokens = self.seq_ids.copy(), self.num_new_tokens.copy()
-        if self.new:
-            seq_ids = [seq_ids[i] for i in self.running]
-            num_new_tokens = [num_new_tokens[i] for i in self.running]
+        seq_ids, num_new_tokens = self._running()
         traceparent, tracestate = self.trace.trace_context if self.trace else ("", "")
         return Step(
             epoch=epoch,
             step_id=self.step_id,
             finished=int64s(self.forget.copy()),
             new=self._new_sequences() if self.new else (),
-            running_seq_ids=int64s(seq_ids),
-            running_num_new_tokens=int32s(num_new_tokens),
+            running_seq_ids=seq_ids,
+            running_num_new_tokens=num_new_tokens,
             patches=tuple(self.patches),
             traceparent=traceparent,
             tracestate=tracestate,
@@ -138,6 +145,18 @@ class StepPlan:
             block_moves=self.block_moves,
             pooling=self._pooling() if self.new else None,
             store_moves=self.store_moves,
+        )
+
+    def _running(self) -> tuple[Column, Column]:
+        """Returns the sequences that the worker knows, and how many tokens each computes."""
+        count = len(self.seqs)
+        if len(self.decode_ids) == count:
+            return self.decode_ids, int32s(_ONE * count)
+        new = set(self.new)
+        known = [i for i in range(count) if i not in new]
+        return (
+            int64s([self.seq_ids[i] for i in known]),
+            int32s([self.num_new_tokens[i] for i in known]),
         )
 
     def _pooling(self) -> Pooling | None:

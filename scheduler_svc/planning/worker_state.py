@@ -26,7 +26,8 @@ class WorkerState:
     def add(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         """Adds a sequence that has the blocks of its new tokens to a plan."""
         draws = num_new_tokens == seq.num_remaining_tokens
-        (plan.running if seq.is_on_worker else plan.new).append(len(plan.seqs))
+        if not seq.is_on_worker:
+            plan.new.append(len(plan.seqs))
         plan.seqs.append(seq)
         plan.seq_ids.append(seq.seq_id)
         plan.num_new_tokens.append(num_new_tokens)

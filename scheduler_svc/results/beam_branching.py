@@ -118,4 +118,5 @@ def _search(group: SequenceGroup) -> BeamSearch:
 def _append_tokens(seq: Sequence, token_ids: list[int], outcome: StepOutcome) -> None:
     """Adds tokens to a hypothesis that is returned."""
     seq.output_token_ids += token_ids
-    outcome.tokens += [(seq, token_id, None) for token_id in token_ids]
+    outcome.seqs += [seq] * len(token_ids)
+    outcome.token_ids += token_ids

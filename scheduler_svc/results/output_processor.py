@@ -1,6 +1,5 @@
 """Processes results of steps: what was computed, which tokens were drawn, what ends with them."""
 
-import itertools
 from collections.abc import Iterable
 
 from contract.errors import Code
@@ -52,9 +51,9 @@ class OutputProcessor:
         self, plan: StepPlan, result: StepResult, outcome: StepOutcome, now: float
     ) -> None:
         """Takes one token of each sequence: all of the columns at once, the others one by one."""
-        seqs, token_ids = plan.seqs, result.token_ids.tolist()
+        columns, seqs, token_ids = self._decode_columns, plan.seqs, result.token_ids.tolist()
         inside: Iterable[int] = range(len(seqs))
-        if seqs != self._decode_columns.seqs:
+        if seqs != columns.seqs:
             inside = [i for i, seq in enumerate(seqs) if seq.decode_row >= 0]
             if others := [i for i, seq in enumerate(seqs) if seq.decode_row < 0]:
                 self._accept_each(others, plan, result, outcome, now)
@@ -62,14 +61,19 @@ class OutputProcessor:
             token_ids = [token_ids[i] for i in inside]
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.output_token_ids.append(token_id)
-        may_end = self._decode_columns.count_tokens(seqs, token_ids)
-        logprobs = map(result.logprobs.get, inside) if result.logprobs else itertools.repeat(None)
-        outcome.tokens += zip(seqs, token_ids, logprobs, strict=False)
+        if result.logprobs:
+            rows = enumerate(inside, start=len(outcome.seqs))
+            outcome.logprobs |= {row: found for row, i in rows if (found := result.logprobs.get(i))}
+        outcome.seqs += seqs
+        outcome.token_ids += token_ids
         self.num_generated_tokens += len(seqs)
-        if may_end:
-            self._end_decodes([seqs[i] for i in may_end], outcome, now)
+        joined = plan.seqs[len(plan.decode_ids) :]  # since the step was planned, if they are inside
+        reached = [seq for seq in (*plan.reached, *joined) if seq.decode_row >= 0]
+        ending = columns.count_tokens(seqs, reached) + columns.find_stopped(seqs, token_ids)
+        if ending:
+            self._end_decodes(dict.fromkeys(ending), outcome, now)
 
-    def _end_decodes(self, seqs: list[Sequence], outcome: StepOutcome, now: float) -> None:
+    def _end_decodes(self, seqs: Iterable[Sequence], outcome: StepOutcome, now: float) -> None:
         """Ends those sequences of the columns whose newest token is their last."""
         ending = [
             (seq, reason)
@@ -128,7 +132,7 @@ class OutputProcessor:
         if num_samples > 1:
             seq.group.timeline.add(EventKind.FORKED, now, num_sequences=num_samples)
         for branch, row in zip(branches, rows, strict=True):
-            outcome.tokens.append((branch, token_ids[row], result.logprobs.get(row)))
+            outcome.add_token(branch, token_ids[row], result.logprobs.get(row))
             self._accept_token(branch, token_ids[row], outcome, now)
 
     def _accept_vector(
@@ -160,12 +164,12 @@ class OutputProcessor:
         is charged, because each takes room in a step.
         """
         self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
-        group, num_tokens, is_one = seq.group, len(outcome.tokens), seq.group.awaits_fork
+        group, num_tokens, is_one = seq.group, len(outcome.token_ids), seq.group.awaits_fork
         token_id, logprobs = result.token_ids.tolist()[row], result.logprobs.get(row)
         fault = self._searches.process(seq, token_id, logprobs, outcome)
         if fault is not None:
             self._fail(seq, RequestFailure(Code.INTERNAL, fault), outcome, now)
-        self.num_generated_tokens += len(outcome.tokens) - num_tokens
+        self.num_generated_tokens += len(outcome.token_ids) - num_tokens
         if group.is_finished:
             group.times.last_token = now
         elif is_one and not group.awaits_fork:

@@ -143,9 +143,12 @@ def _fault_of_logprobs(plan: StepPlan, result: StepResult, vocab_size: int) -> s
 
 def _fault_of_prompts(plan: StepPlan, result: StepResult) -> str | None:
     """Looks for positions of a prompt that have none, and for runs that were not asked for."""
+    num_decodes = len(plan.decode_ids)  # whose prompts were looked at before
     asked = [
         (seq, num_new_tokens)
-        for seq, num_new_tokens in zip(plan.seqs, plan.num_new_tokens, strict=True)
+        for seq, num_new_tokens in zip(
+            plan.seqs[num_decodes:], plan.num_new_tokens[num_decodes:], strict=True
+        )
         if seq.group.params.num_prompt_logprobs is not None
     ]
     if not result.prompt_logprobs and not asked:

@@ -1,5 +1,6 @@
 """The outcome of a step for requests, and the messages that tell their routers of it."""
 
+import itertools
 from dataclasses import dataclass, field
 
 from contract.logprobs import TokenLogprobs
@@ -16,15 +17,16 @@ from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import RouterSession, SequenceGroup
 from scheduler_svc.requests.suspicion import Suspicion
 
-NewToken = tuple[Sequence, int, TokenLogprobs | None]
-"""An accepted token: its sequence, its id, and its log probabilities if they were asked for."""
-
 
 @dataclass(slots=True)
 class StepOutcome:
     """Outcome of one step for requests."""
 
-    tokens: list[NewToken] = field(default_factory=list)
+    seqs: list[Sequence] = field(default_factory=list)
+    """Sequence of each accepted token."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """Log probabilities of the tokens for which they were asked, by index."""
     prompt_logprobs: list[tuple[SequenceGroup, int, list[TokenLogprobs]]] = field(
         default_factory=list
     )
@@ -37,18 +39,17 @@ class StepOutcome:
     cleared: list[Suspicion] = field(default_factory=list)
     """Suspicions of requests that are suspects no longer."""
 
+    def add_token(self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Adds an accepted token, with its log probabilities if they were asked for."""
+        if logprobs is not None:
+            self.logprobs[len(self.seqs)] = logprobs
+        self.seqs.append(seq)
+        self.token_ids.append(token_id)
+
 
 def router_updates(outcome: StepOutcome, *, now: float) -> dict[RouterSession, RequestUpdates]:
     """Returns the message for each router that an outcome concerns."""
-    updates: dict[RouterSession, RequestUpdates] = {}
-    for seq, token_id, logprobs in outcome.tokens:
-        group = seq.group
-        news = updates.get(group.reply_to)
-        if news is None:
-            news = updates[group.reply_to] = RequestUpdates()
-        news.add_token(
-            handle=group.request.handle, index=seq.branch, token_id=token_id, logprobs=logprobs
-        )
+    updates = _token_updates(outcome)
     for group, first_position, prompt_logprobs in outcome.prompt_logprobs:
         news = updates.setdefault(group.reply_to, RequestUpdates())
         run = PromptRun(group.request.handle, first_position, prompt_logprobs)
@@ -62,6 +63,27 @@ def router_updates(outcome: StepOutcome, *, now: float) -> dict[RouterSession, R
     for group in outcome.ended:
         news = updates.setdefault(group.reply_to, RequestUpdates())
         news.finished_requests.append(finished_request(group, now=now))
+    return updates
+
+
+def _token_updates(outcome: StepOutcome) -> dict[RouterSession, RequestUpdates]:
+    """Returns the messages with the tokens alone."""
+    updates: dict[RouterSession, RequestUpdates] = {}
+    news, of_router = RequestUpdates(), None
+    of_tokens = map(outcome.logprobs.get, itertools.count())
+    each = of_tokens if outcome.logprobs else itertools.repeat(None)
+    for seq, token_id, logprobs in zip(outcome.seqs, outcome.token_ids, each, strict=False):
+        group = seq.group
+        if group.reply_to is not of_router:
+            of_router = group.reply_to
+            if of_router not in updates:
+                updates[of_router] = RequestUpdates()
+            news = updates[of_router]
+        if logprobs is not None:
+            news.logprobs.append((len(news.token_ids), logprobs))
+        news.handles.append(group.request.handle)
+        news.indices.append(seq.branch)
+        news.token_ids.append(token_id)
     return updates
 
 

@@ -46,6 +46,10 @@ def test_updates_come_as_they_were_sent(
     reason: FinishReason, failure: RequestFailure | None
 ) -> None:
     given = RequestUpdates(
+        handles=[1 << 40, 2],
+        indices=[3, 0],
+        token_ids=[9, 8],
+        logprobs=[(1, VALUES)],
         prompt_logprobs=[PromptRun(3, 1, [VALUES, VALUES])],
         finished_sequences=[
             FinishedSequence(handle=1, index=2, reason=reason, stop_token_id=0),
@@ -58,8 +62,6 @@ def test_updates_come_as_they_were_sent(
         ],
         admitted=[AdmittedRequest(5, 17)],
     )
-    given.add_token(handle=1 << 40, index=3, token_id=9, logprobs=None)
-    given.add_token(handle=2, index=0, token_id=8, logprobs=VALUES)
     assert sent(given) == given
     assert not updates.encode(given).num_tokens, "a run of one token has no length on the wire"
 

@@ -155,7 +155,7 @@ def test_abort_in_flight_gives_blocks_back_when_the_step_is_answered() -> None:
     loop.answer()
     outcome = loop.answer()
     assert outcome is not None
-    assert not outcome.tokens
+    assert not outcome.token_ids
     assert_all_free(loop)
 
 

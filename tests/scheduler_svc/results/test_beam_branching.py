@@ -87,7 +87,7 @@ def test_a_search_whose_worker_is_lost_is_found_on_another(num_steps: int) -> No
     for _ in range(num_steps):
         loop.send()
         outcome = loop.answer()
-        told += [] if outcome is None else [token_id for _, token_id, _ in outcome.tokens]
+        told += [] if outcome is None else outcome.token_ids
     loop.send()
     other = make_loop(make_scheduler(admission=loop.scheduler.admission))
     for lost in loop.scheduler.evacuate():
@@ -137,10 +137,10 @@ def test_tokens_of_the_best_go_out_as_they_are_settled_and_never_change() -> Non
     while loop.send():
         outcome = loop.answer()
         assert outcome is not None
-        for seq, token_id, _ in outcome.tokens:
+        for seq, token_id in zip(outcome.seqs, outcome.token_ids, strict=True):
             told.setdefault(seq.branch, []).append(token_id)
         if not outcome.ended:
-            num_early += len(outcome.tokens)
+            num_early += len(outcome.token_ids)
     assert_found(group)
     assert num_early > 0
     assert told == dict(enumerate(outputs(group)))
