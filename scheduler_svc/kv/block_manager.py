@@ -294,7 +294,7 @@ class BlockSpaceManager:
         """Forgets all cached blocks of both pools; False, changing nothing, if any is in use.
 
         Args:
-            moving: blocks of the CPU pool with the number of moves that own them, which go on.
+            moving: blocks of the CPU pool with the number of owners of each that are no sequence.
         """
         if self.gpu.num_free < self.gpu.num_blocks or self.cpu.num_owners() != moving:
             return False

@@ -6,6 +6,7 @@ the end of either ends the other. What does not arrive is computed.
 """
 
 import hashlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ LEND_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""
 MAX_LENT_SHARE = 0.25
 """Most of a CPU pool that may be lent at a time."""
+MAX_PLANS_AHEAD = 4
+"""Plans whose copies may be ahead of a lend: a reader copies all of a part to the GPU in a step."""
 MAX_ORIGINS = 1 << 16
 """Blocks of which it is remembered from which worker they came."""
 PAUSE_S = 10.0
@@ -61,6 +64,8 @@ class PeerFetch:
     """GPU blocks of the owner that nothing finds, by names of what they hold."""
     lend: Move | None = None
     """None until the owner's next plan."""
+    ahead: list[int] = field(default_factory=list)
+    """Blocks of the owner's CPU pool with copies of what comes after the lend, for the next."""
 
     @property
     def is_read(self) -> bool:
@@ -157,6 +162,7 @@ class Lending:
         pair = self._fetches.pop(move, None)
         if pair is None:
             return False
+        pair.owner.forget_ahead(pair)
         if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
             pair.owner.give_up(pair, now)
         if result.failed and move.cancelled_at is None:
@@ -215,7 +221,7 @@ class Lending:
     @property
     def _num_spare(self) -> int:
         num_lent = sum(len(move.blocks) for move, one in self._lends.items() if one.is_read)
-        return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent)
+        return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent - len(self.ahead))
 
     def num_found(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks either pool has."""
@@ -247,12 +253,12 @@ class Lending:
             if not self._num_spare:
                 self._wanted[pair] = None  # until what is lent has been read
                 continue
-            hashes, blocks = self._choose(pair)
-            if not hashes:
+            blocks = self._take_copies(pair, pair.fetch.hashes)
+            if not blocks:
                 pair.reader.call_off(pair, now)
                 continue
             pair.lend = self._moves.lend(
-                hashes,
+                pair.fetch.hashes[: len(blocks)],
                 blocks,
                 ticket=pair.source.ticket,
                 reader=pair.reader.identity.certified_name,
@@ -260,16 +266,27 @@ class Lending:
                 now=now,
             )
             self._lends[pair.lend] = pair
+        if not wanted and len(self._lends) == 1:  # else plans copy for the others
+            ((lend, pair),) = self._lends.items()
+            self._copy_ahead(pair, num_lent=len(lend.hashes))
 
-    def _choose(self, pair: PeerFetch) -> tuple[list[BlockHash], list[int]]:
-        """Returns the first wanted blocks that are here, copied to the CPU pool if need be."""
-        hashes: list[BlockHash] = []
+    def _copy_ahead(self, pair: PeerFetch, *, num_lent: int) -> None:
+        """Copies what the reader will ask for next, while it reads the first of its blocks.
+
+        It comes in fewer and longer parts so, as each part has to wait for steps of both workers.
+        """
+        num_ahead = len(pair.ahead)
+        rest = pair.fetch.hashes[num_lent + num_ahead :]
+        if pair.is_read and self._keeps_more(pair, num_ahead // MAX_PLANS_AHEAD):
+            public = list(itertools.takewhile(lambda one: one not in pair.private, rest))
+            pair.ahead += self._take_copies(pair, public)
+
+    def _take_copies(self, pair: PeerFetch, hashes: Sequence[BlockHash]) -> list[int]:
+        """Takes blocks of the CPU pool with the first of some blocks that are here."""
         blocks: list[int] = []
         num_before = self._blocks.num_copies_out
-        step_s = max(self._cost.last_decode_s, pair.reader._cost.last_decode_s)
-        for block_hash in pair.fetch.hashes[: self._num_spare]:
-            num_copies = self._blocks.num_copies_out - num_before
-            if not self._cost.keeps_more_copies(num_copies=num_copies, step_s=step_s):
+        for block_hash in hashes[: self._num_spare]:
+            if not self._keeps_more(pair, self._blocks.num_copies_out - num_before):
                 break
             if block_hash in pair.private:
                 block = self._blocks.copy_out(pair.private[block_hash])
@@ -277,14 +294,29 @@ class Lending:
                 block = self._blocks.store_copy(block_hash)
             if block is None:
                 break
-            hashes.append(block_hash)
             blocks.append(block)
-        return hashes, blocks
+        return blocks
+
+    def _keeps_more(self, pair: PeerFetch, num_copies: int) -> bool:
+        """Says whether a plan that copies so many blocks for a reader should copy another."""
+        step_s = max(self._cost.last_decode_s, pair.reader._cost.last_decode_s)
+        return self._cost.keeps_more_copies(num_copies=num_copies, step_s=step_s)
+
+    def forget_ahead(self, pair: PeerFetch) -> None:
+        """Gives copies up that were made ahead; the next part takes those that are still here."""
+        ahead, pair.ahead = pair.ahead, []
+        for block in reversed(ahead):  # of a chain the end is forgotten first
+            self._blocks.cpu.free(block)
+
+    @property
+    def ahead(self) -> list[int]:
+        """Blocks of the CPU pool with copies that were made ahead, once for each reader."""
+        return [block for pair in self._lends.values() for block in pair.ahead]
 
     def lent(self, move: Move, result: MoveResult) -> None:
         """Takes the end of a lend, and of its ownership of the blocks."""
         self.num_lent_bytes += result.num_bytes
-        del self._lends[move]
+        self.forget_ahead(self._lends.pop(move))
         for block in reversed(move.blocks):
             self._blocks.cpu.free(block)
         if self._wanted:
@@ -294,6 +326,7 @@ class Lending:
         """Ends a lend that is read no more; a no-op if it has ended."""
         self._wanted.pop(pair, None)
         if pair.lend in self._lends:
+            self.forget_ahead(pair)
             self._moves.cancel(pair.lend, now)
             self.wake()
 

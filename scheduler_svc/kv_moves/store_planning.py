@@ -190,7 +190,7 @@ class StorePlanning:
         What is under way comes to nothing.
         """
         self.loading.forget_pins()
-        if not self._blocks.reset_prefix_cache(self.moves.owned):
+        if not self._blocks.reset_prefix_cache(self.owned):
             return False
         self._clear_store(None, _nothing)
         return True
@@ -241,4 +241,5 @@ class StorePlanning:
     def owned(self) -> Counter[int]:
         """Number of owners other than sequences of each block of the CPU pool."""
         landed = self.handovers.landed if self.handovers is not None else ()
-        return self.moves.owned + Counter(self.loading.pinned) + Counter(landed)
+        ahead = self.lending.ahead if self.lending is not None else ()
+        return self.moves.owned + Counter([*self.loading.pinned, *landed, *ahead])

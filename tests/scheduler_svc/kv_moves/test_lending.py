@@ -443,6 +443,58 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
     assert [one.num_blocks for one in fetched] == [3, 2]
 
 
+def reading_in_parts() -> tuple[Workers, SequenceGroup]:
+    """Returns workers the second of which reads the first part of PROMPT, and the request for it.
+
+    A plan of the first copies one block at most, and has copied the others ahead meanwhile.
+    """
+    cost = CostModel(
+        block_bytes=BLOCK_BYTES, copy_bytes_per_s=200 * BLOCK_BYTES, prefill_tokens_per_s=100
+    )
+    workers = made(cost=cost)
+    workers.store(1).ends_at_once = False
+    group = workers.add()
+    workers.step(1)
+    for num_ahead in range(5):
+        workers.step(0)
+        assert len(workers.lending(0).ahead) == num_ahead
+    workers.step(0)
+    assert len(workers.lending(0).ahead) == 4
+    return workers, group
+
+
+def test_a_worker_copies_the_next_part_while_the_first_is_read() -> None:
+    workers, group = reading_in_parts()
+    (fetch,) = workers.store(1).pending
+    workers.store(1).end(fetch)
+    workers.store(1).ends_at_once = True
+    workers.finish(1, 0, 1)
+    assert group.num_cached_tokens == 20
+    assert outputs(group) == [expected(PROMPT, num_tokens=2)]
+    fetched = [one for one in group.timeline.events if one.kind is EventKind.FETCHED]
+    assert [one.num_blocks for one in fetched] == [1, 4]
+
+
+def test_copies_that_were_made_ahead_are_free_if_the_request_ends() -> None:
+    workers, group = reading_in_parts()
+    workers.loops[1].scheduler.abort(group)
+    workers.step(1)
+    assert not workers.lending(0).ahead
+    workers.finish(0, 1)
+
+
+@pytest.mark.parametrize("is_all", [False, True], ids=["clear", "reset"])
+def test_copies_that_were_made_ahead_are_found_by_nothing_after_a_clear(is_all: bool) -> None:
+    workers, group = reading_in_parts()
+    owner = workers.loops[0].scheduler
+    if is_all:
+        assert owner.reset_prefix_cache()
+    else:
+        owner.clear_prefix_cache(None, lambda fault: None)
+    assert not owner.blocks.cpu.hashes
+    assert_computed(workers, group, 1, 0, most_cached=4)
+
+
 @pytest.mark.parametrize("num_cpu_blocks", [1, 3])
 def test_a_pool_of_which_no_block_may_be_lent_takes_part_in_nothing(num_cpu_blocks: int) -> None:
     identity = PeerIdentity(address="w:1", epoch=1, kv_format="one")
