@@ -29,9 +29,12 @@ from scheduler_svc.requests.stage_use import StageAccount
 logger = logging.getLogger(__name__)
 
 LOADING_POLL_S = 0.002
-"""Time between empty steps while a request loads."""
+"""Least time between empty steps while a request loads."""
+POLL_SHARE = 1 / 8
+"""Share of the time since a move last began or ended that it may be longer: each empty step takes
+the time of processes that move blocks, or compute beside them."""
 POLL_S = 0.05
-"""Time between empty steps while moves are under way for which no request waits."""
+"""Most time between empty steps, and the time while no request waits for moves."""
 
 OnCleared = Callable[[str], None]
 """Called once with why a store could not be cleared, or with an empty text."""
@@ -103,6 +106,8 @@ class StorePlanning:
         self._clears: dict[Move, OnCleared] = {}
         """Clears of the store that have not ended."""
         self._asked_at = -math.inf
+        self._changed_at = -math.inf
+        """Time of the last plan that began a move, or result that ended one."""
         self._now = 0.0  # as of the last call that said it
         books.blocks.on_retract = self._distrust
 
@@ -122,6 +127,8 @@ class StorePlanning:
         if self.lending is not None:
             self.lending.plan(now)
         plan.store_moves = self.moves.pop_section()
+        if plan.store_moves is not None:
+            self._changed_at = now
 
     def polls(self, now: float) -> bool:
         """Says whether a step without work is due that asks for the ends of moves."""
@@ -133,7 +140,8 @@ class StorePlanning:
         if not self.moves:
             return math.inf
         is_awaited = self._queues.loading or (self.handovers is not None and self.handovers.coming)
-        return self._asked_at + (LOADING_POLL_S if is_awaited else POLL_S)
+        wait_s = max(LOADING_POLL_S, POLL_SHARE * (self._asked_at - self._changed_at))
+        return self._asked_at + (min(wait_s, POLL_S) if is_awaited else POLL_S)
 
     def asked(self, now: float) -> None:
         """Records that a step is planned, whose result brings the ends of moves."""
@@ -141,7 +149,7 @@ class StorePlanning:
 
     def process(self, results: Iterable[MoveResult], now: float) -> None:
         """Takes the ends of moves."""
-        self._now = now
+        self._now = self._changed_at = now
         for result in results:
             move = self.moves.end(result)
             if move is None:
