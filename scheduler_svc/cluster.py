@@ -155,9 +155,10 @@ class Cluster:
             on_cleared: called once for each worker, with its name and why its store could not be
                 cleared, or an empty text.
         """
+        number = self._unfinished_clears.ask(tenant)
         for step_loop in self.step_loops:
             of_worker = partial(on_cleared, step_loop.worker_name)
-            self._unfinished_clears.begin(step_loop.scheduler, tenant, of_worker)
+            self._unfinished_clears.begin(step_loop.scheduler, tenant, number, of_worker)
         self.wake()
         return len(self.step_loops)
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from contract.model import Arithmetic, StoreCapacity, WorkerRank
 from contract.sections.block_moves import NO_MOVES
+from contract.sections.store_moves import ClearMark
 from contract.step_result import StepResult, StepTimings
 from contract.updates import FinishReason
 from contract.worker_role import WorkerRole
@@ -251,7 +252,9 @@ class Scheduler:
             return False
         return self.blocks.reset_prefix_cache() if self.store is None else self.store.reset()
 
-    def clear_prefix_cache(self, tenant: str | None, on_cleared: OnCleared) -> None:
+    def clear_prefix_cache(
+        self, tenant: str | None, on_cleared: OnCleared, mark: ClearMark | None = None
+    ) -> None:
         """Lets no cached prefix be found, also while requests run, and clears the store.
 
         What running requests compute from now on may be found again.
@@ -260,12 +263,13 @@ class Scheduler:
             tenant: whose blocks are removed from the store; None is all. The pools, which do not
                 know whose blocks they have, forget all.
             on_cleared: called when the store is cleared.
+            mark: a store that has made this clear is left as it is.
         """
         self.blocks.forget_prefixes([*self._queues.running, *self._queues.swapped])
         if self.store is None:
             on_cleared("")
         else:
-            self.store.clear(tenant, on_cleared)
+            self.store.clear(tenant, on_cleared, mark)
 
     def drain(self) -> None:
         """Admits no new groups from now on; groups that have started still return."""

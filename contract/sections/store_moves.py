@@ -14,6 +14,8 @@ from protos.worker.v1 import worker_pb2 as pb
 
 HASH_BYTES = 16
 """Length of the hash that names what a block holds."""
+_ISSUER_BYTES = 16
+"""Length of what tells the clears of one scheduler from those of another."""
 _TICKET_BYTES = 16
 """Length of what a worker shows that reads the blocks of another."""
 
@@ -66,11 +68,20 @@ class Store(NamedTuple):
     """Tenant whose share of the store the blocks count against."""
 
 
+class ClearMark(NamedTuple):
+    """Names a clear that a scheduler was asked for; numbers of an issuer count up from 1."""
+
+    issuer: bytes
+    number: int
+
+
 class Clear(NamedTuple):
     """Remove the blocks of a tenant from the store; None is all of them."""
 
     move_id: int
     tenant: str | None
+    mark: ClearMark | None = None
+    """Files that have made this clear are left as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +146,14 @@ class MoveResult(NamedTuple):
 def encode_store_moves(moves: StoreMoves) -> pb.StoreMoves:
     return pb.StoreMoves(
         cancelled_move_ids=pack_int64(moves.cancels),
-        clears=[pb.ClearStore(move_id=one.move_id, tenant=one.tenant) for one in moves.clears],
+        clears=[
+            pb.ClearStore(
+                move_id=one.move_id,
+                tenant=one.tenant,
+                mark=None if one.mark is None else pb.ClearMark(**one.mark._asdict()),
+            )
+            for one in moves.clears
+        ],
         finds=[
             pb.FindBlocks(move_id=one.move_id, hashes=b"".join(one.hashes)) for one in moves.finds
         ],
@@ -177,7 +195,7 @@ def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
     return StoreMoves(
         cancels=int64_list(message.cancelled_move_ids, "store_moves.cancelled_move_ids"),
         clears=[
-            Clear(one.move_id, one.tenant if one.HasField("tenant") else None)
+            Clear(one.move_id, one.tenant if one.HasField("tenant") else None, _mark(one))
             for one in message.clears
         ],
         finds=[
@@ -190,6 +208,17 @@ def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
         stores=[Store(one.move_id, *_blocks(one, "stores"), one.tenant) for one in message.stores],
         lends=[_lend(one) for one in message.lends],
     )
+
+
+def _mark(message: pb.ClearStore) -> ClearMark | None:
+    if not message.HasField("mark"):
+        return None
+    mark = message.mark
+    if len(mark.issuer) != _ISSUER_BYTES:
+        raise InvalidArgument(
+            "store_moves.clears.mark.issuer", f"{len(mark.issuer)} bytes", f"{_ISSUER_BYTES} bytes"
+        )
+    return ClearMark(mark.issuer, mark.number)
 
 
 def _source(message: pb.FetchBlocks) -> BlockSource | None:

@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.index_schema import IndexUnusable, connect, prepare
 
 _NUM_KEYS = (1, 15, 240, 256)
 """Keys of the first statements of a lookup; later ones have as many as the last."""
+_ALL = b""
+"""Name of all tenants, where clears are named."""
 _MAX_TOUCHED = 1 << 14
 """Blocks whose use is kept in memory until it is written."""
 
@@ -193,9 +196,23 @@ class DiskIndex:
 
     # Giving space back
 
-    def clear(self, tenant: bytes | None) -> None:
+    def has_made(self, tenant: bytes | None, mark: ClearMark) -> bool:
+        """Says whether a clear of a tenant, or all, was made, or a later one that includes it."""
+        number = self._one(
+            "SELECT max(number) FROM clears WHERE issuer = ? AND tenant IN (?, ?)",
+            mark.issuer,
+            _ALL,
+            _ALL if tenant is None else tenant,
+        )
+        return number is not None and number >= mark.number
+
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         """Moves the blocks of a tenant, or of all, and free slots with what was evicted, to those
-        whose space is to be given back. Returns when that is on the device."""
+        whose space is to be given back. Returns when that is on the device.
+
+        Args:
+            mark: kept for `has_made`; marks of another issuer are forgotten.
+        """
         with self._transaction() as connection:
             with self._touching:
                 self._touched.clear()
@@ -209,7 +226,18 @@ class DiskIndex:
             else:
                 connection.execute("DELETE FROM tenants WHERE name = ?", (tenant,))
             self._clear_free()
+            if mark is not None:
+                self._keep_mark(_ALL if tenant is None else tenant, mark)
         self.checkpoint(is_full=True)
+
+    def _keep_mark(self, tenant: bytes, mark: ClearMark) -> None:
+        self._writer.execute(
+            "DELETE FROM clears WHERE issuer != ? OR (? AND number < ?)",
+            (mark.issuer, tenant == _ALL, mark.number),
+        )
+        self._writer.execute(
+            "INSERT OR REPLACE INTO clears VALUES (?, ?, ?)", (tenant, mark.issuer, mark.number)
+        )
 
     def release(self, slots: Sequence[int]) -> None:
         """Moves free slots to those whose space is to be given back."""

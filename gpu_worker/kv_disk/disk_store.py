@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_index import DiskIndex, StoredBlock
 from gpu_worker.kv_disk.disk_space import PIECE_BYTES, DiskSpace
 from gpu_worker.kv_disk.file_calls import FileCalls
@@ -159,9 +160,11 @@ class DiskStore:
             if (block := self._index.find(key)) is not None:
                 self._forget(key, block)
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
+        whose = None if tenant is None else hashed_tenant(tenant)
         with self._failing("clearing"), self._lock:
-            self._index.clear(None if tenant is None else hashed_tenant(tenant))
+            if mark is None or not self._index.has_made(whose, mark):
+                self._index.clear(whose, mark)
             self._space.give_back(self._index)
             self._count()
 

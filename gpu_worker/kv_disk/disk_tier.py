@@ -5,6 +5,7 @@ import logging
 from contextlib import suppress
 
 from contract.model import StoreCapacity
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
@@ -49,11 +50,11 @@ class DiskTier(LateStore[DiskStore]):
         self._write_bytes_per_day = config.disk_write_bytes_per_day // num_ranks
         self.start()
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         """Raises StoreError before the tier is open, too: it is cleared when it opens, but if it
         does not, what an earlier worker has left is there for a later one."""
         is_open = self.is_open
-        super().clear(tenant)
+        super().clear(tenant, mark)
         if not is_open:
             raise StoreError("the disk tier is not open; it is cleared when it opens")
 

@@ -2,12 +2,13 @@
 
 A slot is in one of four tables: `blocks` has a block in it; `free` has space and nothing that
 counts; `holes` have no space; `cleared` have a block that nothing finds, until its space is given
-back. All slots below `num_slots` of `state` are in one of them.
+back. All slots below `num_slots` of `state` are in one of them. `clears` has the marks of the
+clears that have been made, the last of each tenant; an empty name is all tenants.
 """
 
 import sqlite3
 
-FORMAT = 1
+FORMAT = 2
 """Changes when files of an older version cannot be read."""
 
 LOG_BYTES = 1 << 20
@@ -31,6 +32,9 @@ CREATE INDEX by_use ON blocks (tenant, used);
 CREATE TABLE free (slot INTEGER PRIMARY KEY);
 CREATE TABLE holes (slot INTEGER PRIMARY KEY);
 CREATE TABLE cleared (slot INTEGER PRIMARY KEY);
+CREATE TABLE clears (
+  tenant BLOB PRIMARY KEY, issuer BLOB NOT NULL, number INTEGER NOT NULL
+) WITHOUT ROWID;
 """
 
 # A commit is written to the log and not synced: with a loss of power the last ones are lost, and no

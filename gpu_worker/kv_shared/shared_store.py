@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_shared.block_seal import BlockSeal
 from gpu_worker.kv_shared.block_server import BlockServer, RefusedError
 from gpu_worker.kv_shared.bypass import Bypass
@@ -66,7 +67,7 @@ class SharedStore:
         with self._calling("removing a block"):
             self._server.remove(self._seal.names.block(key))
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         self._unfinished.append(None if tenant is None else self._seal.names.tenant(tenant))
         with self._calling("clearing", in_pause=True):
             self._finish_clears()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.config import ModelError
 from gpu_worker.kv_shared.block_seal import BlockSeal
 from gpu_worker.kv_shared.block_server import BlockServer
@@ -45,9 +46,9 @@ class SharedTier(LateStore[SharedStore]):
         logger.info("shared tier of KV blocks: %s, blocks of model %s", place, group[:8])
         return SharedStore(server, seal, Bypass(place))
 
-    def _clear(self, store: SharedStore, tenant: bytes | None) -> None:
+    def _clear(self, store: SharedStore, tenant: bytes | None, mark: ClearMark | None) -> None:
         with suppress(StoreError):  # the store repeats it
-            store.clear(tenant)
+            store.clear(tenant, mark)
 
 
 def check_config(config: SharedConfig) -> None:

@@ -9,7 +9,7 @@ store is a miss, and the scheduler has the tokens computed.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from contract.sections.store_moves import HASH_BYTES
+from contract.sections.store_moves import HASH_BYTES, ClearMark
 
 KEY_BYTES = HASH_BYTES
 """Length of a chain hash."""
@@ -70,10 +70,14 @@ class BlockStore(Protocol):
         """Removes a block if it is there. Raises StoreError."""
         ...
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         """Removes the blocks of a tenant, or all; they are gone from the device, too.
 
         Raises StoreError.
+
+        Args:
+            mark: a store that outlives workers may keep it, and leave its blocks as they are when
+                it is to make this clear again.
         """
         ...
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ class LateStore(Generic[S]):
         self._name = name
         self._usage = StoreUsage(0, 0, capacity_bytes, is_open=False)
         self._store: S | None = None
-        self._clears: list[bytes | None] | None = []
-        """Tenants to be cleared when the store opens; None when it has."""
+        self._clears: list[tuple[bytes | None, ClearMark | None]] | None = []
+        """Clears to be made when the store opens; None when it has."""
         self._opening = threading.Lock()
         self._closing = threading.Event()
         self.opened = threading.Event()
@@ -96,13 +97,13 @@ class LateStore(Generic[S]):
         if (store := self._store) is not None:
             store.remove(key)
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         with self._opening:
             if self._clears is not None:
-                self._clears.append(tenant)  # blocks of an earlier worker, which nothing finds yet
+                self._clears.append((tenant, mark))  # of an earlier worker's blocks
                 return
         if (store := self._store) is not None:
-            store.clear(tenant)
+            store.clear(tenant, mark)
 
     def usage(self) -> StoreUsage:
         return self._usage if (store := self._store) is None else store.usage()
@@ -117,8 +118,8 @@ class LateStore(Generic[S]):
         try:
             store = self.open()
             with self._opening:
-                for tenant in self._clears or ():
-                    self._clear(store, tenant)
+                for tenant, mark in self._clears or ():
+                    self._clear(store, tenant, mark)
                 self._clears = None
                 self._store = store
             logger.info(
@@ -132,9 +133,9 @@ class LateStore(Generic[S]):
             self._maintain(self._store)
         self.closed()
 
-    def _clear(self, store: S, tenant: bytes | None) -> None:
+    def _clear(self, store: S, tenant: bytes | None, mark: ClearMark | None) -> None:
         """Clears before anything is found."""
-        store.clear(tenant)
+        store.clear(tenant, mark)
 
     def _maintain(self, store: S) -> None:
         while not self._closing.wait(MAINTENANCE_S):

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_store.block_store import StoreUsage
 
 
@@ -56,7 +57,7 @@ class MemoryStore:
         with self._lock:
             self._blocks.pop(key, None)
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         with self._lock:
             for key in [k for k, (_, whose) in self._blocks.items() if tenant in (None, whose)]:
                 del self._blocks[key]

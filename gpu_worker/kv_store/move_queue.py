@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from contract.sections.store_moves import MoveResult, StoreMoves
+from contract.sections.store_moves import ClearMark, MoveResult, StoreMoves
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.move_threads import MoveThreads
@@ -53,7 +53,8 @@ class MoveQueue(PoolMoves):
         """Begins a section's moves to and from the store, after those it calls off have ended."""
         self.cancel(moves.cancels)
         for clear in moves.clears:
-            self.clear(clear.move_id, None if clear.tenant is None else clear.tenant.encode())
+            tenant = None if clear.tenant is None else clear.tenant.encode()
+            self.clear(clear.move_id, tenant, clear.mark)
         for find in moves.finds:
             self.find(find.move_id, find.hashes)
         for fetch in moves.fetches:
@@ -84,10 +85,10 @@ class MoveQueue(PoolMoves):
         for index in range(len(keys)):
             self._threads.write(partial(self._write, move, index, tenant))
 
-    def clear(self, move_id: int, tenant: bytes | None) -> None:
+    def clear(self, move_id: int, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         """Removes a tenant's blocks, or all, after the writes that were asked for before."""
         move = self._begin(Move(move_id, ()))
-        self._threads.clear(partial(self._clear, move, tenant))
+        self._threads.clear(partial(self._clear, move, tenant, mark))
 
     def remove(self, key: bytes) -> None:
         """Removes a block from the store, which says nothing of it."""
@@ -125,10 +126,14 @@ class MoveQueue(PoolMoves):
             else:
                 move.miss(index)
 
-    def _clear(self, move: Move, tenant: bytes | None, buffer: memoryview) -> None:
+    def _clear(
+        self, move: Move, tenant: bytes | None, mark: ClearMark | None, buffer: memoryview
+    ) -> None:
         with _Failing(move):
             move.begin(0)
-            self._store.clear(tenant)  # even if it was cancelled: what is cleared must not return
+            self._store.clear(
+                tenant, mark
+            )  # even if it was cancelled: what is cleared must not return
             move.end()
 
     def _remove(self, key: bytes, buffer: memoryview) -> None:

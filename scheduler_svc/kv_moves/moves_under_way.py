@@ -13,6 +13,7 @@ from enum import Enum, auto
 from contract.sections.store_moves import (
     BlockSource,
     Clear,
+    ClearMark,
     Fetch,
     Find,
     Lend,
@@ -126,11 +127,11 @@ class MovesUnderWay:
         self._to_send.lends.append(Lend(move.move_id, hashes, blocks, ticket, reader, lasts_ns))
         return move
 
-    def clear(self, tenant: str | None, now: float) -> Move:
+    def clear(self, tenant: str | None, now: float, mark: ClearMark | None = None) -> Move:
         """Removes a tenant's blocks from the store, or all, and voids what is under way."""
         self.void(now)
         move = self._begin(MoveKind.CLEAR, now)
-        self._to_send.clears.append(Clear(move.move_id, tenant))
+        self._to_send.clears.append(Clear(move.move_id, tenant, mark))
         return move
 
     def void(self, now: float) -> None:

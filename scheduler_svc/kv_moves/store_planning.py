@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from contract.model import StoreCapacity
-from contract.sections.store_moves import MoveResult
+from contract.sections.store_moves import ClearMark, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
@@ -203,21 +203,25 @@ class StorePlanning:
         self._clear_store(None, _nothing)
         return True
 
-    def clear(self, tenant: str | None, on_cleared: OnCleared) -> None:
+    def clear(
+        self, tenant: str | None, on_cleared: OnCleared, mark: ClearMark | None = None
+    ) -> None:
         """Empties the store, and lets what is under way come to nothing.
 
         What the pools hold is forgotten before; see `Scheduler.clear_prefix_cache`.
         """
         self.loading.forget_pins()
-        self._clear_store(tenant, on_cleared)
+        self._clear_store(tenant, on_cleared, mark)
 
-    def _clear_store(self, tenant: str | None, on_cleared: OnCleared) -> None:
+    def _clear_store(
+        self, tenant: str | None, on_cleared: OnCleared, mark: ClearMark | None = None
+    ) -> None:
         if self.write_behind is None:
             self.moves.void(self._now)
             on_cleared("")
         else:
             self.write_behind.forget()
-            self._clears[self.moves.clear(tenant, self._now)] = on_cleared
+            self._clears[self.moves.clear(tenant, self._now, mark)] = on_cleared
 
     def abandon(self) -> None:
         """Gives up what is under way: the worker is gone."""

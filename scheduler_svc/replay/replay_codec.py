@@ -157,7 +157,7 @@ class Replay:
         plan = self._replayed.plan(number)
         if plan is not None:
             epoch = self._replayed.workers[number].epoch
-            self._planned = encode_step(plan.to_step(epoch=epoch))
+            self._planned = _decision(encode_step(plan.to_step(epoch=epoch)))
             self._planned_by = number
 
     def _compare(self, sent: pb.StepSent) -> None:
@@ -211,10 +211,14 @@ def _join(replayed: ReplayedCluster, joined: pb.WorkerJoined) -> None:
 
 
 def _decision(request: worker_pb2.ExecuteModelRequest) -> worker_pb2.ExecuteModelRequest:
-    """Returns a step without its trace, because a replay belongs to none."""
+    """Returns a step without its trace, because a replay belongs to none, and without the random
+    bytes of the scheduler's process."""
     decision = worker_pb2.ExecuteModelRequest()
     decision.CopyFrom(request)
     decision.ClearField("trace_context")
+    for clear in decision.store_moves.clears:
+        if clear.HasField("mark"):
+            clear.mark.ClearField("issuer")
     return decision
 
 

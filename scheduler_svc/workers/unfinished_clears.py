@@ -1,48 +1,83 @@
-"""Clears of stores on a server that no worker has confirmed: workers that join make them, too.
+"""Clears of stores that outlive their workers: workers that join make those that may be missing.
 
-A worker repeats a clear that failed, and finds nothing before, but forgets it when it ends. What is
-left on the server would be found by the worker in its place.
+On a server one worker clears for all, and what it leaves would be found by the worker in its place.
+So workers that join make the clears that none has confirmed. Files on a disk may have no worker
+while others clear. So a worker with a disk that joins is told of all clears, with marks by which
+its files know those that they have made.
 """
 
 import itertools
+import secrets
 from functools import partial
 
+from contract.sections.store_moves import ClearMark
 from scheduler_svc.kv_moves.store_planning import OnCleared
 from scheduler_svc.scheduler import Scheduler
 
+DISK = "disk"
+"""Kind of the stores whose files keep the marks of clears."""
 SHARED = "shared"
 """Kind of the stores that several workers have together."""
+MAX_TENANTS = 64
+"""Tenants whose clears are remembered; those of more are remembered as one of all tenants."""
+
+
+def _nothing(_fault: str) -> None:
+    """Takes the end of a clear that nothing waits for."""
 
 
 class UnfinishedClears:
-    """Clears of a cluster that have not ended, by what the workers' blocks share and by tenant."""
+    """Clears that a cluster was asked for, by tenant; None is all of them."""
 
     def __init__(self) -> None:
+        self._issuer = secrets.token_bytes(16)
         self._numbers = itertools.count(1)
-        self._begun: dict[tuple[str, str | None], int] = {}
-        """Number of the last clear."""
+        self._of_disks: dict[str | None, int] = {}
+        """Number of the last clear, ascending; a clear of all stands for those before."""
+        self._of_servers: dict[tuple[str, str | None], int] = {}
+        """Number of the last clear that has not ended, by what the workers' blocks share."""
 
-    def begin(self, scheduler: Scheduler, tenant: str | None, on_cleared: OnCleared) -> None:
+    def ask(self, tenant: str | None) -> int:
+        """Returns the number of a new clear, and remembers it for disks whose workers join."""
+        number = next(self._numbers)
+        self._of_disks.pop(tenant, None)
+        if tenant is None or len(self._of_disks) >= MAX_TENANTS:
+            self._of_disks = {None: number}
+        else:
+            self._of_disks[tenant] = number
+        return number
+
+    def begin(
+        self, scheduler: Scheduler, tenant: str | None, number: int, on_cleared: OnCleared
+    ) -> None:
         """Clears a worker's caches and store; see `Scheduler.clear_prefix_cache`."""
-        if scheduler.store is not None and scheduler.store.kind == SHARED:
-            number = self._begun[_format(scheduler), tenant] = next(self._numbers)
+        if _kind(scheduler) == SHARED:
+            self._of_servers[_format(scheduler), tenant] = number
             on_cleared = partial(self._ended, _format(scheduler), tenant, number, on_cleared)
-        scheduler.clear_prefix_cache(tenant, on_cleared)
+        scheduler.clear_prefix_cache(tenant, on_cleared, ClearMark(self._issuer, number))
 
     def join(self, scheduler: Scheduler) -> None:
-        """Has a worker that joins make the clears that none has confirmed."""
-        if scheduler.store is not None and scheduler.store.kind == SHARED:
-            for tenant in {tenant: None for _, tenant in self._begun}:
-                self.begin(scheduler, tenant, lambda _fault: None)
+        """Has a worker that joins make the clears that its store may lack."""
+        clears: dict[str | None, int] = {}
+        if _kind(scheduler) == DISK:
+            clears = self._of_disks
+        elif _kind(scheduler) == SHARED:
+            clears = {tenant: number for (_, tenant), number in self._of_servers.items()}
+        for tenant, number in clears.items():
+            self.begin(scheduler, tenant, number, _nothing)
 
     def _ended(
         self, of: str, tenant: str | None, number: int, on_cleared: OnCleared, fault: str
     ) -> None:
-        for key, begun in list(self._begun.items()):
+        for key, begun in list(self._of_servers.items()):
             is_done = key[0] == of and begun <= number and tenant in (None, key[1])
             if is_done and not fault:
-                del self._begun[key]
+                del self._of_servers[key]
         on_cleared(fault)
+
+
+def _kind(scheduler: Scheduler) -> str:
+    return "" if scheduler.store is None else scheduler.store.kind
 
 
 def _format(scheduler: Scheduler) -> str:

@@ -22,7 +22,8 @@ examples
   signalbox cache clear                                       # all that a service has cached
   signalbox cache clear --scheduler HOST:50052 --tenant team-a
 Files in a folder that a worker has open are only cleared through its scheduler.
-Repeat a clear of a service that failed if its scheduler has started again since.
+A scheduler that starts again has forgotten the clears that stores of absent workers lack.
+Repeat one then that failed, or that a worker with --kv-disk has missed.
 """
 _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 
@@ -94,8 +95,8 @@ async def _clear_service(options: dict[str, Any]) -> None:
         faults = await client.clear_cache(options["tenant"])
     if not faults:
         raise ValueError(
-            "no worker has joined, and the scheduler remembers no clear for later ones: repeat it"
-            " when one has, or name the folder of --kv-disk or the URL of --kv-store"
+            "no worker has joined: nothing is cleared yet. Workers with --kv-disk clear it when"
+            " they join; for --kv-store repeat it then, or name the URL"
         )
     for worker, fault in faults.items():
         print(f"{worker}: {fault or 'cleared'}")

@@ -4,11 +4,16 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from contract.model import StoreCapacity, WorkerCapacity
+from contract.sections.store_moves import ClearMark
+from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.memory_store import MemoryStore
 from gpu_worker.simulated.simulated_config import SimulatedConfig
@@ -17,6 +22,7 @@ from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.replay.replay_codec import Replay
+from tests.gpu_worker.kv_disk import disks
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -89,8 +95,8 @@ class FaultyStore:
     def remove(self, key: bytes) -> None:
         self._store.remove(key)
 
-    def clear(self, tenant: bytes | None) -> None:
-        self._store.clear(tenant)
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
+        self._store.clear(tenant, mark)
 
     def usage(self) -> StoreUsage:
         return self._store.usage()
@@ -185,6 +191,51 @@ async def test_a_clear_of_the_service_reaches_memory_and_stores(
     replay = Replay(str(recording), checks=True)
     assert replay.run() is None
     assert replay.num_left_over == 0
+
+
+class DiskRunner(SimulatedRunner):
+    """Announces its store as one on a disk."""
+
+    def profile(self) -> WorkerCapacity:
+        return replace(super().profile(), store=StoreCapacity(kind="disk"))
+
+
+@asynccontextmanager
+async def worker_with_disk(scheduler: RunningScheduler, path: Path) -> AsyncIterator[DiskStore]:
+    store = disks.make_store(path, block_bytes=8 * CONFIG.block_size)
+    try:
+        async with running_worker(scheduler.address, lambda: DiskRunner(CONFIG, store=store)):
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+            await assert_idle(scheduler)  # nothing is looked up during a clear
+            yield store
+            await assert_idle(scheduler)
+        await eventually(lambda: not scheduler.cluster.step_loops)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("tenant", [None, ""])
+async def test_files_of_a_worker_that_was_away_are_cleared_once_when_it_is_back(
+    tmp_path: Path, tenant: str | None
+) -> None:
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        router(scheduler.address) as client,
+    ):
+        async with worker_with_disk(scheduler, tmp_path):
+            assert await ask(client, 1, PROMPT) == 0
+            assert await ask(client, 2, PROMPT) == 64
+        async with worker_with_disk(scheduler, tmp_path):
+            assert await ask(client, 3, PROMPT) == 64
+        request = scheduler_pb2.ClearCacheRequest(tenant=tenant)
+        assert not (await client.stub.ClearCache(request)).workers
+        async with worker_with_disk(scheduler, tmp_path) as store:
+            assert await ask(client, 4, PROMPT) == 0
+            assert await ask(client, 5, PROMPT) == 64
+            await assert_idle(scheduler)
+            assert store.usage().num_blocks == 10, "those of the prompt, and of the answer"
+        async with worker_with_disk(scheduler, tmp_path):
+            assert await ask(client, 6, PROMPT) == 64
 
 
 async def conversations(client: Router, rng: random.Random, kill: Callable[[], None]) -> None:

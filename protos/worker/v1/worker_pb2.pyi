@@ -311,12 +311,22 @@ class StoreMoves(_message.Message):
     def __init__(self, cancelled_move_ids: _Optional[bytes] = ..., clears: _Optional[_Iterable[_Union[ClearStore, _Mapping]]] = ..., finds: _Optional[_Iterable[_Union[FindBlocks, _Mapping]]] = ..., fetches: _Optional[_Iterable[_Union[FetchBlocks, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreBlocks, _Mapping]]] = ..., lends: _Optional[_Iterable[_Union[LendBlocks, _Mapping]]] = ...) -> None: ...
 
 class ClearStore(_message.Message):
-    __slots__ = ("move_id", "tenant")
+    __slots__ = ("move_id", "tenant", "mark")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     move_id: int
     tenant: str
-    def __init__(self, move_id: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    mark: ClearMark
+    def __init__(self, move_id: _Optional[int] = ..., tenant: _Optional[str] = ..., mark: _Optional[_Union[ClearMark, _Mapping]] = ...) -> None: ...
+
+class ClearMark(_message.Message):
+    __slots__ = ("issuer", "number")
+    ISSUER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    issuer: bytes
+    number: int
+    def __init__(self, issuer: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class FindBlocks(_message.Message):
     __slots__ = ("move_id", "hashes")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.sections.store_moves import ClearMark
+from gpu_worker.kv_disk.disk_index import DiskIndex
 from gpu_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.move_queue import MoveQueue
@@ -152,6 +154,70 @@ def test_clearing_a_tenant_leaves_nothing_of_it_on_the_device(tmp_path: Path) ->
     assert held(store, range(16)) == set()
     assert not blocks.read_bytes().strip(b"\0")
     store.close()
+
+
+def test_files_make_a_clear_that_came_without_a_worker_once(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(4), tenant=b"a")
+    write(store, *range(4, 8), tenant=b"b")
+    store.close()
+    store = make_store(tmp_path)
+    store.clear(b"a", mark(3))
+    assert held(store, range(8)) == {4, 5, 6, 7}
+    write(store, *range(4), tenant=b"a")
+    store.close()
+    store = make_store(tmp_path)
+    store.clear(b"a", mark(3))  # what was written since then is not meant
+    store.clear(b"a", mark(2))
+    assert held(store, range(8)) == set(range(8))
+    store.clear(b"b", mark(2))  # the number of another tenant does not say that it was made
+    assert held(store, range(8)) == {0, 1, 2, 3}
+    store.clear(b"a", mark(4))
+    assert held(store, range(8)) == set()
+    store.close()
+
+
+def test_a_clear_of_all_counts_for_each_tenant_and_one_of_another_scheduler_does_not(
+    tmp_path: Path,
+) -> None:
+    store = make_store(tmp_path)
+    store.clear(b"a", mark(9))
+    store.clear(None, mark(5))
+    write(store, 1, tenant=b"a")
+    store.clear(b"a", mark(9))
+    store.clear(b"b", mark(5))
+    store.clear(None, mark(4))
+    assert held(store, [1]) == {1}
+    store.clear(b"a", mark(1, issuer=b"another".ljust(16)))
+    assert held(store, [1]) == set()
+    write(store, 1, tenant=b"a")
+    store.clear(b"a")  # one without a mark is always made
+    assert held(store, [1]) == set()
+    store.close()
+
+
+def test_a_clear_that_failed_is_made_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path)
+    write(store, 1, tenant=b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskIndex, "_clear_free", failing)
+        with pytest.raises(StoreError):
+            store.clear(b"a", mark(1))
+    store.clear(b"b", mark(2))
+    assert held(store, [1]) == {1}
+    store.clear(b"a", mark(1))
+    assert held(store, [1]) == set()
+    store.close()
+
+
+def mark(number: int, issuer: bytes = b"a scheduler".ljust(16)) -> ClearMark:
+    return ClearMark(issuer, number)
+
+
+def failing(index: DiskIndex) -> None:
+    raise OSError("the device has failed")
 
 
 def test_what_was_evicted_is_gone_too_when_its_tenant_is_cleared(tmp_path: Path) -> None:

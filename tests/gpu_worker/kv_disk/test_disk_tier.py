@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_disk.store_folder import FolderError
 from gpu_worker.kv_store.block_store import StoreError
@@ -86,6 +87,32 @@ def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -
         assert tier.opened.wait(60)
         assert tier.find(keys_of(1)) == 0
         assert tier.usage().num_blocks == 0
+
+
+def test_a_worker_that_starts_again_makes_a_clear_before_anything_is_found_and_once(
+    tmp_path: Path,
+) -> None:
+    mark = ClearMark(b"a scheduler".ljust(16), 1)
+
+    with opened(tmp_path) as tier:
+        assert tier.opened.wait(60)
+        assert write(tier, 1)
+    for is_cleared in (True, False):
+        known = threading.Event()
+
+        def identify_late(
+            digests: Digests, is_called_off: Callable[[], bool], known: threading.Event = known
+        ) -> bytes:
+            assert known.wait(60)
+            return IDENTITY
+
+        with opened(tmp_path, identify_late) as tier:
+            with pytest.raises(StoreError, match="not open"):
+                tier.clear(None, mark)
+            known.set()
+            assert tier.opened.wait(60)
+            assert tier.find(keys_of(1)) == (0 if is_cleared else 1)
+            assert write(tier, 1)
 
 
 def test_a_tier_that_cannot_open_stays_off_and_says_so(

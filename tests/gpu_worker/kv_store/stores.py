@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.memory_store import MemoryStore
 
@@ -61,7 +62,7 @@ class HangingStore(MemoryStore):
         self._wait()
         return super().write(key, data, tenant)
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         self._wait()
         super().clear(tenant)
 
@@ -87,5 +88,5 @@ class FailingStore(MemoryStore):
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
         raise self._error
 
-    def clear(self, tenant: bytes | None) -> None:
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         raise self._error

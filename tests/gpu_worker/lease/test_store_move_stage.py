@@ -11,6 +11,7 @@ from contract.errors import FailedPrecondition, InvalidArgument
 from contract.sections.store_moves import (
     BlockSource,
     Clear,
+    ClearMark,
     Fetch,
     Find,
     Lend,
@@ -30,7 +31,7 @@ from tests.waiting import EVENT_S
 HASHES = [bytes([number]) * 16 for number in range(4)]
 MOVES = StoreMoves(
     cancels=[1, 2],
-    clears=[Clear(3, None), Clear(4, ""), Clear(5, "a")],
+    clears=[Clear(3, None), Clear(4, ""), Clear(5, "a", ClearMark(b"i" * 16, 7))],
     finds=[Find(6, HASHES)],
     fetches=[
         Fetch(7, HASHES[:2], [3, 1]),
@@ -95,6 +96,7 @@ def test_a_section_is_what_its_message_decodes_to() -> None:
         ("fetches", {"hashes": b"a" * 16}, "store_moves.fetches.cpu_blocks"),
         ("stores", {"cpu_blocks": b"\0" * 4}, "store_moves.stores.cpu_blocks"),
         ("fetches", {"source": {"ticket": b"t" * 15}}, "store_moves.fetches.source.ticket"),
+        ("clears", {"mark": {"issuer": b"i" * 15}}, "store_moves.clears.mark.issuer"),
         ("lends", {"ticket": b"t" * 17, "lasts_ns": 1}, "store_moves.lends.ticket"),
         ("lends", {"ticket": b"t" * 16}, "store_moves.lends.lasts_ns"),
     ],

@@ -1,12 +1,14 @@
-"""What was to be cleared from a server is cleared by workers that join, until one has done it."""
+"""Workers that join make the clears that a server, or files on their disk, may lack."""
 
 from typing import Any
 
 import pytest
 
 from contract.model import StoreCapacity
+from contract.sections.store_moves import Clear, ClearMark
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.workers.step_loop import StepLoop
+from scheduler_svc.workers.unfinished_clears import MAX_TENANTS
 from tests.scheduler_svc.make import Loop, join_worker, make_cluster, make_loop
 
 
@@ -16,15 +18,23 @@ def join(cluster: Cluster, kind: str = "shared") -> tuple[StepLoop, Loop]:
     return steps, make_loop(steps.scheduler, kept={}, step_s=0.001)
 
 
-def clears(loop: Loop) -> list[str | None]:
-    """Has a worker do what it has to; returns the tenants that it clears."""
-    tenants: list[str | None] = []
+def made(loop: Loop) -> list[Clear]:
+    """Has a worker do what it has to; returns the clears that it makes."""
+    clears: list[Clear] = []
     while loop.send():
         if (moves := loop.scheduler.inflight[-1].store_moves) is not None:
-            tenants += [one.tenant for one in moves.clears]
+            clears += moves.clears
         loop.answer()
     loop.scheduler.check()
-    return tenants
+    return clears
+
+
+def clears(loop: Loop) -> list[str | None]:
+    return [one.tenant for one in made(loop)]
+
+
+def marks(loop: Loop) -> list[ClearMark]:
+    return [one.mark for one in made(loop) if one.mark is not None]
 
 
 @pytest.mark.parametrize("tenant", ["team-a", None])
@@ -67,10 +77,55 @@ def test_a_clear_of_all_makes_those_of_tenants() -> None:
     assert clears(loop) == []
 
 
-def test_what_a_worker_has_for_itself_is_not_cleared_for_the_sake_of_another() -> None:
+def test_a_worker_with_a_disk_is_told_of_the_clears_that_its_files_may_lack() -> None:
     cluster = make_cluster()
     first, _ = join(cluster, "disk")
+    cluster.leave(first)
+    cluster.clear_prefix_cache("team-a", lambda *_: None)
     cluster.clear_prefix_cache(None, lambda *_: None)
+    cluster.clear_prefix_cache("team-b", lambda *_: None)
+    cluster.clear_prefix_cache("team-a", lambda *_: None)
+    cluster.clear_prefix_cache("team-b", lambda *_: None)
+    for _ in range(2):  # another may have other files
+        second, loop = join(cluster, "disk")
+        assert clears(loop) == [None, "team-a", "team-b"]
+        cluster.leave(second)
+    cluster.check()
+
+
+def test_a_clear_has_the_same_mark_when_it_is_repeated_and_another_in_another_scheduler() -> None:
+    cluster = make_cluster()
+    first, loop = join(cluster, "disk")
+    cluster.clear_prefix_cache("team-a", lambda *_: None)
+    (mark,) = marks(loop)
     cluster.leave(first)
     _, loop = join(cluster, "disk")
+    assert marks(loop) == [mark]
+    cluster.clear_prefix_cache("team-a", lambda *_: None)
+    (later,) = marks(loop)
+    assert (later.issuer, later.number) == (mark.issuer, mark.number + 1)
+    other = make_cluster()
+    _, loop = join(other, "disk")
+    other.clear_prefix_cache("team-a", lambda *_: None)
+    assert marks(loop)[0].issuer != mark.issuer
+
+
+def test_clears_of_very_many_tenants_are_remembered_as_one_of_all() -> None:
+    cluster = make_cluster()
+    for number in range(MAX_TENANTS):
+        cluster.clear_prefix_cache(f"team-{number}", lambda *_: None)
+    first, loop = join(cluster, "disk")
+    assert len(clears(loop)) == MAX_TENANTS
+    cluster.clear_prefix_cache("one more", lambda *_: None)
+    assert clears(loop) == ["one more"]
+    cluster.leave(first)
+    _, loop = join(cluster, "disk")
+    assert clears(loop) == [None]
+    cluster.check()
+
+
+def test_a_worker_without_a_store_that_outlives_it_is_told_of_no_clear() -> None:
+    cluster = make_cluster()
+    cluster.clear_prefix_cache(None, lambda *_: None)
+    _, loop = join(cluster, "memory")
     assert clears(loop) == []
