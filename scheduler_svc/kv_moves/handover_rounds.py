@@ -124,9 +124,8 @@ class HandoverRounds:
         handover.fetch = None
         num_blocks = 0 if move.is_void else result.num_blocks
         for name, block in zip(move.hashes[:num_blocks], move.blocks, strict=False):
-            if name not in handover.private:
-                self._blocks.cpu.cache_block(block, name)
-            handover.landed.append((name, block))
+            is_private = name in handover.private
+            handover.landed.append((name, block if is_private else self._found(name, block)))
         for block in reversed(move.blocks[num_blocks:]):
             self._blocks.cpu.free(block)
         handover.num_blocks += num_blocks
@@ -134,6 +133,18 @@ class HandoverRounds:
         if handover.is_over:
             self.free_landed(handover)
         return handover
+
+    def _found(self, name: BlockHash, block: int) -> int:
+        """Lets a block that has come be found; returns it, or the block that held the same before,
+        which takes its place."""
+        cpu = self._blocks.cpu
+        known = cpu.find(name)
+        if known is None:
+            cpu.cache_block(block, name)
+            return block
+        cpu.share(known)
+        cpu.free(block)
+        return known
 
     def free_landed(self, handover: Handover) -> None:
         """Gives up what has come and is not on the GPU yet."""

@@ -312,6 +312,22 @@ def test_nothing_is_found_that_went_wrong_for_another_group(num_turns: int, kind
     assert num_recomputed(group) == 0
 
 
+def test_a_group_shares_the_blocks_that_it_has_at_the_taker_by_hash() -> None:
+    """Also those that the CPU pool of the taker held before they came."""
+    pair = Pair(num_cpu_blocks=80)
+    group = pair.start(max_tokens=60)
+    seq, taker = group.sequences[0], pair.loops[1].scheduler.blocks
+    for name in seq.block_hashes[4][:5]:
+        block = taker.cpu.allocate()
+        taker.cpu.cache_block(block, name)
+        pair.store(1).cpu[block] = dict(pair.content[name])
+        taker.cpu.free(block)
+    pair.hand_over(group)
+    assert [taker.gpu.find(name) for name in seq.block_hashes[4][:5]] == seq.block_table[:5]
+    pair.assert_right()
+    assert num_recomputed(group) == 0
+
+
 @pytest.mark.parametrize("num_turns", [0, 1, 2])
 def test_a_group_does_not_go_to_blocks_that_went_wrong_at_the_taker(num_turns: int) -> None:
     pair = Pair(num_cpu_blocks=80)
