@@ -72,6 +72,12 @@ class PeerFetch:
         """False once the fetch has ended, so that the lend is about to end, too."""
         return self.reader.awaits(self.fetch)
 
+    @property
+    def goes_on(self) -> bool:
+        """True if the blocks are being read, and neither move was called off."""
+        moves = (self.fetch, self.lend)
+        return self.is_read and all(one is None or one.cancelled_at is None for one in moves)
+
 
 class Lending:
     """The blocks that one worker lends and borrows.
@@ -221,7 +227,7 @@ class Lending:
     @property
     def _num_spare(self) -> int:
         num_lent = sum(len(move.blocks) for move, one in self._lends.items() if one.is_read)
-        return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent - len(self.ahead))
+        return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent)
 
     def num_found(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks either pool has."""
@@ -249,6 +255,8 @@ class Lending:
         """Lends what is wanted, as far as it is still here."""
         self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
         wanted, self._wanted = self._wanted, {}
+        for pair in self._lends.values() if wanted else ():
+            self.forget_ahead(pair)  # what is wanted now comes first
         for pair in wanted:
             if not self._num_spare:
                 self._wanted[pair] = None  # until what is lent has been read
@@ -276,8 +284,8 @@ class Lending:
         It comes in fewer and longer parts so, as each part has to wait for steps of both workers.
         """
         num_ahead = len(pair.ahead)
-        rest = pair.fetch.hashes[num_lent + num_ahead :]
-        if pair.is_read and self._keeps_more(pair, num_ahead // MAX_PLANS_AHEAD):
+        rest = pair.fetch.hashes[num_lent + num_ahead : num_lent + self._num_spare]
+        if pair.goes_on and self._keeps_more(pair, num_ahead // MAX_PLANS_AHEAD):
             public = list(itertools.takewhile(lambda one: one not in pair.private, rest))
             pair.ahead += self._take_copies(pair, public)
 

@@ -443,7 +443,7 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
     assert [one.num_blocks for one in fetched] == [3, 2]
 
 
-def reading_in_parts() -> tuple[Workers, SequenceGroup]:
+def reading_in_parts(num: int = 2) -> tuple[Workers, SequenceGroup]:
     """Returns workers the second of which reads the first part of PROMPT, and the request for it.
 
     A plan of the first copies one block at most, and has copied the others ahead meanwhile.
@@ -451,7 +451,7 @@ def reading_in_parts() -> tuple[Workers, SequenceGroup]:
     cost = CostModel(
         block_bytes=BLOCK_BYTES, copy_bytes_per_s=200 * BLOCK_BYTES, prefill_tokens_per_s=100
     )
-    workers = made(cost=cost)
+    workers = made(num=num, cost=cost)
     workers.store(1).ends_at_once = False
     group = workers.add()
     workers.step(1)
@@ -483,6 +483,37 @@ def test_copies_that_were_made_ahead_are_free_if_the_request_ends() -> None:
     workers.finish(0, 1)
 
 
+def test_copies_that_were_made_ahead_make_way_for_another_reader() -> None:
+    workers, group = reading_in_parts(num=3)
+    assert workers.lending(0).num_lendable == 4  # as far as a group that is handed over sees
+    workers.store(2).ends_at_once = False
+    other = workers.add()
+    workers.step(2)
+    workers.step(0)
+    assert [len(lend.hashes) for lend in workers.store(0).pending.values()] == [1, 4]
+    for store in (workers.store(1), workers.store(2)):
+        store.ends_at_once = True
+        store.end(*store.pending)
+    workers.finish(2, 1, 0)
+    assert outputs(group) == outputs(other) == [expected(PROMPT, num_tokens=2)]
+
+
+@pytest.mark.parametrize("ends_lend", [False, True])
+def test_nothing_is_copied_ahead_for_a_fetch_that_is_called_off(ends_lend: bool) -> None:
+    workers, group = reading_in_parts()
+    owner, reader = workers.lending(0), workers.lending(1)
+    (pair,) = reader._fetches.values()
+    owner.forget_ahead(pair)
+    if ends_lend:
+        reader.cancel(pair.fetch, workers.now)
+    else:
+        reader.call_off(pair, workers.now)
+    workers.loops[0].send()
+    assert not owner.ahead
+    workers.loops[0].answer()
+    assert_computed(workers, group, 1, 0, most_cached=20)
+
+
 @pytest.mark.parametrize("is_all", [False, True], ids=["clear", "reset"])
 def test_copies_that_were_made_ahead_are_found_by_nothing_after_a_clear(is_all: bool) -> None:
     workers, group = reading_in_parts()
@@ -492,7 +523,9 @@ def test_copies_that_were_made_ahead_are_found_by_nothing_after_a_clear(is_all: 
     else:
         owner.clear_prefix_cache(None, lambda fault: None)
     assert not owner.blocks.cpu.hashes
-    assert_computed(workers, group, 1, 0, most_cached=4)
+    workers.step(0)  # which ends the lend, and so the fetch
+    workers.store(1).end(*workers.store(1).pending)
+    assert_computed(workers, group, 1, 0)
 
 
 @pytest.mark.parametrize("num_cpu_blocks", [1, 3])
