@@ -24,6 +24,8 @@ Ctrl-C.
 """
 SERVICES = ("serve", "demo", "run", "router", "scheduler", "worker")
 COMMON = {"--help", "--debug"}
+ESCAPED = "\\|"
+"""A bar within a cell of a table."""
 
 
 def text() -> str:
@@ -79,7 +81,8 @@ def _row(action: argparse.Action) -> str:
     names = ", ".join(action.option_strings)
     shown = f"{names}{'' if isinstance(action, argparse.BooleanOptionalAction) else value}"
     meaning = " ".join((action.help or "").split()) % {**vars(action), "prog": "signalbox"}
-    return f"| `{shown if names else metavar}` | {meaning} |\n".replace("||", "\\|\\|")
+    cells = (f"`{shown if names else metavar}`", meaning)
+    return f"| {' | '.join(cell.replace('|', ESCAPED) for cell in cells)} |\n"
 
 
 if __name__ == "__main__":

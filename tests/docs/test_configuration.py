@@ -1,5 +1,6 @@
 """The tables of the docs list each setting and each flag of vLLM as it is declared."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ def test_a_page_has_the_tables_as_they_are_declared(path: Path) -> None:
 def test_the_page_of_the_commands_is_what_their_parsers_say() -> None:
     text = cli_reference.PAGE.read_text(encoding="utf-8")
     assert text == cli_reference.text(), "make docs writes the page again"
+
+
+def test_a_row_about_a_flag_has_two_cells() -> None:
+    """Also where a flag takes one of several words, with bars between them."""
+    rows = [line for line in cli_reference.text().splitlines() if line.startswith("|")]
+    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {4}
 
 
 def test_the_site_lists_each_page_once() -> None:
