@@ -98,7 +98,7 @@ def read(
     for direction, number in (("lend", num_lends), ("read", num_reads)):
         families.gauge(
             "worker_kv_peer_moves",
-            "Moves of KV blocks under way to other workers, which keep the blocks, and from them.",
+            "Lends of KV blocks under way to other workers, which pin them here, and reads.",
             number, **name, direction=direction,
         )  # fmt: skip
     if store is not None:

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 LOADING_POLL_S = 0.002
 """Least time between empty steps while a request loads."""
 POLL_SHARE = 1 / 8
-"""Share of the time since a move last began or ended that it may be longer: each empty step takes
-the time of processes that move blocks, or compute beside them."""
+"""Share of the time since a move last began or ended that passes between them, if that is more: an
+empty step takes time from the processes that move blocks, or compute beside them."""
 POLL_S = 0.05
 """Most time between empty steps, and the time while no request waits for moves."""
 
