@@ -131,9 +131,8 @@ class MoveQueue(PoolMoves):
     ) -> None:
         with _Failing(move):
             move.begin(0)
-            self._store.clear(
-                tenant, mark
-            )  # even if it was cancelled: what is cleared must not return
+            # Even if it was cancelled: what is cleared must not return.
+            self._store.clear(tenant, mark)
             move.end()
 
     def _remove(self, key: bytes, buffer: memoryview) -> None:

@@ -1,5 +1,6 @@
 """The address of a shared store, and what protection it must have."""
 
+import os
 from typing import Any
 
 import pytest
@@ -10,6 +11,14 @@ from gpu_worker.store_url import checked_url, exposure, redis_address
 from gpu_worker.worker_settings import EngineSettings, WorkerSettings
 
 REMOTE = "rediss://kv.example.com"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes those away that the machine has for its own stores."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "AZURITE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
 
 
 def test_the_parts_of_a_redis_address_are_read() -> None:

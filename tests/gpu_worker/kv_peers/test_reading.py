@@ -231,13 +231,18 @@ Harm = Callable[[LentBlocks, int], bytearray | None]
 
 
 def harmed(monkeypatch: pytest.MonkeyPatch, harm: Harm) -> None:
-    """Lets something happen when the second block is copied out."""
-    copy_out = LentBlocks.copy_out
-    monkeypatch.setattr(
-        LentBlocks,
-        "copy_out",
-        lambda lent, index: harm(lent, index) if index == 1 else copy_out(lent, index),
-    )
+    """Lets something happen when the second block is copied out, after the first."""
+    copy_out, is_first_out = LentBlocks.copy_out, threading.Event()
+
+    def copy_or_harm(lent: LentBlocks, index: int) -> bytearray | None:
+        if index == 1:
+            assert is_first_out.wait(EVENT_S)
+            return harm(lent, index)
+        block = copy_out(lent, index)
+        is_first_out.set()
+        return block
+
+    monkeypatch.setattr(LentBlocks, "copy_out", copy_or_harm)
 
 
 async def test_a_lease_that_ends_while_it_is_read_ends_the_reading(
