@@ -47,9 +47,10 @@ class StepsInFlight(deque[StepPlan]):
 
     def expected_s(self) -> float:
         """Returns how long all take, as prompts do or as the last decodes did."""
-        return sum(
-            self._cost.last_decode_s
-            if plan.num_decodes == plan.total_tokens
-            else self._cost.recompute_s(plan.total_tokens)
-            for plan in self
-        )
+        return sum(map(self._expected_s, self))
+
+    def _expected_s(self, plan: StepPlan) -> float:
+        num_tokens = plan.total_tokens
+        if num_tokens > plan.num_decodes:
+            return self._cost.recompute_s(num_tokens)
+        return self._cost.last_decode_s if num_tokens else 0.0  # it asks for the ends of moves
