@@ -41,12 +41,12 @@ class SharedStore:
         return True
 
     def find(self, keys: Sequence[bytes]) -> int:
-        self._check_cleared()
+        self.check_cleared()
         with self._calling("looking up blocks"):
             return self._server.count_leading([self._seal.names.block(key) for key in keys])
 
     def read(self, key: bytes, into: memoryview) -> bool:
-        self._check_cleared()
+        self.check_cleared()
         name = self._seal.names.block(key)
         with self._calling("reading a block"):
             sealed = self._server.read(name)
@@ -57,7 +57,7 @@ class SharedStore:
             return False
 
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
-        self._check_cleared()
+        self.check_cleared()
         sealed = self._seal.seal(key, data, tenant)
         with self._calling("writing a block"):
             self._server.write(self._seal.names.block(key), sealed)
@@ -85,7 +85,8 @@ class SharedStore:
         with suppress(OSError):
             self._server.close()
 
-    def _check_cleared(self) -> None:
+    def check_cleared(self) -> None:
+        """Raises StoreError if a clear has failed and has not been made since."""
         if self._unfinished:
             raise StoreError("a clear of the KV store has not ended")
 

@@ -46,6 +46,15 @@ class SharedTier(LateStore[SharedStore]):
         logger.info("shared tier of KV blocks: %s, blocks of model %s", place, group[:8])
         return SharedStore(server, seal, Bypass(place))
 
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
+        """Ends when the server is cleared: no scheduler has another worker repeat a clear that one
+        has confirmed. Before the tier is open it waits for that."""
+        super().clear(tenant, mark)
+        self.opened.wait()
+        if (store := self._store) is None:
+            raise StoreError("the shared tier is not open")
+        store.check_cleared()
+
     def _clear(self, store: SharedStore, tenant: bytes | None, mark: ClearMark | None) -> None:
         with suppress(StoreError):  # the store repeats it
             store.clear(tenant, mark)

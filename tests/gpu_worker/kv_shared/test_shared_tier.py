@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     write_secret,
 )
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
+from tests.waiting import wait_until
 
 Digests = MutableMapping[str, str]
 
@@ -111,11 +113,11 @@ def test_a_clear_before_the_weights_are_known_is_made_then(tmp_path: Path) -> No
 
     with redis() as server:
         assert make_store(server).write(key_of(1), memoryview(data_of(1)), b"t")
-        with opened(tmp_path, server.url, identify_late) as tier:
+        with opened(tmp_path, server.url, identify_late) as tier, clearing(tier) as cleared:
             assert tier.find(keys_of(1)) == 0
-            tier.clear(None)
+            assert not cleared.done()  # the scheduler would have no other worker repeat it
             known.set()
-            assert tier.opened.wait(60)
+            cleared.result(60)
             assert tier.find(keys_of(1)) == 0
             assert server.keys() == []
 
@@ -148,12 +150,36 @@ def test_a_worker_starts_without_its_server_and_remembers_a_clear(tmp_path: Path
         return IDENTITY
 
     with opened(tmp_path, f"redis://127.0.0.1:{free_port()}", identify_late) as tier:
-        tier.clear(None)
-        known.set()
-        assert tier.opened.wait(60)
+        with clearing(tier) as cleared:
+            known.set()
+            with pytest.raises(StoreError, match="has not ended"):
+                cleared.result(60)
         with pytest.raises(StoreError, match="has not ended"):
             tier.find(keys_of(1))
         assert tier.usage().num_failed == 1
+
+
+def test_a_clear_fails_if_the_tier_does_not_open(tmp_path: Path) -> None:
+    failing = threading.Event()
+
+    def fail_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        assert failing.wait(60)
+        raise ValueError("the weights have changed")
+
+    url = f"redis://127.0.0.1:{free_port()}"
+    with opened(tmp_path, url, fail_late) as tier, clearing(tier) as cleared:
+        failing.set()
+        with pytest.raises(StoreError, match="not open"):
+            cleared.result(60)
+
+
+@contextmanager
+def clearing(tier: SharedTier) -> Iterator[Future[None]]:
+    """Yields the end of a clear that has come before the tier is open."""
+    with ThreadPoolExecutor(1) as pool:
+        cleared = pool.submit(tier.clear, None)
+        wait_until(lambda: tier._clears)
+        yield cleared
 
 
 URL = "redis://127.0.0.1"
