@@ -39,11 +39,17 @@ def read_password(path: Path) -> str:
 
 def _read(path: Path, flag: str) -> bytes:
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            content = file.read(_MAX_BYTES + 1)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
+        try:
+            status = os.fstat(fd)
+            is_file = stat.S_ISREG(status.st_mode)
+            content = os.read(fd, _MAX_BYTES + 1) if is_file else b""
+        finally:
+            os.close(fd)
     except OSError as error:
         raise SecretFileError(f"{flag} {path} cannot be read: {error.strerror}") from None
+    if not is_file:
+        raise SecretFileError(f"{flag} {path} is no regular file; give one")
     forbidden = {0: _OTHERS_OF_ROOT, os.geteuid(): _OTHERS}.get(status.st_uid)
     if forbidden is None or status.st_mode & forbidden:
         raise SecretFileError(

@@ -63,8 +63,11 @@ def run(options: dict[str, Any]) -> None:
     Workers that have some of the files in a folder are a ValueError, too.
     """
     is_list, place = options["action"] == "list", options["place"]
-    if is_list and options["tenant"] is not None:
+    tenant = options["tenant"]
+    if is_list and tenant is not None:
         raise ValueError("--tenant has no effect with list; its names are not stored")
+    if tenant is not None and not _is_text(tenant):
+        raise ValueError("--tenant is no UTF-8 text; give the name as requests have it")
     if not is_list and options["json"]:
         raise ValueError("--json has no effect with clear")
     if place is None:
@@ -83,6 +86,15 @@ def run(options: dict[str, Any]) -> None:
         _list_folder(Path(place), as_json=options["json"])
     else:
         _clear_folder(Path(place), options["tenant"])
+
+
+def _is_text(argument: str) -> bool:
+    """Says whether an argument is text; bytes that are not UTF-8 arrive as surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse(options: dict[str, Any], names: tuple[str, ...], where: str) -> None:

@@ -59,6 +59,17 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_password(write_secret(tmp_path / "password", b"\xff"))
 
 
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    for path in (pipe, tmp_path):
+        with pytest.raises(SecretFileError, match="is no regular file"):
+            read_key(path)
+    link = tmp_path / "link"
+    link.symlink_to(write_secret(tmp_path / "key", b"s" * 32))
+    assert read_key(link) == b"s" * 32, "Kubernetes mounts secrets as links"
+
+
 def test_a_name_says_nothing_without_the_key() -> None:
     secrets = (b"a" * 32, b"b" * 32, b"")
     names = [BlockNames(secret, identity=IDENTITY) for secret in secrets]

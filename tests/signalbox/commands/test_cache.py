@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,15 @@ def test_advice_on_a_folder_that_is_no_worker_s_changes_no_mode_of_it(
     err = capsys.readouterr().err
     assert "name the folder, no link, of a worker's --kv-disk" in err
     assert "chmod" not in err
+
+
+def test_a_tenant_whose_name_is_no_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_store(tmp_path).close()
+    for place in ([], [str(tmp_path / "kv")]):
+        assert main(["cache", "clear", *place, "--tenant", os.fsdecode(b"team-\xff")]) == 1
+        assert "--tenant is no UTF-8 text" in capsys.readouterr().err
 
 
 def test_files_of_a_running_worker_are_left_and_named(
