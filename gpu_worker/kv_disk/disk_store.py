@@ -253,8 +253,15 @@ class DiskStore:
             code = getattr(error, "sqlite_errorcode", None)
             if code is not None and code & 0xFF in _DAMAGED:
                 self._is_damaged = True
-            kind = (what, code or getattr(error, "errno", None))
-            self._fail(kind, f"{what} failed: {error}")
+            if self._folder.is_deleted:
+                self._fail(
+                    "deleted",
+                    f"the folder {self._folder.path} was deleted; nothing more is kept until you"
+                    " start the worker again, which makes it anew",
+                )
+            else:
+                kind = (what, code or getattr(error, "errno", None))
+                self._fail(kind, f"{what} failed: {error}")
             raise StoreError(f"{what}: {error}") from error
 
     def _fail(self, kind: object, text: str) -> None:

@@ -92,6 +92,11 @@ class StoreFolder:
                 " order of writes the disk tier cannot rely on; give a folder on a local disk"
             )
 
+    @property
+    def is_deleted(self) -> bool:
+        """True if the folder is gone; one that was made in its place is another."""
+        return os.fstat(self._fd).st_nlink == 0
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 import time
@@ -218,6 +219,25 @@ def mark(number: int, issuer: bytes = b"a scheduler".ljust(16)) -> ClearMark:
 
 def failing(index: DiskIndex) -> None:
     raise OSError("the device has failed")
+
+
+def test_a_folder_that_was_deleted_is_named_once_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path, piece_blocks=1)
+    assert write(store, 1) == [True]
+    shutil.rmtree(tmp_path / "kv")
+    (tmp_path / "kv").mkdir(mode=0o700)
+    for number in (2, 3):
+        with pytest.raises(StoreError):
+            write(store, number)
+    with pytest.raises(StoreError):
+        store.maintain()
+    (said,) = caplog.messages
+    assert f"the folder {tmp_path / 'kv'} was deleted" in said
+    assert "start the worker again" in said
+    assert held(store, [1]) == {1}
+    store.close()
 
 
 def test_what_was_evicted_is_gone_too_when_its_tenant_is_cleared(tmp_path: Path) -> None:
