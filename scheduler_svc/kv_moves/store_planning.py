@@ -40,7 +40,7 @@ OnCleared = Callable[[str], None]
 """Called once with why a store could not be cleared, or with an empty text."""
 
 
-def _nothing(_fault: str) -> None:
+def nothing_waits(_fault: str) -> None:
     """Takes the end of a clear that nothing waits for."""
 
 
@@ -200,7 +200,7 @@ class StorePlanning:
         self.loading.forget_pins()
         if not self._blocks.reset_prefix_cache(self.owned):
             return False
-        self._clear_store(None, _nothing)
+        self._clear_store(None, nothing_waits)
         return True
 
     def clear(

@@ -11,7 +11,7 @@ import secrets
 from functools import partial
 
 from contract.sections.store_moves import ClearMark
-from scheduler_svc.kv_moves.store_planning import OnCleared
+from scheduler_svc.kv_moves.store_planning import OnCleared, nothing_waits
 from scheduler_svc.scheduler import Scheduler
 
 DISK = "disk"
@@ -20,10 +20,6 @@ SHARED = "shared"
 """Kind of the stores that several workers have together."""
 MAX_TENANTS = 64
 """Tenants whose clears are remembered; those of more are remembered as one of all tenants."""
-
-
-def _nothing(_fault: str) -> None:
-    """Takes the end of a clear that nothing waits for."""
 
 
 class UnfinishedClears:
@@ -64,7 +60,7 @@ class UnfinishedClears:
         elif _kind(scheduler) == SHARED:
             clears = {tenant: number for (_, tenant), number in self._of_servers.items()}
         for tenant, number in clears.items():
-            self.begin(scheduler, tenant, number, _nothing)
+            self.begin(scheduler, tenant, number, nothing_waits)
 
     def _ended(
         self, of: str, tenant: str | None, number: int, on_cleared: OnCleared, fault: str
