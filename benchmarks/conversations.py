@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -109,13 +110,17 @@ def row(server: Conversing, turns: Sequence[Sequence[tuple[int, Answer]]]) -> st
         ),
         f"{sum(answer.whole_s for turn in turns for _, answer in turn):.0f}",
         f"{computed / num_tokens:.2f}",
-        f"{_disk_bytes(server.files) / 1e6:,.0f}" if server.files else "",
+        f"{disk_bytes(server.files) / 1e6:,.0f}" if server.files else "",
     )
     return f"| {' | '.join(cells)} |"
 
 
-def _disk_bytes(folder: Path) -> int:
-    return sum(512 * path.stat().st_blocks for path in folder.iterdir())
+def disk_bytes(folder: Path) -> int:
+    num_bytes = 0
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # a journal of an index that was deleted meanwhile
+            num_bytes += 512 * path.stat().st_blocks
+    return num_bytes
 
 
 def servers(options: argparse.Namespace, room: Room, folder: Path) -> Iterator[Conversing]:

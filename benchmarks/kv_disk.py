@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -96,10 +96,11 @@ def prompts_of(num_tokens: int, *, seed: int) -> list[list[int]]:
 def drop_pages(folder: Path) -> None:
     """Has the system write the files' pages and forget them."""
     for path in folder.iterdir():
-        fd = os.open(path, os.O_RDONLY)
-        os.fdatasync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
+        with suppress(FileNotFoundError):  # a journal that an index deleted meanwhile
+            fd = os.open(path, os.O_RDONLY)
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
 
 
 def measure_first_tokens(model: str, folder: Path, num_tokens: int, **options: Any) -> FirstTokens:

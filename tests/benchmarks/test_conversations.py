@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.conversations import Script, converse, header, main, row
+from benchmarks.conversations import Script, converse, disk_bytes, header, main, row
 from benchmarks.harness.closed_loop import WrongTokenCount
+from benchmarks.kv_disk import drop_pages
 from benchmarks.peers.conversing import (
     Answer,
     LlamaConversing,
@@ -129,6 +130,13 @@ async def test_a_slot_is_restored_before_a_later_turn_and_saved_after_each(tmp_p
     ]
     assert [answer.token_ids for answer in answers] == [[5, 6]] * 2
     assert all(0 < one.first_token_s < one.whole_s and one.num_cached == 7 for one in answers)
+
+
+def test_pages_are_dropped_and_bytes_counted_while_files_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"KV" * 4096)
+    (tmp_path / "deleted").symlink_to(tmp_path / "nothing")  # is listed and cannot be opened
+    drop_pages(tmp_path)
+    assert disk_bytes(tmp_path) == 8192
 
 
 @pytest.mark.system
