@@ -222,8 +222,9 @@ class SchedulerConfig(SchedulerSettings):
     """The settings, and numbers that only tests change."""
 
     heartbeat_interval_s: float = 0.5
-    lease_s: float = 2.5
-    """Silence after which a worker is lost."""
+    lease_s: float = 2.75
+    """Silence after which a worker is lost: that of one that stands still for 2 s is no longer than
+    2.5 s, and one that has stopped is noticed within 3 s."""
     step_timeout_s: float = 10.0
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024

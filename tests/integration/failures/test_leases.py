@@ -52,6 +52,25 @@ async def test_a_connection_that_stands_still_for_less_than_the_lease_costs_none
     assert "worker lost" not in caplog.text
 
 
+async def test_a_step_stream_that_stands_still_costs_no_lease_while_heartbeats_arrive(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As of a worker that has no processor for a while."""
+    async with (
+        fault_proxy(0) as steps,
+        running_scheduler(SchedulerConfig(port=0, lease_s=60)) as scheduler,
+        running_worker(scheduler.address, simulated(), behind=steps),
+    ):
+        await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+        step_loop = scheduler.cluster.step_loops[0]
+        steps.freeze()
+        await asyncio.sleep(4.0)
+        steps.thaw()
+        await asyncio.sleep(0.5)
+        assert scheduler.cluster.step_loops == [step_loop]
+    assert "opening it again" not in caplog.text
+
+
 async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
