@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contract.sections.store_moves import ClearMark
-from gpu_worker.kv_disk.index_schema import IndexUnusable, connect, prepare
+from gpu_worker.kv_disk.index_schema import (
+    IndexUnusable,
+    check_owner,
+    connect,
+    connect_read_only,
+    prepare,
+)
 
 _NUM_KEYS = (1, 15, 240, 256)
 """Keys of the first statements of a lookup; later ones have as many as the last."""
@@ -30,14 +36,23 @@ class StoredBlock(NamedTuple):
 
 
 class DiskIndex:
-    """An open index. Methods raise sqlite3.Error, the constructor IndexUnusable too."""
+    """An open index. Methods raise sqlite3.Error, the constructor IndexUnusable too.
 
-    def __init__(self, path: Path, *, identity: bytes, block_bytes: int) -> None:
+    Args:
+        is_read_only: what changes the index raises.
+    """
+
+    def __init__(
+        self, path: Path, *, identity: bytes, block_bytes: int, is_read_only: bool = False
+    ) -> None:
+        self.is_read_only = is_read_only
         self._writing, self._reading = threading.RLock(), threading.Lock()
-        self._writer = connect(str(path))
+        open_one = connect_read_only if is_read_only else connect
+        self._writer = open_one(str(path))
         try:
-            prepare(self._writer, identity=identity, block_bytes=block_bytes)
-            self._reader = connect(str(path))
+            make_or_check = check_owner if is_read_only else prepare
+            make_or_check(self._writer, identity=identity, block_bytes=block_bytes)
+            self._reader = open_one(str(path))
         except BaseException:
             self._writer.close()
             raise

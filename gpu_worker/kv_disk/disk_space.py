@@ -9,6 +9,7 @@ with less find it.
 import logging
 
 from gpu_worker.kv_disk.disk_index import DiskIndex
+from gpu_worker.kv_disk.index_schema import LOG_BYTES
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import StoreFolder
 
@@ -54,6 +55,7 @@ class DiskSpace:
             holes, first = index.holes(self._num_slots), index.num_slots
             num_new = self._num_slots - len(holes)
             try:
+                self._folder.check_free(self._piece_bytes + LOG_BYTES)  # the index's log needs some
                 for slot in holes:
                     self._slots.allocate(slot, 1)
                 if num_new:
@@ -118,8 +120,9 @@ class DiskSpace:
         return num_evicted
 
     def give_back(self, index: DiskIndex) -> None:
-        """Gives the space of cleared slots back; it is gone from the device on return."""
-        if cleared := index.cleared():
+        """Gives the space of cleared slots back; it is gone from the device on return. Does nothing
+        if it could not be noted in the index."""
+        if (cleared := index.cleared()) and not index.is_read_only:
             self._slots.punch(cleared)
             self._slots.sync()
             index.make_holes()

@@ -6,7 +6,8 @@ changed, or put elsewhere are not returned, whatever order the device wrote them
 `MAINTENANCE_S` both are synced. Only `clear` waits for the device.
 
 An error is a miss for the scheduler; the log has the first of each kind. A damaged index is
-replaced by an empty one.
+replaced by an empty one. One that cannot be written to, as on a disk that is full, is read alone
+until it can be.
 """
 
 import hashlib
@@ -14,15 +15,15 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 
 from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_index import DiskIndex, StoredBlock
 from gpu_worker.kv_disk.disk_space import PIECE_BYTES, DiskSpace
 from gpu_worker.kv_disk.file_calls import FileCalls
-from gpu_worker.kv_disk.index_schema import IndexUnusable
+from gpu_worker.kv_disk.index_opening import open_empty_index, open_index
+from gpu_worker.kv_disk.index_schema import LOG_BYTES
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
@@ -58,53 +59,32 @@ class DiskStore:
         calls: FileCalls | None = None,
     ) -> None:
         """Takes files of this identity that no process has, or makes some. Raises StoreError."""
-        self._folder, self._identity = folder, identity
+        self._folder, self._identity, self._model = folder, identity, model
         self._block_bytes = block_bytes
         self._limit = limit
         self._lock = threading.RLock()  # of what changes blocks and space
         self._said: set[object] = set()
         self._num_evicted = self._num_failed = 0
         self._is_damaged = False
-        with self._failing("opening"), folder.locked():
+        with _opening(), folder.locked():
             files = folder.take(identity.hex()[:32])
             self._files = files
             self._slots = SlotFile(files.fd, block_bytes=block_bytes, calls=calls)
             try:
-                self._index = self._open_index()
+                self._index = open_index(folder, files, self._slots, identity=identity)
             except BaseException:
                 self._slots.close()
                 raise
         self._space = DiskSpace(
             folder, files.name, slots=self._slots, quota_bytes=quota_bytes, piece_bytes=piece_bytes
         )
-        with self._failing("opening"), self._lock:
-            self._index.set_model(model)
-            limit.continue_day(self._index.written_on(limit.day))
-            self._space.give_back(self._index)  # of a clear that did not end
-            self._count()
-
-    def _open_index(self) -> DiskIndex:
-        """Opens the index; one that is of no use is replaced, and so is what is in the slots."""
-        make = partial(
-            DiskIndex,
-            self._files.index_path,
-            identity=self._identity,
-            block_bytes=self._block_bytes,
-        )
         try:
-            index = make()
-            try:
-                index.check(num_slots=self._slots.num_slots)
-                return index
-            except BaseException:
-                index.close()
-                raise
-        except (IndexUnusable, sqlite3.DatabaseError) as error:
-            logger.warning("the index of %s is empty from now on: %s", self._files.name, error)
-        self._folder.discard_index(self._files.name)
-        self._folder.make_index(self._files.name)
-        self._slots.empty()
-        return make()
+            with _opening(), self._lock:
+                limit.continue_day(self._index.written_on(limit.day))
+                self._use_index()
+        except BaseException:
+            self._close_files()
+            raise
 
     @property
     def block_bytes(self) -> int:
@@ -136,6 +116,8 @@ class DiskStore:
 
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
         with self._failing("writing a block"), self._lock:
+            if self._index.is_read_only:
+                return False
             if self._index.find(key) is not None:
                 return True
             if not self._limit.take(self._block_bytes):
@@ -164,9 +146,19 @@ class DiskStore:
         whose = None if tenant is None else hashed_tenant(tenant)
         with self._failing("clearing"), self._lock:
             if mark is None or not self._index.has_made(whose, mark):
-                self._index.clear(whose, mark)
+                self._clear(whose, mark)
             self._space.give_back(self._index)
             self._count()
+
+    def _clear(self, tenant: bytes | None, mark: ClearMark | None) -> None:
+        if not self._index.is_read_only:
+            try:
+                return self._index.clear(tenant, mark)
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL:
+                    raise
+        self._replace_index()  # there is space to forget all, and not to forget a part
+        return self._index.clear(tenant, mark)
 
     def maintain(self) -> None:
         """Syncs what was written, and gives space back that others have a right to. Raises
@@ -174,11 +166,15 @@ class DiskStore:
         with self._failing("syncing"):
             if self._is_damaged:
                 self._replace_index()
+            if self._index.is_read_only and not self._reopen_index():
+                return
             self._slots.sync()
-            with self._lock:
-                self._index.write_touches()
-                self._index.set_written(self._limit.day, self._limit.written_today)
-            self._index.checkpoint()
+            try:
+                with self._lock:
+                    self._index.write_touches()
+                    self._index.set_written(self._limit.day, self._limit.written_today)
+            finally:  # it makes room in the log, which a disk that is full does not let grow
+                self._index.checkpoint()
             while self._give_way():
                 time.sleep(YIELD_S)
 
@@ -203,6 +199,9 @@ class DiskStore:
         """Syncs, and lets another process take the files."""
         with suppress(StoreError):
             self.maintain()
+        self._close_files()
+
+    def _close_files(self) -> None:
         with self._lock:  # no write is under way, whose descriptor might be another file's then
             with suppress(sqlite3.Error):
                 self._index.close()
@@ -225,14 +224,36 @@ class DiskStore:
                 return True
         return False
 
+    def _reopen_index(self) -> bool:
+        """Opens an index to write to that could only be read; returns whether that is done."""
+        if self._folder.has_space(LOG_BYTES):
+            self._exchange_index(open_index)
+        return not self._index.is_read_only
+
     def _replace_index(self) -> None:
+        self._exchange_index(open_empty_index)
+
+    def _exchange_index(self, opened: Callable[..., DiskIndex]) -> None:
         with self._lock, self._folder.locked():
+            self._is_damaged = True  # unless all goes well
             with suppress(sqlite3.Error):
                 self._index.close()
-            self._folder.discard_index(self._files.name)
-            self._folder.make_index(self._files.name)
-            self._index = self._open_index()
+            self._index = opened(self._folder, self._files, self._slots, identity=self._identity)
             self._is_damaged = False
+            self._use_index()
+
+    def _use_index(self) -> None:
+        if self._index.is_read_only:
+            self._say(
+                "read-only",
+                f"{self._folder.path} cannot be written to, as its disk is full; what it has is"
+                " found, and nothing is kept, until there is space",
+            )
+        else:
+            with suppress(sqlite3.Error):  # the next one that can be written to notes it
+                self._index.set_model(self._model)
+        self._space.give_back(self._index)  # of a clear that did not end
+        self._count()
 
     def _count(self) -> None:
         self._num_blocks = self._index.num_blocks()
@@ -266,9 +287,21 @@ class DiskStore:
 
     def _fail(self, kind: object, text: str) -> None:
         self._num_failed += 1
+        self._say(kind, text)
+
+    def _say(self, kind: object, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             logger.error("disk tier of KV blocks: %s (said once)", text)
+
+
+@contextmanager
+def _opening() -> Iterator[None]:
+    """Raises errors of the device and the index as StoreError."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"opening: {error}") from error
 
 
 def hashed_tenant(tenant: bytes) -> bytes:

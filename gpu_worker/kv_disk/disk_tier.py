@@ -3,6 +3,7 @@
 import json
 import logging
 from contextlib import suppress
+from functools import cached_property
 
 from contract.model import StoreCapacity
 from contract.sections.store_moves import ClearMark
@@ -64,7 +65,7 @@ class DiskTier(LateStore[DiskStore]):
     def open(self) -> DiskStore:
         store = DiskStore(
             self._folder,
-            identity=self._read_identity(),
+            identity=self._identity,
             block_bytes=self._block_bytes,
             quota_bytes=self._config.kv_disk_bytes,
             model=self._model,
@@ -79,16 +80,21 @@ class DiskTier(LateStore[DiskStore]):
         )
         return store
 
-    def _read_identity(self) -> bytes:
+    @cached_property
+    def _identity(self) -> bytes:
         known = _parsed(self._folder.read_text(_DIGESTS))
         digests = dict(known)
         identity = self._identify(digests, self.is_called_off)
         if digests != known:
-            with self._folder.locked():
-                merged = _parsed(self._folder.read_text(_DIGESTS)) | digests
-                newest = dict(list(merged.items())[-_MAX_DIGESTS:])
-                self._folder.write_text(_DIGESTS, json.dumps(newest))
+            with suppress(OSError):  # a disk that is full: the weights are read again next time
+                self._keep(digests)
         return identity
+
+    def _keep(self, digests: dict[str, str]) -> None:
+        with self._folder.locked():
+            merged = _parsed(self._folder.read_text(_DIGESTS)) | digests
+            newest = dict(list(merged.items())[-_MAX_DIGESTS:])
+            self._folder.write_text(_DIGESTS, json.dumps(newest))
 
 
 def _parsed(text: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ clears that have been made, the last of each tenant; an empty name is all tenant
 """
 
 import sqlite3
+from urllib.parse import quote
 
 FORMAT = 2
 """Changes when files of an older version cannot be read."""
@@ -64,9 +65,16 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
+def connect_read_only(path: str) -> sqlite3.Connection:
+    """Opens an index that no process writes to; needs no space. What is in a log beside it does
+    not count."""
+    uri = f"file:{quote(path)}?immutable=1"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+
 def prepare(connection: sqlite3.Connection, *, identity: bytes, block_bytes: int) -> None:
     """Makes the tables of a new index, or checks whose it is. Raises IndexUnusable."""
-    whose = {"format": FORMAT, "identity": identity, "block_bytes": block_bytes}
+    whose = _whose(identity, block_bytes)
     connection.execute("BEGIN IMMEDIATE")
     try:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -80,11 +88,21 @@ def prepare(connection: sqlite3.Connection, *, identity: bytes, block_bytes: int
                 "model": "",
             }
             connection.executemany("INSERT INTO state VALUES (?, ?)", values.items())
-        found = dict(connection.execute("SELECT name, value FROM state"))
     except sqlite3.Error:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+    check_owner(connection, identity=identity, block_bytes=block_bytes)
+
+
+def check_owner(connection: sqlite3.Connection, *, identity: bytes, block_bytes: int) -> None:
+    """Raises IndexUnusable if an index belongs to something else."""
+    whose = _whose(identity, block_bytes)
+    found = dict(connection.execute("SELECT name, value FROM state"))
     differing = [name for name, value in whose.items() if found.get(name) != value]
     if differing:
         raise IndexUnusable(f"its {differing[0]} is another")
+
+
+def _whose(identity: bytes, block_bytes: int) -> dict[str, object]:
+    return {"format": FORMAT, "identity": identity, "block_bytes": block_bytes}

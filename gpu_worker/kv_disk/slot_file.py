@@ -20,7 +20,7 @@ class SlotFile:
 
     def __init__(self, fd: int, *, block_bytes: int, calls: FileCalls | None = None) -> None:
         self._fd = fd
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self.slot_bytes = -(-block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._calls = calls or FileCalls()
         # Blocks are read whole, and not one after another.
@@ -35,9 +35,9 @@ class SlotFile:
     def read(self, slot: int, into: memoryview) -> bool:
         """Reads a block; returns False if the file ends before."""
         num_read = 0
-        while num_read < self._block_bytes:
+        while num_read < self.block_bytes:
             offset = slot * self.slot_bytes + num_read
-            count = self._calls.read(self._fd, into[num_read : self._block_bytes], offset)
+            count = self._calls.read(self._fd, into[num_read : self.block_bytes], offset)
             if not count:
                 return False
             num_read += count
@@ -45,9 +45,9 @@ class SlotFile:
 
     def write(self, slot: int, data: memoryview) -> None:
         num_written = 0
-        while num_written < self._block_bytes:
+        while num_written < self.block_bytes:
             offset = slot * self.slot_bytes + num_written
-            count = self._calls.write(self._fd, data[num_written : self._block_bytes], offset)
+            count = self._calls.write(self._fd, data[num_written : self.block_bytes], offset)
             if not count:
                 raise OSError("nothing was written")
             num_written += count

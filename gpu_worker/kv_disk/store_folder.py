@@ -10,6 +10,7 @@ files and links are refused.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -198,16 +199,35 @@ class StoreFolder:
     def measure_read(self, num_bytes: int = 16 << 20) -> float:
         """Returns the bytes a second of reading a file that is not in memory, as far as the system
         forgets it when it is asked to; 0 if that cannot be had, as of a disk that is full."""
-        name = f"probe-{secrets.token_hex(8)}"  # others may measure at the same time
         try:
-            fd = self._open(name, os.O_CREAT | os.O_EXCL)
+            with self._probe() as fd:
+                return _measured_read(fd, num_bytes)
         except OSError:
             return 0.0
+
+    def check_free(self, num_bytes: int) -> None:
+        """Raises OSError unless the file system has so many bytes free."""
+        status = os.fstatvfs(self._fd)
+        if status.f_bavail * status.f_frsize < num_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def has_space(self, num_bytes: int) -> bool:
+        """Says whether the disk has space, and the user may take it."""
+        try:
+            with self._probe() as fd:
+                os.posix_fallocate(fd, 0, num_bytes)
+        except OSError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _probe(self) -> Iterator[int]:
+        """Yields a new file, which is gone afterwards."""
+        name = f"probe-{secrets.token_hex(8)}"  # others may have one at the same time
+        fd = self._open(name, os.O_CREAT | os.O_EXCL)
         try:
             os.unlink(name, dir_fd=self._fd)
-            return _measured_read(fd, num_bytes)
-        except OSError:
-            return 0.0
+            yield fd
         finally:
             os.close(fd)
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from gpu_worker.kv_disk.disk_index import DiskIndex
 from gpu_worker.kv_disk.disk_space import DiskSpace
 from gpu_worker.kv_disk.disk_store import hashed_tenant
-from gpu_worker.kv_disk.index_schema import IndexUnusable
+from gpu_worker.kv_disk.index_schema import IndexUnusable, connect_read_only
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import OwnedFiles, StoreFolder
 
@@ -46,7 +46,7 @@ def stored_models(path: Path) -> list[StoredModel]:
                 num_bytes=one.num_bytes,
                 used_at=one.used_at,
                 is_in_use=one.is_owned,
-                **_counts(folder.path / f"{one.name}.index"),
+                **_counts(folder.path / f"{one.name}.index", is_in_use=one.is_owned),
             )
             for one in folder.files()
         ]
@@ -75,21 +75,29 @@ class _Counts(TypedDict):
     num_tenants: int
 
 
-def _counts(index: Path) -> _Counts:
+def _counts(index: Path, *, is_in_use: bool) -> _Counts:
     """Reads an index that a worker may be writing to."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(index)) as connection:
-        state = dict(connection.execute("SELECT name, value FROM state"))
-        counts = [n for (n,) in connection.execute("SELECT num_blocks FROM tenants")]
-        used = [count for count in counts if count]
-        return {
-            "model": str(state.get("model", "")),
-            "num_blocks": sum(used),
-            "num_tenants": len(used),
-        }
+    with contextlib.suppress(sqlite3.Error):
+        return _read_counts(_shared(index))
+    if not is_in_use:
+        with contextlib.suppress(sqlite3.Error):  # of a disk that is full
+            return _read_counts(connect_read_only(str(index)))
     return {"model": "", "num_blocks": 0, "num_tenants": 0}
 
 
-def _read_only(index: Path) -> sqlite3.Connection:
+def _read_counts(opened: sqlite3.Connection) -> _Counts:
+    with contextlib.closing(opened) as connection:
+        state = dict(connection.execute("SELECT name, value FROM state"))
+        counts = [n for (n,) in connection.execute("SELECT num_blocks FROM tenants")]
+    used = [count for count in counts if count]
+    return {
+        "model": str(state.get("model", "")),
+        "num_blocks": sum(used),
+        "num_tenants": len(used),
+    }
+
+
+def _shared(index: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(index))}?mode=ro", uri=True)
 
 
@@ -106,7 +114,7 @@ def _clear(folder: StoreFolder, name: str, tenant: str) -> bool:
 
 
 def _clear_owned(folder: StoreFolder, files: OwnedFiles, tenant: str) -> None:
-    with contextlib.closing(_read_only(files.index_path)) as connection:
+    with contextlib.closing(_shared(files.index_path)) as connection:
         state = dict(connection.execute("SELECT name, value FROM state"))
     identity, block_bytes = state["identity"], state["block_bytes"]
     with contextlib.closing(

@@ -1,7 +1,7 @@
 """A `BlockStore` that opens when it is known what its blocks belong to.
 
-That takes a digest of the weights, beside the steps. Until then, and if opening fails, nothing is
-found or kept.
+That takes a digest of the weights, beside the steps. Until then, and if it cannot be opened,
+nothing is found or kept; a device that fails is tried again.
 """
 
 import logging
@@ -16,6 +16,8 @@ from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 
 logger = logging.getLogger(__name__)
 
+RETRY_S = 60.0
+"""Seconds between two attempts to open a store whose device fails."""
 MAINTENANCE_S = 10.0
 """Seconds between two calls of `maintain`."""
 CLOSE_S = 2.0
@@ -56,7 +58,7 @@ class LateStore(Generic[S]):
         self._opening = threading.Lock()
         self._closing = threading.Event()
         self.opened = threading.Event()
-        """Set when the store has opened, or cannot be."""
+        """Set when the store has opened, or could not be."""
         self._thread = threading.Thread(target=self._run, name=f"kv-{name}", daemon=True)
 
     def start(self) -> None:
@@ -67,7 +69,10 @@ class LateStore(Generic[S]):
         self._thread.start()
 
     def open(self) -> S:
-        """Opens the store; `is_called_off` says whether that is still wanted."""
+        """Opens the store; `is_called_off` says whether that is still wanted.
+
+        Raises StoreError if it may be opened later, anything else if it cannot be.
+        """
         raise NotImplementedError
 
     def closed(self) -> None:
@@ -116,22 +121,49 @@ class LateStore(Generic[S]):
     def _run(self) -> None:
         begun = time.monotonic()
         try:
-            store = self.open()
+            if (store := self._opened()) is not None:
+                logger.info(
+                    "%s tier of KV blocks: open after %.1f s", self._name, time.monotonic() - begun
+                )
+                self.opened.set()
+                self._maintain(store)
+        except Exception as error:
+            if not self._closing.is_set():
+                logger.error("the %s tier of KV blocks stays off: %s", self._name, error)
+        self.opened.set()
+        self.closed()
+
+    def _opened(self) -> S | None:
+        """Opens the store as soon as its device can be used; returns None if that is called off."""
+        said = ""
+        while True:
+            try:
+                return self._open()
+            except StoreError as error:
+                if said != (said := str(error)):
+                    logger.error(
+                        "the %s tier of KV blocks is off until it can be opened, which is tried"
+                        " each %.0f s: %s",
+                        self._name,
+                        RETRY_S,
+                        error,
+                    )
+            self.opened.set()
+            if self._closing.wait(RETRY_S):
+                return None
+
+    def _open(self) -> S:
+        store = self.open()
+        try:
             with self._opening:
                 for tenant, mark in self._clears or ():
                     self._clear(store, tenant, mark)
                 self._clears = None
                 self._store = store
-            logger.info(
-                "%s tier of KV blocks: open after %.1f s", self._name, time.monotonic() - begun
-            )
-        except Exception as error:
-            if not self._closing.is_set():
-                logger.error("the %s tier of KV blocks stays off: %s", self._name, error)
-        self.opened.set()
-        if self._store is not None:
-            self._maintain(self._store)
-        self.closed()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def _clear(self, store: S, tenant: bytes | None, mark: ClearMark | None) -> None:
         """Clears before anything is found."""

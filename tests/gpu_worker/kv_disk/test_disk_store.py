@@ -334,14 +334,16 @@ def test_a_lost_index_costs_hits_and_no_start(tmp_path: Path, damage: str) -> No
 def test_an_index_that_is_damaged_while_it_is_open_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = make_store(tmp_path)
+    quota = 3 << 20  # of which the log may take a third
+    store = make_store(tmp_path, quota_bytes=quota)
     write(store, *range(500))
+    assert 300 < store.usage().num_blocks < 500
     store.close()
     (index,) = files_of(tmp_path, ".index")
     content = index.read_bytes()
     roots = 12 * 4096  # what a start reads is below; blocks are above
     index.write_bytes(content[:roots] + b"\xff" * (len(content) - roots))
-    store = make_store(tmp_path)
+    store = make_store(tmp_path, quota_bytes=quota)
     with pytest.raises(StoreError, match="malformed"):
         for number in range(500):
             read(store, number)

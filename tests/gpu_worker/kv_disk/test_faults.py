@@ -6,8 +6,8 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import pytest
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_disk.file_calls import FileCalls
+from gpu_worker.kv_disk.stored_models import stored_models
+from gpu_worker.kv_store import late_store
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.move_queue import STALLED, MoveQueue
 from gpu_worker.kv_store.move_threads import MoveThreads
@@ -26,6 +28,7 @@ from tests.gpu_worker.kv_disk.disks import (
     IDENTITY,
     FailingCalls,
     data_of,
+    files_of,
     held,
     make_store,
     read,
@@ -65,7 +68,7 @@ def test_an_error_of_a_call_is_a_miss_and_no_wrong_block(
     calls = FailingCalls(name, OSError(number, os.strerror(number)))
     store = make_store(tmp_path, calls=calls)
     live(store)
-    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    said = warnings_of(caplog)
     assert len(said) == len(set(said)) <= 3  # of a kind once, though it failed several times
     assert bool(said) == bool(calls.num_failed)
     calls.fails = False
@@ -115,10 +118,10 @@ def test_a_block_whose_slot_cannot_be_written_leaves_the_others_in_use(tmp_path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """A file system of 4 MiB."""
     point = tmp_path / "small"
     point.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(point)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(point)]
     try:
         done = subprocess.run(mount, capture_output=True, check=False)
     except FileNotFoundError:
@@ -131,37 +134,128 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(point)], check=True)
 
 
-def test_a_tier_starts_on_a_disk_that_is_full(small_disk: Path) -> None:
-    store = make_store(small_disk, piece_blocks=16)
+def fill(disk: Path) -> Path:
+    """Takes all space with a file that it returns."""
+    others = disk / "others"
+    with suppress(OSError), others.open("ab", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return others
+
+
+@contextmanager
+def opened_tier(disk: Path) -> Iterator[DiskTier]:
+    def identify(digests: MutableMapping[str, str], is_called_off: Callable[[], bool]) -> bytes:
+        digests["a file"] = "ab" * 32
+        return IDENTITY
+
+    config = DiskConfig(kv_disk=disk / "kv", kv_disk_space=0.25)
+    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=identify)
+    try:
+        assert tier.opened.wait(60)
+        yield tier
+    finally:
+        tier.close()
+        tier._thread.join(60)
+        assert not tier._thread.is_alive()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_disk_that_is_full_at_a_start_is_read_and_written_when_there_is_space(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(small_disk)
     write(store, *range(8))
     store.close()
-    with suppress(OSError), (small_disk / "others").open("wb", buffering=0) as others:
-        while others.write(bytes(4096)):
-            pass
-    config = DiskConfig(kv_disk=small_disk / "kv", kv_disk_space=0.25)
-    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=lambda *_: IDENTITY)
-    assert tier.opened.wait(60)
-    assert tier.capacity.read_bytes_per_s == 0
-    assert tier.is_open
-    tier.find(keys_of(*range(8)))
-    tier.close()
+    others = fill(small_disk)
+    store = make_store(small_disk)
+    for _ in range(3):
+        assert store.find(keys_of(*range(8))) == 8
+        assert held(store, range(8)) == set(range(8))
+        assert write(store, 8, 9) == [False, False]
+        store.maintain()
+    (said,) = warnings_of(caplog)
+    assert "disk is full" in said
+    others.unlink()
+    store.maintain()
+    assert all(write(store, 8, 9))
+    store.close()
+    store = make_store(small_disk)
+    assert held(store, range(12)) == set(range(10))
+    store.close()
+
+
+@pytest.mark.parametrize("tenant", [b"t", None])
+def test_a_clear_of_a_disk_that_is_full_leaves_nothing(
+    small_disk: Path, tenant: bytes | None
+) -> None:
+    store = make_store(small_disk, piece_blocks=64)
+    write(store, *range(8))
+    store.close()
+    others = fill(small_disk)
+    store = make_store(small_disk)
+    assert held(store, range(8)) == set(range(8))
+    store.clear(tenant)
+    (blocks,) = files_of(small_disk, ".blocks")
+    assert not blocks.stat().st_blocks
+    assert held(store, range(8)) == set()
+    assert store.usage().num_blocks == 0
+    others.unlink()
+    assert all(write(store, *range(4)))
+    store.close()
+    store = make_store(small_disk)
+    assert held(store, range(8)) == set(range(4))
+    store.close()
+
+
+def test_a_tier_starts_on_a_disk_that_is_full(small_disk: Path) -> None:
+    store = make_store(small_disk)
+    write(store, *range(8))
+    store.close()
+    fill(small_disk)
+    assert [one.num_blocks for one in stored_models(small_disk / "kv")] == [8]
+    with opened_tier(small_disk) as tier:
+        assert tier.capacity.read_bytes_per_s == 0
+        assert tier.is_open
+        assert tier.find(keys_of(*range(8))) == 8
+
+
+def test_a_tier_without_files_opens_when_a_full_disk_has_space(
+    small_disk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_store, "RETRY_S", 0.01)
+    (small_disk / "kv").mkdir(mode=0o700)
+    (small_disk / "kv" / "lock").touch(mode=0o600)
+    others = fill(small_disk)
+    with opened_tier(small_disk) as tier:
+        assert not tier.is_open
+        with pytest.raises(StoreError, match="not open"):
+            tier.clear(None)
+        others.unlink()
+        while not tier.is_open:
+            time.sleep(0)
+        assert tier.find(keys_of(1)) == 0
+    assert len(warnings_of(caplog)) == 1
 
 
 def test_a_full_disk_keeps_what_it_has_and_replaces_it(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = make_store(small_disk, piece_blocks=16)
-    for number in range(400):
+    for number in range(2000):
         attempt(partial(write, store, number))
         if number % 50 == 0:
             attempt(store.maintain)
     found = set[int]()
-    for number in range(400):
+    for number in range(2000):
         with suppress(StoreError):
             found |= held(store, range(number, number + 1))
     assert found
-    assert max(found) >= 300  # the newest ones are among them
-    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert max(found) >= 1900  # the newest ones are among them
+    said = warnings_of(caplog)
     assert said
     assert len(said) == len(set(said))
     store.close()
