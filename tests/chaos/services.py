@@ -15,7 +15,8 @@ from rpc.transport.channel import open_channel
 from tests.chaos.checks.leaks import Sample, sample_of
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import until_serving
-from tests.signalbox.stacks import COMMAND, environment, free_port
+from tests.ports import free_port
+from tests.signalbox.stacks import COMMAND, environment
 
 START_S = 180.0
 WORKER_FLAGS = (

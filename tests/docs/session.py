@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from tests.docs.blocks import ROOT, Block
-from tests.signalbox.stacks import environment, free_port
+from tests.ports import free_port
+from tests.signalbox.stacks import environment
 from tests.waiting import wait_until
 
 LINKED = ("models", "clients", "deploy")

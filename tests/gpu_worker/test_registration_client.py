@@ -22,7 +22,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc
 from rpc.transport.listening_ports import PortInUse
 from rpc.transport.server import Server
 from tests.gpu_worker.builders import make_config
-from tests.signalbox.stacks import free_port
+from tests.ports import free_port
 from tests.waiting import EVENT_S, eventually
 
 INTERVAL_S = 0.05

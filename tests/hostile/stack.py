@@ -14,7 +14,8 @@ from tests.chaos.services import Service, until_free, until_up
 from tests.hostile import usage
 from tests.hostile.case import VOCAB_SIZE, Answer, Attack, Options, target_at
 from tests.hostile.streams import Report
-from tests.signalbox.stacks import environment, free_port
+from tests.ports import free_port
+from tests.signalbox.stacks import environment
 from tests.waiting import EVENT_S
 
 HOST = "127.0.0.1"

@@ -55,10 +55,10 @@ async def running_scheduler(config: SchedulerConfig) -> AsyncIterator[RunningSch
 
 @contextlib.asynccontextmanager
 async def restarted(scheduler: RunningScheduler) -> AsyncIterator[RunningScheduler]:
-    """Another scheduler in the place of one that dies; its port is none that the kernel picks."""
+    """Another scheduler in the place of one that dies; both have the `free_port()` of a test."""
+    assert scheduler.config.port, "the kernel may give the port to others meanwhile"
     await scheduler.kill()
-    config = scheduler.config.model_copy(update={"port": scheduler.server.port})
-    async with running_scheduler(config) as another:
+    async with running_scheduler(scheduler.config) as another:
         yield another
 
 

@@ -25,7 +25,7 @@ from tests.integration.stack import (
     running_scheduler,
     running_worker,
 )
-from tests.signalbox.stacks import free_port
+from tests.ports import free_port
 from tests.waiting import eventually
 
 NUM_TOKENS = 40

@@ -147,7 +147,8 @@ Script = Callable[[pb.Request], Iterable[pb.RequestUpdates]]
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Records what routers send; answers each request with the steps that `script` makes of it."""
 
-    def __init__(self, script: Script = lambda add: ()) -> None:
+    def __init__(self, script: Script = lambda add: (), *, port: int = 0) -> None:
+        """`port` is a `free_port()` of a scheduler that is started again, or else 0."""
         self.script = script
         self.has_worker = True
         self.model_name = MODEL_NAME
@@ -173,7 +174,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_stats_calls = 0
         self.num_streams = 0
         self.stats = stats_pb2.GetStatsResponse()
-        self.port = 0
+        self.port = port
         self._changed = asyncio.Condition()
         self._outgoing: asyncio.Queue[pb.ConnectResponse | None] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None

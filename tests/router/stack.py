@@ -91,9 +91,10 @@ async def make_stack(
     sampling_defaults: common_pb2.SamplingDefaults | None = None,
     adapters: Iterable[common_pb2.Adapter] = (),
     pooling: common_pb2.PoolingModel | None = None,
+    scheduler_port: int = 0,
     **config: Any,
 ) -> AsyncIterator[Stack]:
-    scheduler = FakeScheduler(script)
+    scheduler = FakeScheduler(script, port=scheduler_port)
     scheduler.files = files or scheduler.files
     scheduler.max_model_len = max_model_len
     scheduler.sampling_defaults = sampling_defaults or scheduler.sampling_defaults

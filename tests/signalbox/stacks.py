@@ -4,13 +4,11 @@ import io
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +16,7 @@ import psutil
 
 from signalbox import cli
 from signalbox_kernels.native import ISA_VARIABLE
+from tests.ports import free_port
 from tests.waiting import EVENT_S, wait_until
 
 COMMAND = [sys.executable, "-m", "signalbox"]
@@ -61,27 +60,6 @@ def environment() -> dict[str, str]:
         if key == ISA_VARIABLE or not key.startswith("SIGNALBOX_")
     }
     return {**inherited, "OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> int:
-    """Returns a port that no process listens on, and that the kernel picks for none.
-
-    Tests run in several processes, so each of them takes ports of its own.
-    """
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", next(_PORTS)))
-            return int(probe.getsockname()[1])
-
-
-def _ports() -> Iterator[int]:
-    """Yields every tenth port of this process, for `serve` also takes the ports after one."""
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 10_000 + process % 16 * 1_300
-    return (first + (os.getpid() + n) % 130 * 10 for n in count())
-
-
-_PORTS = _ports()
 
 
 @dataclass

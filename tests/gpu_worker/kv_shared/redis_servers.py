@@ -19,6 +19,7 @@ from gpu_worker.kv_shared.shared_store import SharedStore
 from gpu_worker.kv_store.block_store import BlockStore
 from gpu_worker.store_url import RedisAddress, redis_address
 from tests.gpu_worker.kv_store.stores import content_of, key_of
+from tests.ports import free_port
 
 BLOCK_BYTES = 4096
 SECRET = b"s" * 32
@@ -106,12 +107,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = RedisServer.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "call_s", 60.0)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Clock:

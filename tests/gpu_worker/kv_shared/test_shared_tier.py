@@ -21,7 +21,6 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     IDENTITY,
     SECRET,
     data_of,
-    free_port,
     held,
     hides,
     make_store,
@@ -31,6 +30,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     write_secret,
 )
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 Digests = MutableMapping[str, str]

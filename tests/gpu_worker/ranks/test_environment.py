@@ -8,7 +8,7 @@ from gpu_worker.ranks.environment import RankPlace, first_of_nodes, read_place
 from gpu_worker.ranks.rank_network import LOOPBACK, RankNetwork, collective_hosts
 from rpc.transport.listening_ports import BindError, PortInUse
 from rpc.transport.tls import TlsConfig
-from tests.signalbox.stacks import free_port
+from tests.ports import free_port
 
 PORT = free_port()
 TORCHRUN = {

@@ -32,7 +32,7 @@ from gpu_worker.ranks.service.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.versions import versions
 from tests.chaos.fault_proxy import FaultProxy
 from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes
-from tests.signalbox.stacks import free_port
+from tests.ports import free_port
 from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.system

@@ -25,6 +25,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.ports import free_port
 from tests.waiting import EVENT_S, eventually
 
 PROMPT = list(range(100, 140))
@@ -108,7 +109,7 @@ def worker_of(
 @contextlib.asynccontextmanager
 async def make_stack(folder: Path, **config: Any) -> AsyncIterator[Stack]:
     async with (
-        running_scheduler(SchedulerConfig(port=0, **config)) as scheduler,
+        running_scheduler(SchedulerConfig(port=free_port(), **config)) as scheduler,
         worker_of(scheduler, folder) as first,
         worker_of(scheduler, folder) as second,
         router(scheduler.address) as client,

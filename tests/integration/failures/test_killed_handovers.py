@@ -20,7 +20,8 @@ from tests.chaos.services import START_S, Service, stats_of, until_free
 from tests.integration.failures.held_handovers import HOLD, STATE
 from tests.integration.stack import running_router
 from tests.integration.test_stack import ask, make_request
-from tests.signalbox.stacks import COMMAND, free_port
+from tests.ports import free_port
+from tests.signalbox.stacks import COMMAND
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.system

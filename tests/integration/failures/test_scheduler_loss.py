@@ -26,7 +26,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_stack import Answer, ask, decode, make_request
-from tests.signalbox.stacks import free_port
+from tests.ports import free_port
 from tests.waiting import EVENT_S, eventually
 
 NUM_TOKENS = 60

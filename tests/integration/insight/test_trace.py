@@ -27,7 +27,7 @@ from tests.integration.stack import (
 )
 from tests.integration.test_kv_peers import BLOCK_BYTES, PROMPT, pair
 from tests.integration.test_stack import Stack, ask, make_request, make_stack
-from tests.signalbox.stacks import free_port
+from tests.ports import free_port
 from tests.waiting import deadline_after, eventually
 
 ROUTER_SPAN = "text_completion simulated"

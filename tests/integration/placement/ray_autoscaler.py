@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from tests.integration.placement.ray_cluster import STORE_BYTES
-from tests.signalbox.stacks import free_port
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 

@@ -20,8 +20,9 @@ from tests.integration.placement.ranks import (
     statuses,
     until_ready,
 )
+from tests.ports import free_port
 from tests.rpc.certificates import Authority
-from tests.signalbox.stacks import free_port, run_here
+from tests.signalbox.stacks import run_here
 from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.system

@@ -10,8 +10,9 @@ import pytest
 from tests.integration.placement.hosts import Host, hosts
 from tests.integration.placement.ranks import of_set
 from tests.integration.placement.test_environment_ranks import assert_free
+from tests.ports import free_port
 from tests.rpc.certificates import Authority
-from tests.signalbox.stacks import COMMAND, environment, free_port
+from tests.signalbox.stacks import COMMAND, environment
 from tests.waiting import EVENT_S
 
 pytestmark = pytest.mark.system

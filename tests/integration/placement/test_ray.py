@@ -20,8 +20,9 @@ from tests.integration.placement.ranks import MODEL_FLAGS
 from tests.integration.placement.ray_cluster import a_worker_node, add_node
 from tests.integration.stack import router, running_scheduler
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.ports import free_port
 from tests.rpc.certificates import Authority, tls_settings
-from tests.signalbox.stacks import COMMAND, environment, free_port, signalbox
+from tests.signalbox.stacks import COMMAND, environment, signalbox
 from tests.waiting import EVENT_S, eventually, wait_until
 
 ray = pytest.importorskip("ray")

@@ -8,7 +8,8 @@ from tests.gpu_worker.tiny_models import make_model
 from tests.integration.failures.test_lost_ranks import has_ended
 from tests.integration.placement.ray_autoscaler import autoscaling_cluster
 from tests.integration.placement.test_serve_on_ray import FLAGS, ranks
-from tests.signalbox.stacks import free_port, serve, signalbox
+from tests.ports import free_port
+from tests.signalbox.stacks import serve, signalbox
 from tests.waiting import wait_until
 
 pytest.importorskip("ray")

@@ -16,9 +16,10 @@ from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from tests.gpu_worker.tiny_models import make_model
 from tests.integration.failures.test_lost_ranks import has_ended
 from tests.integration.placement.ray_cluster import a_worker_node, add_node
+from tests.ports import free_port
 from tests.rpc.certificates import Authority
 from tests.signalbox.stack.test_local_stack import eventually_in
-from tests.signalbox.stacks import Stack, free_port, serve, signalbox
+from tests.signalbox.stacks import Stack, serve, signalbox
 from tests.waiting import wait_until
 
 pytest.importorskip("ray")

@@ -18,7 +18,8 @@ from tests.integration.failures.test_lost_ranks import (
 from tests.integration.placement.ranks import MODEL_FLAGS
 from tests.integration.stack import router, running_scheduler
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
-from tests.signalbox.stacks import environment, free_port
+from tests.ports import free_port
+from tests.signalbox.stacks import environment
 from tests.waiting import EVENT_S, eventually
 
 pytestmark = pytest.mark.system

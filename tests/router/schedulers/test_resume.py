@@ -12,6 +12,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from router.schedulers.scheduler_pool import MAX_FRUITLESS_ATTEMPTS
 from tests.grpc_errors import code_of
 from tests.integration.test_stack import Answer
+from tests.ports import free_port
 from tests.router.fakes import finished, ids_of, step
 from tests.router.stack import Stack, make_generate, make_stack
 
@@ -126,26 +127,28 @@ async def test_a_request_that_waits_too_long_for_a_scheduler_ends() -> None:
         assert end.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_client_that_leaves_while_its_request_waits_is_not_sent_again(stack: Stack) -> None:
-    call = asyncio.create_task(stack.generate())
-    await stack.added()
-    await stack.scheduler.stop()
-    await stack.wait_serving(False)
-    call.cancel()
-    await stack.check_nothing_is_left()
-    await stack.scheduler.start()
-    await stack.wait_serving()
-    assert len(stack.scheduler.added) == 1
+async def test_a_client_that_leaves_while_its_request_waits_is_not_sent_again() -> None:
+    async with make_stack(scheduler_port=free_port()) as stack:
+        call = asyncio.create_task(stack.generate())
+        await stack.added()
+        await stack.scheduler.stop()
+        await stack.wait_serving(False)
+        call.cancel()
+        await stack.check_nothing_is_left()
+        await stack.scheduler.start()
+        await stack.wait_serving()
+        assert len(stack.scheduler.added) == 1
 
 
-async def test_another_model_does_not_go_on_with_a_request(stack: Stack) -> None:
-    call = asyncio.create_task(stack.generate())
-    await stack.added()
-    await stack.scheduler.stop()
-    stack.scheduler.model_name = "other"
-    await stack.scheduler.start()
-    with pytest.raises(grpc.aio.AioRpcError, match="no longer served"):
-        await call
+async def test_another_model_does_not_go_on_with_a_request() -> None:
+    async with make_stack(scheduler_port=free_port()) as stack:
+        call = asyncio.create_task(stack.generate())
+        await stack.added()
+        await stack.scheduler.stop()
+        stack.scheduler.model_name = "other"
+        await stack.scheduler.start()
+        with pytest.raises(grpc.aio.AioRpcError, match="no longer served"):
+            await call
 
 
 async def test_a_request_that_may_be_the_cause_is_not_sent_for_ever(stack: Stack) -> None:

@@ -13,6 +13,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from router.request_admission import EncodedPrompt
 from router.work_limits.payers import Payer
 from tests.grpc_errors import code_of, details_of
+from tests.ports import free_port
 from tests.router.fakes import (
     MODEL_NAME,
     FakeScheduler,
@@ -46,13 +47,15 @@ async def test_columns_that_make_no_sense_break_the_stream_only(stack: Stack) ->
     await stack.wait_serving()
 
 
-async def test_a_killed_scheduler_turns_health_until_it_is_back(stack: Stack) -> None:
-    await stack.scheduler.stop()
-    await stack.wait_serving(False)
-    assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
-    assert await code_of(stack.client.GetModel(pb.GetModelRequest())) is StatusCode.UNAVAILABLE
-    await stack.scheduler.start()
-    await stack.wait_serving()
+async def test_a_killed_scheduler_turns_health_until_it_is_back() -> None:
+    async with make_stack(scheduler_port=free_port()) as stack:
+        await stack.scheduler.stop()
+        await stack.wait_serving(False)
+        assert await code_of(stack.generate()) is StatusCode.UNAVAILABLE
+        asked = stack.client.GetModel(pb.GetModelRequest())
+        assert await code_of(asked) is StatusCode.UNAVAILABLE
+        await stack.scheduler.start()
+        await stack.wait_serving()
 
 
 async def test_health_follows_the_last_worker() -> None:
@@ -69,7 +72,7 @@ async def test_health_follows_the_last_worker() -> None:
 
 async def test_the_router_waits_visibly(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    scheduler = FakeScheduler()
+    scheduler = FakeScheduler(port=free_port())
     scheduler.has_worker = False
     address = await scheduler.start()
     await scheduler.stop()
@@ -129,7 +132,7 @@ async def test_a_lost_stream_leaves_no_task_behind() -> None:
     """gRPC's poller, which all loops share, may complain of another test's closed loop."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    async with make_stack(resume_wait=0.0) as stack:
+    async with make_stack(resume_wait=0.0, scheduler_port=free_port()) as stack:
         for _ in range(3):
             stack.scheduler.added.clear()
             call = asyncio.create_task(stack.generate())

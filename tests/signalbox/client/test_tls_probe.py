@@ -16,8 +16,8 @@ from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Unreachable
 from signalbox.client.terminal_answer import explained
 from signalbox.client.tls_probe import listens, tls_hint
+from tests.ports import free_port
 from tests.rpc.certificates import Authority
-from tests.signalbox.stacks import free_port
 
 
 @pytest.mark.parametrize("has_tls", [False, True])

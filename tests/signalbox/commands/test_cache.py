@@ -14,6 +14,7 @@ from tests.gpu_worker.kv_shared import redis_servers
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis, write_secret
 from tests.gpu_worker.kv_store.stores import keys_of
 from tests.integration.stack import running_scheduler
+from tests.ports import free_port
 
 OTHER = b"\x55" * 32
 
@@ -174,7 +175,7 @@ async def test_a_service_without_workers_says_that_stores_were_not_cleared(
 def test_a_server_that_is_down_is_named_with_what_to_check(
     action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = f"127.0.0.1:{redis_servers.free_port()}"
+    place = f"127.0.0.1:{free_port()}"
     assert main(["cache", action, f"redis://{place}"]) == 1
     err = capsys.readouterr().err
     assert f"the KV store at {place} failed: Connection refused; check that a server runs" in err
@@ -197,7 +198,7 @@ def test_a_bucket_that_does_not_answer_is_named_with_what_to_check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{redis_servers.free_port()}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.setenv(name, "of-the-test")

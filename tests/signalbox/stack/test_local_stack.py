@@ -17,15 +17,8 @@ import pytest
 
 from rpc.limits.open_files import WANTED_FILES
 from signalbox_kernels.native import ISA_VARIABLE
-from tests.signalbox.stacks import (
-    COMMAND,
-    Stack,
-    environment,
-    free_port,
-    run_here,
-    serve,
-    signalbox,
-)
+from tests.ports import free_port
+from tests.signalbox.stacks import COMMAND, Stack, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S, wait_until
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"

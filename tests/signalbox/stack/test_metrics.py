@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.stack_addresses import StackAddresses
-from tests.signalbox.stacks import free_port, serve, signalbox
+from tests.ports import free_port
+from tests.signalbox.stacks import serve, signalbox
 from tests.waiting import EVENT_S
 
 

@@ -14,6 +14,7 @@ from signalbox.settings.worker_range import WorkerRange
 from signalbox.stack.autoscaling import CALM_S
 from signalbox.stack.worker_scaler import WorkerScaler, least_to_move
 from tests.integration.stack import RunningScheduler, restarted, running_scheduler
+from tests.ports import free_port
 from tests.signalbox.stack.fake_workers import FakeLauncher
 from tests.waiting import EVENT_S, eventually, run_ready_tasks
 
@@ -192,7 +193,7 @@ async def test_an_operator_scales_after_the_scheduler_was_away(
     num_tries = 0
 
     async with (
-        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_scheduler(SchedulerConfig(port=free_port())) as scheduler,
         SchedulerClient(scheduler.address) as own,
     ):
         await scheduler.kill()
