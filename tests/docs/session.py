@@ -1,9 +1,7 @@
 """Runs the blocks of one page as a reader does: in one folder, one after the other."""
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +21,13 @@ PORTS = (50051, 8000, 9464, 50061, 50071, 8010)
 """Ports that pages name, those of schedulers apart."""
 _SCHEDULERS = (50052, 50062)
 """Ports of the schedulers of `serve`, each behind that of its router."""
+_SERVICE = """
+exec 3<&0 < /dev/null
+(read -r <&3; kill -TERM 0) &
+exec 3<&-
+exec bash -e -c "$1"
+"""
+"""Runs commands until their end, or that of standard input, which ends with this process."""
 
 
 class Session:
@@ -58,8 +63,8 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         for service in self._services:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(service.pid, signal.SIGTERM)
+            assert service.stdin is not None
+            service.stdin.close()
             service.wait(timeout=BLOCK_TIMEOUT_S)
 
     def run(self, block: Block) -> None:
@@ -88,12 +93,12 @@ class Session:
         text = self._in_these_ports(block.text)
         with log.open("wb") as output:
             service = subprocess.Popen(
-                ["bash", "-e", "-c", text],
+                ["bash", "-c", _SERVICE, "bash", text],
                 cwd=self.folder,
                 env=self._environment(),
                 stdout=output,
                 stderr=output,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 start_new_session=True,
             )
         self._services.append(service)
