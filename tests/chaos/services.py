@@ -16,7 +16,7 @@ from tests.chaos.checks.leaks import Sample, sample_of
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import until_serving
 from tests.ports import free_port
-from tests.signalbox.stacks import COMMAND, environment
+from tests.signalbox.stacks import COMMAND, of_service
 
 START_S = 180.0
 WORKER_FLAGS = (
@@ -58,7 +58,7 @@ class Service:
         ports = (f"{flag}={self.port}", f"--metrics-port={self.metrics_port}")
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
-                [*self.command, *self.arguments, *ports], stderr=sink, env=environment()
+                [*self.command, *self.arguments, *ports], stderr=sink, env=of_service()
             )
         for kind, limit in self.limits.items():
             resource.prlimit(self.process.pid, kind, (limit, limit))

@@ -15,6 +15,7 @@ from unittest import mock
 import psutil
 
 from signalbox import cli
+from signalbox.stack.child_processes import PARENT_PID
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.ports import free_port
 from tests.waiting import EVENT_S, wait_until
@@ -62,6 +63,11 @@ def environment() -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1"}
 
 
+def of_service() -> dict[str, str]:
+    """`environment()` of a command that ends with this process, also if this one is killed."""
+    return environment() | {PARENT_PID: str(os.getpid())}
+
+
 @dataclass
 class Stack:
     """A running `signalbox serve`."""
@@ -97,7 +103,7 @@ def serve(
         process = subprocess.Popen(
             [*COMMAND, "serve", "--grpc-port", port, "--http-port", "0", *arguments],
             stderr=sink,
-            env=environment() | dict(variables or {}),
+            env=of_service() | dict(variables or {}),
         )
     stack = Stack(process, address, log)
     children: list[psutil.Process] = []

@@ -13,7 +13,7 @@ from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, RunningScheduler, router, running_scheduler
 from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
-from tests.signalbox.stacks import COMMAND, environment, signalbox
+from tests.signalbox.stacks import COMMAND, of_service, signalbox
 from tests.waiting import EVENT_S, eventually
 
 pytestmark = pytest.mark.system
@@ -47,7 +47,7 @@ class RankedWorker:
                     *FLAGS,
                     f"--scheduler={scheduler}",
                 ],
-                env=environment() | {"TMPDIR": str(folder)},
+                env=of_service() | {"TMPDIR": str(folder)},
                 stderr=sink,
             )
         self.ranks: list[psutil.Process] = []
