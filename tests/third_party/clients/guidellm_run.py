@@ -1,6 +1,7 @@
 """A benchmark of four streamed chats: every text, tokens as the server's usage counts them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 from demo import ANSWER, COMPLETION_TOKENS, HTTP, MODEL, PROMPT_TOKENS, QUESTION
 
 NUM_REQUESTS = 4
+POLL_S = "2"
+"""Longer than a request takes: guidellm 0.8.1 may lose an update that comes when a poll ends."""
 
 Path("prompts.jsonl").write_text((json.dumps({"prompt": QUESTION}) + "\n") * NUM_REQUESTS)
 backend = {
@@ -25,6 +28,7 @@ subprocess.run(
         *("--data", "kind=json_file,path=prompts.jsonl"),
         *("--output", "kind=json,path=guidellm.json", "--disable-console"),
     ],
+    env={**os.environ, "GUIDELLM__MP_POLL_INTERVAL": POLL_S},
     check=True,
 )
 [benchmark] = json.loads(Path("guidellm.json").read_text())["benchmarks"]
