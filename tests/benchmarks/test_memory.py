@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.comparison.turns import in_turns, table
-from benchmarks.memory import conversations, long_prompts, memory_pressure
+from benchmarks.memory import long_prompts, memory_pressure
 from benchmarks.peers.process import PeerUnavailable
 from signalbox.bench.measurements import Measured
 
@@ -47,16 +47,6 @@ async def test_memory_pressure_sends_prompts_of_which_none_is_like_another() -> 
     assert measured.num_tokens == 30
     assert len(measured.first_token_s) == 6
     assert len({tuple(prompt[:16]) for prompt in server.prompts}) == 8  # two of the warm-up
-
-
-async def test_conversations_take_turns_and_the_first_turn_is_not_counted() -> None:
-    server = Echo()
-    measured = await conversations.measure(server, shared_tokens=32, own_tokens=4, max_tokens=2)
-    order = [tuple(prompt[:32]) for prompt in server.prompts]
-    first = order[: conversations.NUM_CONVERSATIONS]
-    assert order == first * conversations.NUM_TURNS
-    assert len(set(first)) == conversations.NUM_CONVERSATIONS
-    assert len(measured.first_token_s) == len(order) - len(first)
 
 
 async def test_long_prompts_counts_what_the_streams_get_meanwhile() -> None:
