@@ -16,7 +16,7 @@ from benchmarks.peers.llama_server import (
 )
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
-from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer, ZentorchServer
+from benchmarks.peers.vllm_server import VllmGrpcServer, VllmHttpServer
 
 OURS, OURS_BF16 = "signalbox", "signalbox, bfloat16"
 OURS_OFFLINE, OURS_OFFLINE_BF16 = "signalbox LLM", "signalbox LLM, bfloat16"
@@ -74,7 +74,6 @@ def _servers(setting: Setting) -> list[Participant]:
             kinds=served | {Kind.BEAM},
             beside=OURS_BF16,
         ),
-        Participant(process=ZentorchServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
         Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
         Participant(process=LlamaServer(setting.peers, **peers), kinds=served, beside=OURS_BF16),
         Participant(
@@ -108,12 +107,6 @@ def _offline(setting: Setting) -> list[Participant]:
         (offline.OpenVinoOffline, OURS_OFFLINE_BF16),
         (offline.OrtGenAiOffline, OURS_OFFLINE),
         (offline.Float32OrtGenAiOffline, OURS_OFFLINE_BF16),
-        (offline.Bfloat16OrtGenAiOffline, OURS_OFFLINE_BF16),
-    ]
-    slow_peers: list[tuple[type[offline.OfflineProcess], str]] = [
-        (offline.TransformersOffline, OURS_OFFLINE_BF16),
-        (offline.MistralRsOffline, OURS_OFFLINE_BF16),
-        (offline.QuantizedMistralRsOffline, OURS_OFFLINE),
     ]
     return [
         *(Participant(process=process, kinds=kinds) for process in ours),
@@ -121,11 +114,11 @@ def _offline(setting: Setting) -> list[Participant]:
             Participant(process=peer(setting.peers, **common), kinds=kinds, beside=beside)
             for peer, beside in peers
         ),
-        *(
-            Participant(
-                process=peer(setting.peers, **common), kinds=kinds, beside=beside, max_rounds=1
-            )
-            for peer, beside in slow_peers
+        Participant(
+            process=offline.MistralRsOffline(setting.peers, **common),
+            kinds=kinds,
+            beside=OURS_OFFLINE_BF16,
+            max_rounds=1,
         ),
     ]
 

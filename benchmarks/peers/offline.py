@@ -126,19 +126,6 @@ class OpenVinoOffline(OfflineProcess):
         return f"openvino-genai {version(self.folder / 'ov', 'openvino_genai')}, {JIT}"
 
 
-class TransformersOffline(OfflineProcess):
-    name = "transformers"
-
-    def script(self) -> tuple[Path, str, Path]:
-        python = existing(self.folder / "base/bin/python")
-        return python, "run_transformers.py", existing(self.folder / "smol")
-
-    def build(self) -> str:
-        base = self.folder / "base"
-        torch = version(base, "torch")
-        return f"transformers {version(base, 'transformers')}, torch {torch}, {JIT}"
-
-
 class OrtGenAiOffline(OfflineProcess):
     """ONNX Runtime GenAI on a model that its own builder made; one batch is one generator."""
 
@@ -164,11 +151,6 @@ class Float32OrtGenAiOffline(OrtGenAiOffline):
     model_name = "smol-ort-fp32"
 
 
-class Bfloat16OrtGenAiOffline(OrtGenAiOffline):
-    name = "ORT GenAI bfloat16"
-    model_name = "smol-ort-bf16"
-
-
 class MistralRsOffline(OfflineProcess):
     """mistral.rs as a library, for its wheel has no server; it computes in float32 on a CPU."""
 
@@ -187,11 +169,6 @@ class MistralRsOffline(OfflineProcess):
 
     def environment(self) -> dict[str, str]:
         return {"HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": str(self.num_threads)}
-
-
-class QuantizedMistralRsOffline(MistralRsOffline):
-    name = "mistral.rs Q4_1"
-    model_name = "smol-q4_1.gguf"
 
 
 class LlamaBatchedBench(OfflineProcess):

@@ -4,8 +4,6 @@ The setting is the best that we know on two cores: both threads bound, no core r
 OpenMP preloaded.
 """
 
-import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -17,12 +15,11 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
 from benchmarks.peers.builds import instruction_sets, version
-from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing
+from benchmarks.peers.process import HOST, ServerProcess, existing
 from rpc.transport.channel import open_channel
 from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
 
 COMPLETIONS = "/v1/completions"
-_TELL_PLATFORM = "from vllm.platforms import current_platform as p; print(type(p).__name__)"
 
 
 def vllm_environment(folder: Path, *, num_threads: int) -> dict[str, str]:
@@ -46,8 +43,6 @@ def vllm_build(folder: Path) -> str:
 
 class _VllmServer(ServerProcess):
     freezes = True
-    environment_name = "vllm"
-    """Folder of the virtual environment."""
 
     def __init__(
         self,
@@ -72,7 +67,7 @@ class _VllmServer(ServerProcess):
         return "engine" if "VLLM::" in " ".join(process.cmdline()) else "server"
 
     def _command(self, module: str) -> list[str]:
-        python = existing(self._folder / self.environment_name / "bin/python")
+        python = existing(self._folder / "vllm/bin/python")
         model = existing(self._folder / "smol/model.safetensors").parent
         options = ["--model", str(model), "--dtype", "bfloat16", "--port", str(self.port)]
         return [str(python), "-m", module, *options, *self.extra_arguments]
@@ -123,41 +118,6 @@ def completion(token_ids: list[int], max_tokens: int) -> dict[str, Any]:
         "temperature": 0,
         "ignore_eos": True,
     }
-
-
-class ZentorchServer(VllmHttpServer):
-    """vLLM with AMD's plugin, in an environment that has both; vLLM uses it on Zen processors."""
-
-    name = "vLLM + zentorch"
-    environment_name = "zentorch"
-    _has_plugin = False
-
-    async def start(self) -> None:
-        await self._check_platform()
-        await super().start()
-
-    async def _check_platform(self) -> None:
-        """Raises PeerUnavailable where vLLM would run without the plugin, which it does not say."""
-        if self._has_plugin:
-            return
-        python = existing(self._folder / "zentorch/bin/python")
-        process = await asyncio.create_subprocess_exec(
-            *(str(python), "-c", _TELL_PLATFORM),
-            env=os.environ | self.environment(),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        said, _ = await process.communicate()
-        self._has_plugin = b"ZenCpuPlatform" in said
-        if not self._has_plugin:
-            raise PeerUnavailable("vLLM takes zentorch on Zen processors with AVX-512 alone")
-
-    def build(self) -> str:
-        environment = self._folder / "zentorch"
-        name = "lib/python3.*/site-packages/zentorch/libzentorch.so"
-        library = next(environment.glob(name), environment / "libzentorch.so")
-        sets = instruction_sets(library)
-        return f"zentorch {version(environment, 'zentorch')}, {sets}; {vllm_build(self._folder)}"
 
 
 class VllmGrpcServer(_VllmServer):

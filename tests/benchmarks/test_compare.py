@@ -52,7 +52,7 @@ class MissingServer(SignalboxServer):
 
 def test_every_peer_is_compared_with_one_of_ours_that_takes_the_same_loads(tmp_path: Path) -> None:
     everybody = {one.name: one for one in participants(make_setting(tmp_path))}
-    assert len(everybody) == 23
+    assert len(everybody) == 19
     for one in everybody.values():
         ours = everybody[one.beside] if one.beside else one
         assert "signalbox" in ours.name
@@ -63,7 +63,7 @@ def test_loads_and_participants_are_chosen_by_name(tmp_path: Path) -> None:
     loads = chosen_loads(["8", "offline"])
     assert [load.name for load in loads] == ["8", "offline-1", "offline-8", "offline-32"]
     names = [one.name for one in chosen(participants(make_setting(tmp_path)), ["vllm"], loads)]
-    assert names == ["vLLM HTTP", "vLLM + zentorch", "vLLM gRPC", "vLLM LLM"]
+    assert names == ["vLLM HTTP", "vLLM gRPC", "vLLM LLM"]
 
 
 def test_rounds_have_prompts_of_their_own_and_share_what_they_should() -> None:
