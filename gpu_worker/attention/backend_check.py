@@ -20,7 +20,7 @@ from gpu_worker.attention.trial_batches import Span, consecutive_blocks, trial_b
 from gpu_worker.batch.batch import Batch
 from gpu_worker.layers import AttentionPlan, HeadNorms, Placement, RMSNorm
 from gpu_worker.layers.rotary import Angles
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import attention, kv_cache, row_ops
 
 _LENGTHS = ((0, 0), (37, 5), (57, 6), (58, 7))
 """Tokens of both sequences before the first step and after each."""
@@ -81,12 +81,12 @@ class PlainAttention:
         key, value = key_value.unbind(dim=1)
         slot_mapping = self._tensor(batch.slot_mapping)
         scales = self._shape.kv_scales(layer, self._scales[layer])
-        reference.reshape_and_cache(key, value, self._caches[layer], slot_mapping, **scales)
+        kv_cache.reshape_and_cache(key, value, self._caches[layer], slot_mapping, **scales)
 
     def attend(self, batch: Batch, query: Tensor, key_value: Tensor, *, layer: int) -> Tensor:
         """Writes them, and returns [num_tokens, num_heads * head_size] float32."""
         self.store(batch, key_value, layer=layer)
-        out = reference.paged_attention(
+        out = attention.paged_attention(
             query,
             self._caches[layer],
             query_start=self._tensor(batch.query_start),
@@ -175,8 +175,8 @@ def _rotate_plainly(query: Tensor, key: Tensor, angles: Angles, norms: HeadNorms
     """Norms and rotates heads in place, by the reference."""
     for heads, norm in zip((query, key), norms or (None, None), strict=True):
         if norm is not None:
-            heads.copy_(reference.rms_norm(heads, norm.weight, eps=norm.eps))
-        reference.rotary_embedding(heads, *angles)
+            heads.copy_(row_ops.rms_norm(heads, norm.weight, eps=norm.eps))
+        row_ops.rotary_embedding(heads, *angles)
 
 
 def _norms(shape: AttentionShape) -> HeadNorms:

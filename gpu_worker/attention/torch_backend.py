@@ -23,7 +23,8 @@ from torch import Tensor
 from gpu_worker.attention.backend import AttentionShape, LayerCache
 from gpu_worker.attention.decode_grouping import Chunk, DecodeGroup, plan_work
 from gpu_worker.batch.batch import Batch
-from signalbox_kernels.torch.reference import attention_mask, to_cache, to_int8
+from signalbox_kernels.torch.attention import attention_mask
+from signalbox_kernels.torch.kv_cache import to_cache, to_int8
 
 
 class _Work(Protocol):

@@ -15,7 +15,7 @@ from gpu_worker.trials.trial import Trial, Verdict
 from signalbox_kernels.torch import registry
 from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.experts import mix_experts as reference
-from signalbox_kernels.torch.reference import FP8_GROUP
+from signalbox_kernels.torch.fp8 import FP8_GROUP
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from gpu_worker.batch.sampling_rows import GREEDY_BELOW, SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.sampling import logits_processors, logprobs
 from gpu_worker.sampling.sampler import NOT_FINITE
-from signalbox_kernels.ops import is_finite
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.torch.exponentials import exponentials
+from signalbox_kernels.torch.row_ops import is_finite
 
 _FIRST_CANDIDATES = 256
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws

@@ -1,7 +1,7 @@
 """A model's step as a list of native ops: built once from Python, then run in one call per step.
 
 Buffers are named by index; rows of a buffer are tokens (or logit rows). csrc/program/api.h
-describes the ops; each must equal its op in `torch/reference.py`, with sums in float32.
+describes the ops; each must equal its op in `torch/`, with sums in float32.
 """
 
 import ctypes

@@ -18,7 +18,7 @@ from gpu_worker.device.device_choice import streams_of
 from gpu_worker.kv_cache.block_dependencies import BlockUse
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from signalbox_kernels import ops, triton
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import attention
 
 _PAGE_SIZES = (16, 32, 64, 128, 256)
 _NUM_LAYERS, _LAYER = 4, 2
@@ -50,7 +50,7 @@ def _strided_views(bench: Bench) -> Measure:
         "context_lens": lens,
         "block_tables": tables,
     }
-    expected = reference.paged_attention(query, pool[:, _LAYER], scale=0.125, **arguments)
+    expected = attention.paged_attention(query, pool[:, _LAYER], scale=0.125, **arguments)
     on_device = {name: value.to(bench.device) for name, value in arguments.items()}
     actual = ops.paged_attention(
         query.to(bench.device), pool.to(bench.device)[:, _LAYER], scale=0.125, **on_device
@@ -150,7 +150,7 @@ def _flash_page(bench: Bench, size: int) -> Measure:
     except (RuntimeError, TypeError) as error:
         note = str(error).partition("\n")[0]
         return Measure(name=name, value=0.0, unit="taken", note=note)
-    expected = reference.paged_attention(
+    expected = attention.paged_attention(
         query[:, 0],
         pool,
         query_start=torch.arange(3),

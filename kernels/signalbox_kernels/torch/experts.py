@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from signalbox_kernels.torch.reference import FP8_GROUP, silu_and_mul
+from signalbox_kernels.torch.fp8 import FP8_GROUP
+from signalbox_kernels.torch.row_ops import silu_and_mul
 
 
 class ExpertWeights(NamedTuple):
@@ -40,6 +41,24 @@ def mix_experts(
     experts_per_token: int,
     renormalise: bool,
 ) -> Tensor:
+    """Sums the outputs of each token's experts by their shares.
+
+    Expert e of a row computes down[e] @ silu_and_mul(gate_up[e] @ row). A token's experts are those
+    of its highest logits, and the shares their softmax over all experts, in float32.
+
+    Args:
+        x: [num_tokens, hidden_size].
+        logits: [num_tokens, num_experts], of the router; a NaN makes its row of the result NaN.
+        gate_up: of [2 * size, hidden_size]: gate, then up.
+        down: of [hidden_size, size]. Both are held alike: in the dtype of `x`, or in E4M3, whose
+            values are multiplied as they are, with rows that are not rounded to it.
+        experts_per_token: at most num_experts.
+        renormalise: makes the shares of a token sum to 1.
+
+    Returns:
+        [num_tokens, hidden_size], the dtype of `x`.
+    """
+
     def expert(index: int, rows: Tensor) -> Tensor:
         return down.apply(index, silu_and_mul(gate_up.apply(index, rows)))
 

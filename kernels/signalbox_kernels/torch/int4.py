@@ -106,5 +106,17 @@ def dequantise(weight: Int4Weight, dtype: torch.dtype) -> Tensor:
 
 
 def w4a16_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
-    """The reference of `ops.w4a16_linear`."""
+    """Returns x @ matrix.T + bias for a matrix of 4-bit codes.
+
+    A weight is (code - zero) * scale, rounded once to the dtype of `x`. Products are summed in
+    float32.
+
+    Args:
+        x: [num_tokens, in_features].
+        weight: [out_features, in_features].
+        bias: [out_features], the dtype of `x`.
+
+    Returns:
+        [num_tokens, out_features], the dtype of `x`.
+    """
     return F.linear(x, dequantise(weight, x.dtype), bias)

@@ -1,6 +1,6 @@
 """The ops of a model step on CUDA, in Triton: one module a kernel, with its launcher.
 
-`ops.py` states the contracts and `torch/reference.py` is what each launcher must equal. Under
+`torch/` has the contracts, and what each launcher must equal. Under
 Triton's interpreter (TRITON_INTERPRET=1 before the first import of Triton) they run on a CPU, which
 is how they are tested. They have never run on a GPU.
 

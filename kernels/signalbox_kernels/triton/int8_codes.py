@@ -1,6 +1,6 @@
 """Codes of heads in int8, each with 1/127 of its largest magnitude as its scale.
 
-`torch.reference.to_int8` is what they equal, bit for bit.
+`torch.kv_cache.to_int8` is what they equal, bit for bit.
 """
 
 import triton

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import attention
 from tests.gpu_worker.attention.record_signatures import recorded
 
 _NO_WINDOW = ((-1, -1), (None, None))
@@ -115,7 +115,7 @@ def _attend(given: dict[str, Any], k: Tensor, v: Tensor, lens: Tensor, tables: T
     assert int(query_start.diff().max()) <= given["max_seqlen_q"]
     window = given.get("window_size", (-1, -1))
     assert window in _NO_WINDOW or window[1] == 0
-    return reference.paged_attention(
+    return attention.paged_attention(
         q,
         torch.stack((k, v), dim=1),
         query_start=query_start,

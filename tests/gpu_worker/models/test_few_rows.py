@@ -14,7 +14,7 @@ from gpu_worker.models import few_rows
 from gpu_worker.models.few_rows import choose_products, rows_that_pay, try_layer
 from gpu_worker.trials.trial import Verdict
 from signalbox_kernels import ops
-from signalbox_kernels.torch import linear, reference, registry
+from signalbox_kernels.torch import linear, registry, row_ops
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model
@@ -111,10 +111,10 @@ def test_a_layer_in_bfloat16_that_leaves_a_tile_out_is_a_fault(
     def without_a_tile(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
         if x.shape[1] == num_columns:
             x, weight = x[:, :-128], weight[:, :-128]
-        reference.linear_add(x, weight, bias, residual)
+        row_ops.linear_add(x, weight, bias, residual)
 
-    monkeypatch.setattr(ops, "rms_norm_linear", reference.rms_norm_linear)
-    monkeypatch.setattr(ops, "linear_add", reference.linear_add)
+    monkeypatch.setattr(ops, "rms_norm_linear", row_ops.rms_norm_linear)
+    monkeypatch.setattr(ops, "linear_add", row_ops.linear_add)
     assert try_layer(torch.device(triton_device), **options).fault is None
     monkeypatch.setattr(ops, "linear_add", without_a_tile)
     assert "is off by" in str(try_layer(torch.device(triton_device), **options).fault)

@@ -24,7 +24,7 @@ from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
-from signalbox_kernels.torch.reference import to_cache, to_int8
+from signalbox_kernels.torch.kv_cache import to_cache, to_int8
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_sequence
 from tests.gpu_worker.model_runners import last_logits, make_prompts, make_runner

@@ -1,6 +1,6 @@
 """What the ops of a native program mean, in plain NumPy and double precision.
 
-`signalbox_kernels.torch.reference` says the same of PyTorch's ops.
+`signalbox_kernels.torch` says the same of PyTorch's ops.
 """
 
 import math

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import attention, kv_cache
 
 if TYPE_CHECKING:
     from signalbox_kernels.triton.attention.work import Sharing
@@ -78,7 +78,7 @@ def assert_matches(
         "soft_cap": soft_cap,
     }
     scale = problem.query.shape[2] ** -0.5
-    expected = reference.paged_attention(
+    expected = attention.paged_attention(
         problem.query, problem.kv_cache, **problem.args(), scale=scale, **rules
     )
     actual = paged_attention(
@@ -222,7 +222,7 @@ def test_op_dispatches_with_window_and_cap(triton_device: str) -> None:
     problem = make_problem(triton_device)
     rules = {"scale": 0.2, "sliding_window": 9, "soft_cap": 5.0}
     actual = ops.paged_attention(problem.query, problem.kv_cache, **problem.args(), **rules)
-    expected = reference.paged_attention(problem.query, problem.kv_cache, **problem.args(), **rules)
+    expected = attention.paged_attention(problem.query, problem.kv_cache, **problem.args(), **rules)
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
@@ -270,9 +270,9 @@ def test_blocks_past_two_to_the_31_elements_are_written_and_read(triton_device: 
     ops.reshape_and_cache(key, value, cache, slots.to(triton_device))
     actual = ops.paged_attention(query, cache, block_tables=tables.to(triton_device), **args)
 
-    reference.reshape_and_cache(key, value, expected_cache, positions.to(triton_device))
+    kv_cache.reshape_and_cache(key, value, expected_cache, positions.to(triton_device))
     in_order = torch.tensor([[0, 1]], dtype=torch.int32, device=triton_device)
-    expected = reference.paged_attention(query, expected_cache, block_tables=in_order, **args)
+    expected = attention.paged_attention(query, expected_cache, block_tables=in_order, **args)
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
     cos, signed_sin = torch.ones(20, 1, head_size), torch.zeros(20, 1, head_size)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import row_ops
 
 EPS = 1e-5
 SIZES = pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_rows_are_normed_beside_the_product(
 ) -> None:
     at = Problem(rows, columns, outputs, has_bias=has_bias, device=triton_device, dtype=dtype)
     found = ops.rms_norm_linear(at.x, at.norm, at.weight, at.bias, eps=EPS)
-    normed = reference.rms_norm(at.x, at.norm, eps=EPS)
-    expected = reference.rms_norm_linear(at.x, at.norm, at.weight, at.bias, eps=EPS)
+    normed = row_ops.rms_norm(at.x, at.norm, eps=EPS)
+    expected = row_ops.rms_norm_linear(at.x, at.norm, at.weight, at.bias, eps=EPS)
     at.assert_close(found, expected, at.magnitude(normed))
 
 
@@ -73,11 +73,11 @@ def test_gate_and_up_are_activated(
     )
     found = ops.rms_norm_linear(at.x, at.norm, at.weight, at.bias, eps=EPS, is_gated=True)
     assert found.shape == (rows, outputs)
-    normed = reference.rms_norm(at.x, at.norm, eps=EPS)
+    normed = row_ops.rms_norm(at.x, at.norm, eps=EPS)
     product = torch.nn.functional.linear(normed, at.weight, at.bias)
     gate, up = (half.abs() + 1 for half in product.chunk(2, dim=1))  # silu' is below 1.1
     of_gate, of_up = at.magnitude(normed).chunk(2, dim=1)
-    expected = reference.rms_norm_linear(at.x, at.norm, at.weight, at.bias, eps=EPS, is_gated=True)
+    expected = row_ops.rms_norm_linear(at.x, at.norm, at.weight, at.bias, eps=EPS, is_gated=True)
     at.assert_close(found, expected, 2 * (of_gate * up + of_up * gate))
 
 
@@ -91,7 +91,7 @@ def test_a_product_is_added_where_it_is_wanted(
     )
     expected = at.residual.clone()
     ops.linear_add(at.x, at.weight, at.bias, at.residual)
-    reference.linear_add(at.x, at.weight, at.bias, expected)
+    row_ops.linear_add(at.x, at.weight, at.bias, expected)
     at.assert_close(at.residual, expected, at.magnitude(at.x))
 
 

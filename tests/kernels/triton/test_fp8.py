@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import fp8
 from tests.rounding import UNIT_ROUNDOFF, relative_error
 
 HALF_STEP, HALF_SUBNORMAL = 2.0**-4, 2.0**-10
@@ -42,7 +42,7 @@ def test_rows_are_rounded_to_the_nearest_codes(
     codes, scales = ops.quantize_fp8(x, group_size=group_size)
 
     assert codes.dtype is torch.float8_e4m3fn
-    _, expected = reference.quantize_fp8(x, group_size=group_size)
+    _, expected = fp8.quantize_fp8(x, group_size=group_size)
     torch.testing.assert_close(scales, expected, rtol=1e-6, atol=0)
     scale = expanded(scales, 1, x.shape)
     error = (codes.double() * scale - x.double()).abs()
@@ -90,7 +90,7 @@ def test_products_are_those_of_decoded_codes(
         bound += 2.0**-7 * expected.abs()  # the interpreter cuts off
     assert actual.dtype is dtype
     assert ((actual.double() - expected).abs() <= bound + 1e-6).all()
-    reference_product = reference.fp8_linear(x, weight, scales, bias, rows_per_scale=rows_per_scale)
+    reference_product = fp8.fp8_linear(x, weight, scales, bias, rows_per_scale=rows_per_scale)
     torch.testing.assert_close(
         actual, reference_product, rtol=0.02, atol=0.02 * float(b.abs().max())
     )
@@ -103,7 +103,7 @@ def test_a_static_scale_cuts_what_exceeds_it(triton_device: str, dtype: torch.dt
 
     codes, scales = ops.quantize_fp8(x, scale=1 / 256)
 
-    expected, _ = reference.quantize_fp8(x, scale=1 / 256)
+    expected, _ = fp8.quantize_fp8(x, scale=1 / 256)
     assert scales.eq(1 / 256).all() and scales.shape == (5, 1)
     assert codes[1, :2].float().tolist() == [448, -448]
     steps = (codes.float() - expected.float()).abs() / expected.float().abs().clamp(min=2.0**-6)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import attention, kv_cache
 
 E4M3 = torch.float8_e4m3fn
 HALF_OF_A_CODE = 2.0**-4
@@ -46,7 +46,7 @@ def test_values_are_rounded_to_even_and_saturate(triton_device: str, scale: floa
 
     ops.reshape_and_cache(values, values.flip(0), cache, slots, **scales)
 
-    reference.reshape_and_cache(values, values.flip(0), expected, slots, **scales)
+    kv_cache.reshape_and_cache(values, values.flip(0), expected, slots, **scales)
     assert_same_codes(cache, expected)
     written = expected[slots // 16, 0, slots % 16].float()
     assert torch.equal(written.isnan(), values.isnan())
@@ -75,7 +75,7 @@ def test_rotated_keys_are_written_as_the_reference_does(
 
     ops.rotary_and_cache(query, key_value, *angles, cache, slots, **scales)
 
-    reference.rotary_and_cache(expected_query, key_value, *angles, expected, slots, **scales)
+    kv_cache.rotary_and_cache(expected_query, key_value, *angles, expected, slots, **scales)
     assert torch.equal(query, expected_query)
     assert_same_codes(cache, expected)
 
@@ -125,7 +125,7 @@ def test_attention_over_codes_matches_the_reference(triton_device: str, dtype: t
 
     actual = ops.paged_attention(query, cache, **problem, **scales)
 
-    expected = reference.paged_attention(query, cache, **problem, **scales)
+    expected = attention.paged_attention(query, cache, **problem, **scales)
     assert expected.isfinite().all()
     # Both take the same codes, and their products are exact in bfloat16 as well; a result of up to
     # 4 is rounded to 8 bits, which the interpreter cuts off.

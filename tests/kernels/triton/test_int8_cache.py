@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import attention, kv_cache
 
 
 class Cache(NamedTuple):
@@ -59,7 +59,7 @@ def test_codes_and_scales_are_those_of_the_reference(
 
     ops.reshape_and_cache(values, values.flip(0), cache.kv, slots, token_scales=cache.scales)
 
-    reference.reshape_and_cache(
+    kv_cache.reshape_and_cache(
         values, values.flip(0), expected.kv, slots, token_scales=expected.scales
     )
     assert_same_bits(cache, expected)
@@ -87,7 +87,7 @@ def test_rotated_keys_are_written_as_the_reference_does(
 
     ops.rotary_and_cache(query, key_value, *angles, cache.kv, slots, token_scales=cache.scales)
 
-    reference.rotary_and_cache(
+    kv_cache.rotary_and_cache(
         expected_query, key_value, *angles, expected.kv, slots, token_scales=expected.scales
     )
     assert torch.equal(query, expected_query)
@@ -125,7 +125,7 @@ def test_attention_over_codes_matches_the_reference(
 
     actual = ops.paged_attention(query, cache.kv, **problem)
 
-    expected = reference.paged_attention(query, cache.kv, **problem)
+    expected = attention.paged_attention(query, cache.kv, **problem)
     assert expected.isfinite().all()
     # Both take the same codes, which are exact in bfloat16; a result of up to 4 is rounded to 8
     # bits, which the interpreter cuts off.

@@ -1,13 +1,14 @@
 """Triton's small kernels equal the reference, under the interpreter unless there is a GPU."""
 
 import math
+from inspect import signature
 
 import pytest
 import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_kernels.torch import reference
+from signalbox_kernels.torch import kv_cache, registry, row_ops
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -47,7 +48,7 @@ def test_reshape_and_cache_writes_slots_and_nothing_else(
 
     ops.reshape_and_cache(key, value, cache, slots)
 
-    reference.reshape_and_cache(key, value, expected, slots)
+    kv_cache.reshape_and_cache(key, value, expected, slots)
     assert torch.equal(cache, expected)
 
 
@@ -59,7 +60,7 @@ def test_copy_joins_neighbours_and_leaves_the_rest(triton_device: str, block_byt
 
     ops.copy_blocks(pool, src, dst)
 
-    reference.copy_blocks(expected, src, dst)
+    kv_cache.copy_blocks(expected, src, dst)
     assert torch.equal(pool, expected)
 
 
@@ -131,7 +132,7 @@ def test_rms_norm_matches_the_reference(triton_device: str, size: int, dtype: to
     weight = torch.randn(size, device=triton_device).to(dtype)
 
     assert_equal(
-        ops.rms_norm(x, weight, eps=1e-5), reference.rms_norm(x, weight, eps=1e-5), num_roundings=2
+        ops.rms_norm(x, weight, eps=1e-5), row_ops.rms_norm(x, weight, eps=1e-5), num_roundings=2
     )
 
 
@@ -139,7 +140,7 @@ def test_rms_norm_reads_heads_where_they_lie(triton_device: str) -> None:
     heads = torch.randn(3, 6, 16, device=triton_device)[:, 2:4]
     weight = torch.randn(16, device=triton_device)
 
-    assert_equal(ops.rms_norm(heads, weight, eps=1e-5), reference.rms_norm(heads, weight, eps=1e-5))
+    assert_equal(ops.rms_norm(heads, weight, eps=1e-5), row_ops.rms_norm(heads, weight, eps=1e-5))
 
 
 @pytest.mark.parametrize("size", [64, 81])
@@ -150,7 +151,7 @@ def test_fused_add_rms_norm_updates_the_residual(
     x, residual = torch.randn(2, 4, size, device=triton_device).to(dtype)
     weight = torch.randn(size, device=triton_device).to(dtype)
     expected_residual = residual.clone()
-    expected = reference.fused_add_rms_norm(x, expected_residual, weight, eps=1e-5)
+    expected = row_ops.fused_add_rms_norm(x, expected_residual, weight, eps=1e-5)
 
     actual = ops.fused_add_rms_norm(x, residual, weight, eps=1e-5)
 
@@ -168,7 +169,7 @@ def test_rotary_embedding_turns_heads_in_place(
         num_tokens=3, head_size=head_size, dtype=dtype, device=triton_device
     )
     expected = stored.clone()
-    reference.rotary_embedding(expected[:, :18], cos, signed_sin)
+    row_ops.rotary_embedding(expected[:, :18], cos, signed_sin)
 
     ops.rotary_embedding(stored[:, :18], cos, signed_sin)
 
@@ -190,7 +191,7 @@ def test_rotary_and_cache_does_both_at_once(
         num_tokens=4, head_size=head_size, dtype=dtype, device=triton_device
     )
     slots = torch.tensor([5, -1, 48, 31], device=triton_device)
-    reference.rotary_and_cache(expected_query, key_value, cos, signed_sin, expected_cache, slots)
+    kv_cache.rotary_and_cache(expected_query, key_value, cos, signed_sin, expected_cache, slots)
 
     ops.rotary_and_cache(query, key_value, cos, signed_sin, cache, slots)
 
@@ -216,7 +217,7 @@ def test_heads_are_normed_on_the_way_into_the_cache(
     weights = torch.rand(2, head_size, device=triton_device).to(torch.float32 if is_wide else dtype)
     norms = (weights[0] + 0.5, weights[1])
     slots = torch.tensor([5, -1, 48, 31], device=triton_device)
-    reference.rotary_and_cache(
+    kv_cache.rotary_and_cache(
         expected_query, key_value, cos, signed_sin, expected_cache, slots, norms=norms, eps=1e-6
     )
 
@@ -232,7 +233,7 @@ def test_silu_and_mul_matches_the_reference(
     triton_device: str, size: int, dtype: torch.dtype
 ) -> None:
     gate_up = torch.randn(3, 2 * size, device=triton_device).to(dtype)
-    assert_equal(ops.silu_and_mul(gate_up), reference.silu_and_mul(gate_up), num_roundings=2)
+    assert_equal(ops.silu_and_mul(gate_up), row_ops.silu_and_mul(gate_up), num_roundings=2)
 
 
 @pytest.mark.parametrize("vocab_size", [33, 5000])  # a chunk, and more than one
@@ -246,7 +247,7 @@ def test_gather_logprobs_matches_the_reference(triton_device: str, vocab_size: i
 
     actual = ops.gather_logprobs(logits, tokens, num_top=3)
 
-    expected = reference.gather_logprobs(logits, tokens, num_top=3)
+    expected = row_ops.gather_logprobs(logits, tokens, num_top=3)
     for ours, theirs in zip(actual, expected, strict=True):
         assert_equal(ours, theirs)
 
@@ -277,3 +278,12 @@ def test_a_check_formats_its_message_only_where_it_fails() -> None:
     with pytest.raises(ValueError, match=r"^x is \(2, 3\), not 4$"):
         check(False, "x is {}, not {}", torch.Size([2, 3]), 4)
     assert [next_power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+
+
+def test_an_implementation_takes_what_its_reference_takes(triton_device: str) -> None:
+    """An op passes its arguments on as they are, so that defaults are the implementation's."""
+    for (op, device), launcher in registry._implementations.items():
+        if device == triton_device:
+            taken, expected = (signature(one).parameters for one in (launcher, getattr(ops, op)))
+            for name, parameter in expected.items():
+                assert taken[name].default == parameter.default, f"{op}: {name}"

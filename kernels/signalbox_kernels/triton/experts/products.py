@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from signalbox_kernels.torch.experts import ExpertWeights
-from signalbox_kernels.torch.reference import FP8_GROUP
+from signalbox_kernels.torch.fp8 import FP8_GROUP
 from signalbox_kernels.triton.experts.places import Routed
 from signalbox_kernels.triton.launch import product_type
 

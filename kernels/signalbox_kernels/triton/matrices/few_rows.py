@@ -104,7 +104,7 @@ def rms_norm_linear(
     bias: Tensor | None,
     *,
     eps: float,
-    is_gated: bool,
+    is_gated: bool = False,
 ) -> Tensor:
     """Norms rows and multiplies them; `ops.rms_norm_linear` is the contract."""
     op = "rms_norm_linear"

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signalbox_kernels.torch.reference import E4M3_MAX, FP8_GROUP, LEAST_MAXIMUM
+from signalbox_kernels.torch.fp8 import E4M3_MAX, FP8_GROUP, LEAST_MAXIMUM
 from signalbox_kernels.triton.launch import (
     FLOAT_TYPES,
     check,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from signalbox_kernels.torch.row_ops import GatheredLogprobs
 from signalbox_kernels.triton.launch import check, check_floats, check_tensors
 
 _LOGITS_AT_ONCE = 4096
@@ -42,9 +43,7 @@ def _gather_logprobs_kernel(
     tl.store(ranks + row, rank)
 
 
-def gather_logprobs(
-    logits: Tensor, tokens: Tensor, *, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def gather_logprobs(logits: Tensor, tokens: Tensor, *, num_top: int) -> GatheredLogprobs:
     """Log probability, rank and the likeliest tokens; `ops.gather_logprobs` is the contract."""
     op = "gather_logprobs"
     check_tensors(op, logits, tokens)
@@ -66,4 +65,4 @@ def gather_logprobs(
             LOGITS=min(_LOGITS_AT_ONCE, triton.next_power_of_2(vocab_size)),
         )
     top = logits.topk(num_top)
-    return logprobs, ranks, top.values - normalisers, top.indices
+    return GatheredLogprobs(logprobs, ranks, top.values - normalisers, top.indices)
