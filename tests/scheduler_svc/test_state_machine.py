@@ -5,6 +5,7 @@ EXAMPLES=20000 python -m pytest tests/scheduler_svc/test_state_machine.py
 
 import itertools
 import os
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -73,43 +74,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         step_s=st.sampled_from([0.01, 0.001, 1.0]),
     )
     def start(
-        self,
-        mode: PreemptionMode,
-        num_gpu_blocks: int,
-        num_cpu_blocks: int,
-        num_workers: int,
-        depth: int,
-        watermark: float,
-        prefix_caching: bool,
-        cpu_prefix_cache: bool,
-        costs: str,
-        policy: str,
-        grammar_bytes: int,
-        max_adapters: int | None,
-        store: StoreCapacity | None,
-        endings: list[Ending],
-        heeds_cancels: bool,
-        step_s: float,
+        self, num_workers: int, depth: int, policy: str, costs: str, step_s: float, **options: Any
     ) -> None:
         self.admission = AdmissionQueue(
             make_policy(PolicySettings(scheduling_policy=policy, ageing=3.0))
         )
         self.admission.adapters = frozenset("xyz")
-        self.options = {
-            "mode": mode,
-            "num_gpu_blocks": num_gpu_blocks,
-            "num_cpu_blocks": num_cpu_blocks,
-            "watermark": watermark,
-            "prefix_caching": prefix_caching,
-            "cpu_prefix_cache": cpu_prefix_cache,
-            "grammar_bytes": grammar_bytes,
-            "num_stages": max(1, depth - 1),
-            "max_adapters": max_adapters,
-            "store": store,
-        }
+        self.endings, self.heeds_cancels = options.pop("endings"), options.pop("heeds_cancels")
+        self.options = options | {"num_stages": max(1, depth - 1)}
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
-        self.endings, self.heeds_cancels = endings, heeds_cancels
         self.step_s = step_s
         self.costs = COSTS[costs]
         self.content: dict[bytes, Block] = {}
@@ -149,58 +123,34 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.booleans(),
         kind=st.integers(1, 3),
         tenant=st.sampled_from(["", "", "other"]),
-        salt=st.sampled_from(["", "", "other"]),
+        cache_salt=st.sampled_from(["", "", "other"]),
         adapter=st.sampled_from(["", "", *"xyz"]),
         beam_search=st.sampled_from([None, None, *SEARCHES]),
         priority=st.integers(-2, 2),
         grammar=st.sampled_from([None, None, *"abcdefgh"]),
     )
-    def submit(
-        self,
-        prompt_len: int,
-        max_tokens: int,
-        n: int,
-        stops: bool,
-        kind: int,
-        tenant: str,
-        salt: str,
-        adapter: str,
-        beam_search: BeamSearchParams | None,
-        priority: int,
-        grammar: str | None,
-    ) -> None:
-        prompt = [kind] * prompt_len
-        owner = {"tenant": tenant, "cache_salt": salt, "adapter": adapter}
-        rest = {"beam_search": beam_search, "priority": priority, "grammar": grammar, **owner}
-        self.add(prompt, max_tokens=max_tokens, n=n, stops=stops, **rest)
+    def submit(self, kind: int, prompt_len: int, **fields: Any) -> None:
+        self.add([kind] * prompt_len, **fields)
 
     def add(
         self,
         prompt: list[int],
         *,
-        max_tokens: int,
         n: int = 1,
         stops: bool = False,
-        tenant: str = "",
-        cache_salt: str = "",
-        adapter: str = "",
         beam_search: BeamSearchParams | None = None,
-        priority: int = 0,
         grammar: str | None = None,
+        **fields: Any,
     ) -> None:
         has_grammar = grammar is not None and beam_search is None
         group = make_request(
             prompt,
-            tenant=tenant,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            max_tokens=max_tokens,
             n=n if beam_search is None else min(n, beam_search.width),
             beam_search=beam_search,
             arrival=float(len(self.groups)),
             stop_token_ids=(3, 14, 15, 92, 65) if stops else (),
             structured_output=("regex", grammar or "") if has_grammar else None,
+            **fields,
         )
         if self.loops[0].scheduler.blocks.sizes.can_ever_hold(group):
             self.groups.append(group)

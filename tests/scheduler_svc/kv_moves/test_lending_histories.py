@@ -29,6 +29,8 @@ NUM_EVENTS = 200
 class History:
     """What happens to three workers, each of which is lost now and then."""
 
+    num_loops = 3
+
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.options: dict[str, Any] = {
@@ -47,7 +49,7 @@ class History:
         self.gone: set[SequenceGroup] = set()
         self.now = 0.0
         self.num_borrowed = self.num_workers = 0
-        self.loops = [self._join() for _ in range(3)]
+        self.loops = [self._join() for _ in range(self.num_loops)]
 
     def _join(self) -> Loop:
         self.num_workers += 1
