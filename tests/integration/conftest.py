@@ -1,10 +1,12 @@
 """What several modules of these tests run on."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_worker.kv_peers import peer_client
+from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves import handover_rounds, loading
 
 if TYPE_CHECKING:
@@ -17,6 +19,22 @@ def runner() -> "ModelRunner":
     from tests.integration.demo_model.test_model_parity import make_runner  # imports torch
 
     return make_runner()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a tiny Llama."""
+    from tests.gpu_worker.tiny_models import make_llama  # imports torch
+
+    path = tmp_path_factory.mktemp("model")
+    make_llama(path)
+    return path
+
+
+@pytest.fixture
+def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a model as tiny as that one would compute a block as fast as it arrives."""
+    monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
 
 
 @pytest.fixture

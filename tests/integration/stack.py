@@ -27,6 +27,7 @@ from rpc.transport.server import Server
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.main import serving
+from scheduler_svc.replay.replay_codec import Replay
 from tests.chaos.fault_proxy import FaultProxy
 from tests.router.stack import make_config
 from tests.waiting import EVENT_S, eventually
@@ -60,6 +61,30 @@ async def restarted(scheduler: RunningScheduler) -> AsyncIterator[RunningSchedul
     await scheduler.kill()
     async with running_scheduler(scheduler.config) as another:
         yield another
+
+
+async def until_workers(scheduler: RunningScheduler, num_workers: int) -> None:
+    await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
+
+
+async def assert_idle(scheduler: RunningScheduler) -> None:
+    """Every request, step and move of blocks ends, and then every block is free."""
+    cluster, loops = scheduler.cluster, scheduler.cluster.step_loops
+    await eventually(lambda: not len(cluster.requests))
+    await eventually(lambda: not any(one.scheduler.has_unfinished for one in loops))
+    stores = [store for one in loops if (store := one.scheduler.store) is not None]
+    await eventually(lambda: not any(one.moves for one in stores))
+    cluster.check()
+    for loop in loops:
+        for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu):
+            assert pool.num_free == pool.num_blocks
+
+
+def assert_replays(recording: Path) -> None:
+    """Each recorded decision is repeated, and nothing is left at the end."""
+    replay = Replay(str(recording), checks=True)
+    assert replay.run() is None
+    assert replay.num_left_over == 0
 
 
 @dataclass(slots=True)
@@ -147,6 +172,10 @@ class Got:
     reasons: dict[int, int] = field(default_factory=dict)
     vector: Vector | None = None
     end: pb.FinishedRequest | None = None
+
+    def assert_served(self) -> None:
+        assert self.end is not None
+        assert self.end.code == 0, self.end.message
 
 
 class Router:

@@ -14,9 +14,14 @@ from scheduler_svc.scheduler import Scheduler
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import NotKnown
 from tests.gpu_worker.tiny_models import make_llama
-from tests.integration.stack import router, running_scheduler, running_worker, simulated
+from tests.integration.stack import (
+    assert_idle,
+    router,
+    running_scheduler,
+    running_worker,
+    simulated,
+)
 from tests.integration.test_handovers_of_models import outputs, start, take_nothing_new
-from tests.integration.test_kv_store import assert_idle
 from tests.signalbox.stacks import COMMAND, environment, run_here
 from tests.waiting import EVENT_S, eventually
 

@@ -14,19 +14,20 @@ from rpc.metrics.registry import make_registry
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
-from scheduler_svc.replay.replay_codec import Replay
 from scheduler_svc.reports import metrics
 from tests.integration.insight.test_metrics import value
 from tests.integration.stack import (
     Router,
     RunningScheduler,
     RunningWorker,
+    assert_idle,
+    assert_replays,
     router,
     running_scheduler,
     running_worker,
     simulated,
 )
-from tests.integration.test_kv_store import assert_idle, conversations
+from tests.integration.test_kv_store import conversations
 from tests.waiting import eventually
 
 CONFIG = {
@@ -61,8 +62,7 @@ class Streams:
 
     async def assert_right(self) -> None:
         for handle, got in enumerate(await self.client.ended(*range(NUM_STREAMS))):
-            assert got.end is not None
-            assert got.end.code == 0, got.end.message
+            got.assert_served()
             for branch, tokens in got.tokens.items():
                 wanted = expected_tokens(prompt_of(handle), num_tokens=NUM_TOKENS, branch=branch)
                 assert tokens == wanted
@@ -115,9 +115,7 @@ async def test_a_worker_that_drains_hands_its_streams_over(
         (known,) = (await running.client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
         assert known.handovers.num_taken_over == sum(known.handovers.pause_ns.counts) == NUM_STREAMS
         assert known.handovers.num_bytes == of(cluster, 0).num_bytes
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)
 
 
 async def test_a_taker_that_dies_leaves_the_streams_where_they_are() -> None:
@@ -141,9 +139,7 @@ async def test_a_worker_that_joins_under_load_takes_streams_over(tmp_path: Path)
         planners = [loop.scheduler.planner for loop in cluster.step_loops]
         assert planners[1].num_prefix_queries == 0, "nothing is computed again"
         assert of(cluster, 0).num_handed_over >= of(cluster, 1).num_taken_over > 1
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -167,6 +163,4 @@ async def test_tokens_are_right_while_workers_drain_and_come(seed: int, tmp_path
         await conversations(client, random.Random(seed), drain)
         await asyncio.gather(*draining)
         await assert_idle(scheduler)
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)

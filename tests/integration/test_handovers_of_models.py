@@ -10,8 +10,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.scheduler import Scheduler
 from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
-from tests.integration.stack import Router, router, running_scheduler, running_worker
-from tests.integration.test_kv_store import assert_idle
+from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.waiting import eventually
 
 NUM_STREAMS, NUM_TOKENS = 8, 180
@@ -62,8 +61,7 @@ async def start(client: Router, first_handle: int) -> range:
 async def outputs(client: Router, handles: range) -> list[dict[int, list[int]]]:
     answers = await client.ended(*handles)
     for got in answers:
-        assert got.end is not None
-        assert got.end.code == 0, got.end.message
+        got.assert_served()
     return [got.tokens for got in answers]
 
 

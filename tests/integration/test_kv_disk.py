@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.kv_disk.disk_tier import DiskTier
-from scheduler_svc.kv.cost_model import CostModel
 from signalbox import LLM, EngineDeadError, SamplingParams
-from tests.gpu_worker.tiny_models import make_llama
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import wait_until
 
@@ -27,19 +25,7 @@ SIZES: dict[str, Any] = {
 PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_llama(path)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model as tiny as this one computes a block as fast as a disk returns it."""
-    monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
-    monkeypatch.setattr("scheduler_svc.kv_moves.loading.GRACE_S", 60.0)  # on a loaded machine, too
+pytestmark = pytest.mark.usefixtures("loading_pays", "patient_moves")
 
 
 class Served:

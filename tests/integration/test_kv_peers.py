@@ -15,17 +15,18 @@ from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv_moves.lending import Lending
-from scheduler_svc.replay.replay_codec import Replay
 from tests.integration.stack import (
     Router,
     RunningScheduler,
     RunningWorker,
+    assert_idle,
+    assert_replays,
     router,
     running_scheduler,
     running_worker,
     simulated,
 )
-from tests.integration.test_kv_store import PROMPT, ask, assert_idle, conversations
+from tests.integration.test_kv_store import PROMPT, ask, conversations
 from tests.waiting import eventually
 
 CONFIG = {
@@ -105,9 +106,7 @@ async def test_a_prefix_comes_from_the_worker_that_has_it(tmp_path: Path) -> Non
     assert event.duration_ns > 0
     (scheduled,) = (one for one in explanation.events if one.waits)
     assert explain_pb2.WAIT_REASON_LOADING in [wait.reason for wait in scheduled.waits]
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)
 
 
 async def test_what_a_worker_has_is_not_fetched() -> None:
@@ -206,8 +205,7 @@ async def test_a_worker_that_is_lost_while_blocks_move_costs_a_recompute(
         await eventually(lambda: len(two.scheduler.cluster.step_loops) == 1)
         await two.client.abort(LONG)
         (got,) = await two.client.ended(2)
-        assert got.end is not None
-        assert got.end.code == 0, got.end.message
+        got.assert_served()
 
 
 async def test_a_request_that_is_aborted_while_it_loads_leaves_no_pin(
@@ -244,6 +242,4 @@ async def test_tokens_are_right_while_workers_come_and_go(seed: int, tmp_path: P
         await asyncio.gather(*killing)
         await assert_idle(scheduler)
     assert sum(one.num_hits for one in lending if one is not None) > 0, "else this proves little"
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)

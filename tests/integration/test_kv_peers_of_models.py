@@ -5,32 +5,23 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.kv.cost_model import CostModel
 from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
-from tests.integration.stack import Router, router, running_scheduler, running_worker
-from tests.integration.test_kv_store import assert_idle
+from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.waiting import eventually
 
 PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
 
 
-pytestmark = pytest.mark.usefixtures("patient_moves")
-
-
-@pytest.fixture(autouse=True)
-def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model as tiny as this one computes a block as fast as it arrives."""
-    monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
+pytestmark = pytest.mark.usefixtures("patient_moves", "loading_pays")
 
 
 async def ask(client: Router, handle: int) -> tuple[list[int], int]:
     """Returns the tokens of an answer, and how many of the prompt were cached."""
     await client.add(handle, PROMPT, max_tokens=8)
     (got,) = await client.ended(handle)
-    assert got.end is not None
-    assert got.end.code == 0, got.end.message
+    got.assert_served()
     return got.tokens[0], got.end.usage.cached_tokens
 
 

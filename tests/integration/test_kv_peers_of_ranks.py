@@ -18,37 +18,22 @@ from gpu_worker.ranks.ranked_runner import RankedRunner
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.runner_factory import make_runner
 from scheduler_svc.config import Disaggregation, SchedulerConfig
-from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.scheduler import Scheduler
-from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import (
     Router,
     RunningScheduler,
     RunningWorker,
+    assert_idle,
     router,
     running_scheduler,
     running_worker,
 )
-from tests.integration.test_kv_store import assert_idle
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("patient_moves")]
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("patient_moves", "loading_pays")]
 
 PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
-
-
-@pytest.fixture(autouse=True)
-def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model as tiny as this one computes a block as fast as it arrives."""
-    monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_llama(path)
-    return path
 
 
 def loading(model: Path, tp: int = 2, pp: int = 1) -> Callable[[], Runner]:
@@ -83,8 +68,7 @@ async def ask(client: Router, handle: int, *, max_tokens: int = 8) -> tuple[list
     """Returns the tokens of an answer, and how many of the prompt were cached."""
     await client.add(handle, PROMPT, max_tokens=max_tokens)
     (got,) = await client.ended(handle)
-    assert got.end is not None
-    assert got.end.code == 0, got.end.message
+    got.assert_served()
     return got.tokens[0], got.end.usage.cached_tokens
 
 
@@ -152,8 +136,7 @@ async def test_a_rank_that_is_killed_while_blocks_move_costs_a_recompute(
         await entered.wait()
         two.steering.undo()
         (got,) = await two.client.ended(2)
-        assert got.end is not None
-        assert got.end.code == 0, got.end.message
+        got.assert_served()
         assert got.tokens[0] == two.expected
 
 

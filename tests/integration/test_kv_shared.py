@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gpu_worker.kv_shared.shared_tier import SharedTier
-from scheduler_svc.kv.cost_model import CostModel
 from signalbox import LLM, SamplingParams
 from tests.gpu_worker.kv_shared.redis_servers import (
     RedisProcess,
@@ -18,20 +17,12 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     redis,
     write_secret,
 )
-from tests.gpu_worker.tiny_models import make_llama
 from tests.signalbox.llm.make import assert_at_rest
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("loading_pays", "patient_moves")]
 
 PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_llama(path)
-    return path
 
 
 @pytest.fixture
@@ -40,10 +31,7 @@ def key(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model as tiny as this one computes a block as fast as a server returns it."""
-    monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
-    monkeypatch.setattr("scheduler_svc.kv_moves.loading.GRACE_S", 60.0)  # on a loaded machine, too
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     patient(monkeypatch)
 
 

@@ -21,11 +21,12 @@ from gpu_worker.simulated.simulated_draws import expected_tokens
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.replay.replay_codec import Replay
 from tests.gpu_worker.kv_disk import disks
 from tests.integration.stack import (
     Router,
     RunningScheduler,
+    assert_idle,
+    assert_replays,
     router,
     running_scheduler,
     running_worker,
@@ -113,22 +114,9 @@ async def ask(client: Router, handle: int, prompt: list[int]) -> int:
     """Returns how many tokens of a prompt were cached; its answer is right."""
     await client.add(handle, prompt)
     (got,) = await client.ended(handle)
-    assert got.end is not None
-    assert got.end.code == 0, got.end.message
+    got.assert_served()
     assert got.tokens[0] == expected_tokens(prompt, num_tokens=16)
     return got.end.usage.cached_tokens
-
-
-async def assert_idle(scheduler: RunningScheduler) -> None:
-    """Every request, step and move has ended, and every block is free."""
-    loops = scheduler.cluster.step_loops
-    await eventually(lambda: not any(one.scheduler.has_unfinished for one in loops))
-    await eventually(lambda: not any(one.scheduler.store.moves for one in loops))
-    scheduler.cluster.check()
-    assert len(scheduler.cluster.requests) == 0
-    for loop in loops:
-        for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu):
-            assert pool.num_free == pool.num_blocks
 
 
 async def test_a_worker_that_starts_again_finds_its_prefixes_in_the_store() -> None:
@@ -188,9 +176,7 @@ async def test_a_clear_of_the_service_reaches_memory_and_stores(
         cached = await ask(client, next(handles), [3, *PROMPT])
         assert cached == 0 or tenant == "another"
         await assert_idle(scheduler)
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)
 
 
 class DiskRunner(SimulatedRunner):
@@ -253,8 +239,7 @@ async def conversations(client: Router, rng: random.Random, kill: Callable[[], N
     for handle, got in zip(
         whole := sorted(set(prompts) - aborted), await client.ended(*whole), strict=True
     ):
-        assert got.end is not None
-        assert got.end.code == 0, got.end.message
+        got.assert_served()
         tokens = got.tokens[0]
         assert tokens == expected_tokens(prompts[handle], num_tokens=len(tokens))
 
@@ -290,6 +275,4 @@ async def test_tokens_are_right_whatever_the_store_does(seed: int, tmp_path: Pat
             (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
     assert store.num_faults > 0, "else this proves little"
     assert sum(cached) > 0, f"{store.usage()}, {worker.store}"
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)

@@ -6,25 +6,22 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.kv.cost_model import CostModel
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis, redis, write_secret
 from tests.gpu_worker.tiny_models import make_llama
-from tests.integration.stack import Router, RunningScheduler, router, running_scheduler
+from tests.integration.stack import Router, RunningScheduler, assert_idle, router, running_scheduler
 from tests.integration.test_drained_workers import worker_process
-from tests.integration.test_kv_store import assert_idle
 from tests.waiting import eventually
 
 PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
 
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("patient_moves")]
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("patient_moves", "loading_pays")]
 
 
 async def tokens(client: Router, handle: int) -> list[int]:
     await client.add(handle, PROMPT, max_tokens=8)
     (got,) = await client.ended(handle)
-    assert got.end is not None
-    assert got.end.code == 0, got.end.message
+    got.assert_served()
     return got.tokens[0]
 
 
@@ -38,7 +35,6 @@ async def until_open(scheduler: RunningScheduler, log: Path) -> None:
 async def test_a_worker_process_finds_what_another_has_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CostModel, "is_less", lambda *_, **__: True)
     monkeypatch.setattr("scheduler_svc.kv_moves.write_behind.PAUSE_S", 0.1)
     (model := tmp_path / "model").mkdir()
     make_llama(model)

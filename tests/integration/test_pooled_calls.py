@@ -12,12 +12,13 @@ from router.pooling.activations import activated
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import (
+    assert_idle,
     running_router,
     running_scheduler,
     running_worker,
     simulated,
+    until_workers,
 )
-from tests.integration.test_pooling import assert_idle, until_workers
 from tests.waiting import eventually
 
 NUM_INPUTS = 300

@@ -18,8 +18,7 @@ from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.pooling.encoder_models import VOCAB, save_model
-from tests.integration.stack import Router, router, running_scheduler, running_worker
-from tests.integration.test_pooling import assert_idle
+from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow

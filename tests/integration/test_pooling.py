@@ -20,11 +20,12 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.replay.replay_codec import Replay
 from tests.integration.stack import (
     Router,
-    RunningScheduler,
+    assert_idle,
     router,
     running_scheduler,
     running_worker,
     simulated,
+    until_workers,
 )
 from tests.waiting import eventually
 
@@ -58,32 +59,13 @@ async def run_load(client: Router, model: PoolingModel) -> None:
 
 def assert_pooled(client: Router, handle: int, model: PoolingModel) -> None:
     got = client.got[handle]
-    assert got.end is not None
-    assert got.end.code == 0, got.end.message
+    got.assert_served()
     assert got.vector is not None
     expected = expected_vector(make_prompt(handle), model=model, params=make_params(handle, model))
     assert np.array_equal(got.vector, expected), handle
     assert (got.tokens, got.reasons) == ({}, {0: pb.FINISH_REASON_STOP})
     usage = got.end.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(make_prompt(handle)), 0)
-
-
-async def assert_idle(scheduler: RunningScheduler) -> None:
-    cluster = scheduler.cluster
-    await eventually(
-        lambda: (
-            not len(cluster.requests)
-            and not any(one.scheduler.has_unfinished for one in cluster.step_loops)
-        )
-    )
-    cluster.check()
-    for step_loop in cluster.step_loops:
-        pool = step_loop.scheduler.blocks.gpu
-        assert pool.num_free == pool.num_blocks
-
-
-async def until_workers(scheduler: RunningScheduler, num_workers: int) -> None:
-    await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
 
 
 @pytest.mark.parametrize("num_gpu_blocks", [1000, 20])

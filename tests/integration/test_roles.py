@@ -17,17 +17,17 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.replay.replay_codec import Replay
 from tests.integration.stack import (
     Router,
     RunningScheduler,
     RunningWorker,
+    assert_idle,
+    assert_replays,
     router,
     running_scheduler,
     running_worker,
     simulated,
 )
-from tests.integration.test_kv_store import assert_idle
 from tests.waiting import eventually
 
 CONFIG = {
@@ -63,8 +63,7 @@ class Pool:
 
     async def assert_right(self) -> None:
         for handle, got in enumerate(await self.client.ended(*range(NUM_STREAMS))):
-            assert got.end is not None
-            assert got.end.code == 0, got.end.message
+            got.assert_served()
             assert got.tokens[0] == expected_tokens(prompt_of(handle), num_tokens=NUM_TOKENS)
 
     async def roles(self) -> list[str]:
@@ -112,9 +111,7 @@ async def test_prompts_are_computed_by_one_worker_and_go_on_at_the_other(tmp_pat
             request = explain_pb2.ExplainRequest(request_id=f"r{handle}")
             known = await running.client.stub.Explain(request)
             assert known.role == roles[known.worker]
-    replay = Replay(str(recording), checks=True)
-    assert replay.run() is None
-    assert replay.num_left_over == 0
+    assert_replays(recording)
 
 
 @pytest.mark.parametrize("loses_prefill", [True, False])

@@ -24,32 +24,18 @@ from scheduler_svc.reports import metrics
 from tests.integration.stack import (
     Got,
     Router,
-    RunningScheduler,
+    assert_idle,
     router,
     running_scheduler,
     running_worker,
     simulated,
+    until_workers,
 )
 from tests.waiting import EVENT_S, eventually
 
 
 def make_config(**fields: object) -> SchedulerConfig:
     return SchedulerConfig(port=0, **fields)  # type: ignore[arg-type]
-
-
-async def assert_idle(scheduler: RunningScheduler) -> None:
-    """Everything has ended, and every block is free."""
-    cluster = scheduler.cluster
-    await eventually(lambda: not any(one.scheduler.has_unfinished for one in cluster.step_loops))
-    cluster.check()
-    assert len(cluster.requests) == 0
-    for step_loop in cluster.step_loops:
-        for pool in (step_loop.scheduler.blocks.gpu, step_loop.scheduler.blocks.cpu):
-            assert pool.num_free == pool.num_blocks
-
-
-async def until_workers(scheduler: RunningScheduler, num_workers: int) -> None:
-    await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
 
 
 def make_prompt(seed: int) -> list[int]:
@@ -77,8 +63,7 @@ async def run_load(client: Router, *, num_requests: int, max_tokens: int = 24) -
 def assert_load(client: Router, *, num_requests: int, max_tokens: int = 24) -> None:
     for i in range(num_requests):
         got = client.got[i]
-        assert got.end is not None
-        assert got.end.code == 0, got.end.message
+        got.assert_served()
         for branch in range(3 if i % 4 == 3 else 1):
             assert got.reasons[branch] == pb.FINISH_REASON_LENGTH
             assert got.tokens[branch] == expected_tokens(
@@ -327,8 +312,7 @@ async def test_a_draining_worker_finishes_what_was_preempted_and_takes_nothing_n
         assert refused.end.code == 14
         assert refused.end.retry_after_ns > 0
         for got in await client.ended(*range(4)):
-            assert got.end is not None
-            assert got.end.code == 0, got.end.message
+            got.assert_served()
             assert got.tokens[0] == expected_tokens(make_prompt(7), num_tokens=80)
         async with asyncio.timeout(EVENT_S):
             await draining

@@ -27,12 +27,12 @@ from signalbox_client import AsyncClient
 from tests.grpc_errors import code_of
 from tests.integration.stack import (
     RunningScheduler,
+    assert_idle,
     running_router,
     running_scheduler,
     running_worker,
     simulated,
 )
-from tests.integration.test_pooling import assert_idle
 from tests.waiting import eventually
 
 POOLING = SIMULATED_POOLING["mean"]

@@ -18,6 +18,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.scheduler import Scheduler
 from tests.integration.stack import (
     RunningScheduler,
+    assert_idle,
     running_router,
     running_scheduler,
     running_worker,
@@ -35,18 +36,6 @@ class Stack:
     scheduler: RunningScheduler
     stub: pb_grpc.InferenceServiceStub
 
-    async def until_free(self) -> None:
-        """Waits until nothing is left of any request; checks the books."""
-        cluster = self.scheduler.cluster
-        await eventually(lambda: not len(cluster.requests))
-        await eventually(
-            lambda: not any(one.scheduler.has_unfinished for one in cluster.step_loops)
-        )
-        cluster.check()
-        for step_loop in cluster.step_loops:
-            for pool in (step_loop.scheduler.blocks.gpu, step_loop.scheduler.blocks.cpu):
-                assert pool.num_free == pool.num_blocks
-
 
 @contextlib.asynccontextmanager
 async def make_stack(
@@ -62,7 +51,7 @@ async def make_stack(
         channel = await stack.enter_async_context(open_channel(router.server.address))
         running = Stack(scheduler, pb_grpc.InferenceServiceStub(channel))
         yield running
-        await running.until_free()
+        await assert_idle(scheduler)
 
 
 @dataclass(slots=True)

@@ -19,12 +19,13 @@ from tests.integration.stack import (
     Router,
     RunningScheduler,
     RunningWorker,
+    assert_idle,
     router,
     running_scheduler,
     running_worker,
     simulated,
+    until_workers,
 )
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
 from tests.ports import free_port
 from tests.waiting import EVENT_S, eventually
 
@@ -73,7 +74,7 @@ async def refused(doing: Any, code: grpc.StatusCode) -> str:
 async def check_tokens(client: Router, handle: int, adapter: str) -> None:
     await client.add(handle, PROMPT, adapter=adapter, max_tokens=NUM_TOKENS)
     (got,) = await client.ended(handle)
-    assert got.end is not None and got.end.code == 0, got.end
+    got.assert_served()
     assert got.tokens[0] == expected_tokens(PROMPT, num_tokens=NUM_TOKENS, adapter=adapter)
 
 

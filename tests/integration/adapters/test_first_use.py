@@ -15,8 +15,7 @@ from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.integration.adapters.loading import loaded_on
-from tests.integration.stack import running_router, running_scheduler, running_worker
-from tests.integration.test_scheduler_and_workers import assert_idle
+from tests.integration.stack import assert_idle, running_router, running_scheduler, running_worker
 from tests.native_kernels import skip_without_native_kernels
 from tests.waiting import EVENT_S
 

@@ -11,8 +11,14 @@ from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_draws import expected_tokens
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.adapters.loading import NUM_TOKENS, PROMPT
-from tests.integration.stack import router, running_scheduler, running_worker, simulated
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.integration.stack import (
+    assert_idle,
+    router,
+    running_scheduler,
+    running_worker,
+    simulated,
+    until_workers,
+)
 from tests.waiting import EVENT_S, eventually
 
 SQL = Adapter(name="sql", sha256="a1" * 32, path="/adapters/sql")

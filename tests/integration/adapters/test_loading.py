@@ -24,7 +24,7 @@ from tests.integration.adapters.loading import (
     until_all_have,
     write_adapter,
 )
-from tests.integration.test_scheduler_and_workers import until_workers
+from tests.integration.stack import until_workers
 from tests.waiting import eventually
 
 
@@ -173,7 +173,7 @@ async def test_loading_and_unloading_under_load_with_a_worker_killed(tmp_path: P
                 write_adapter(tmp_path / f"new{i}", f"new {name}")
                 await load(client, name, f"new{i}")
             for handle, got in enumerate(await client.ended(*range(num))):
-                assert got.end is not None and got.end.code == 0, got.end
+                got.assert_served()
                 assert got.tokens[0] == expected_tokens(
                     PROMPT[handle % 9 :], num_tokens=60, adapter=["", *shas][handle % 7]
                 )

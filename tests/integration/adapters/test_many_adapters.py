@@ -20,8 +20,7 @@ from tests.integration.adapters.loading import (
     until_all_have,
     write_adapter,
 )
-from tests.integration.stack import Router, running_router
-from tests.integration.test_scheduler_and_workers import until_workers
+from tests.integration.stack import Router, running_router, until_workers
 
 pytestmark = pytest.mark.slow
 

@@ -19,12 +19,13 @@ from tests.integration.adapters.loading import (
     write_adapter,
 )
 from tests.integration.stack import (
+    assert_idle,
     router,
     running_scheduler,
     running_worker,
     simulated,
+    until_workers,
 )
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
 
 
 async def test_all_workers_have_it_or_none(tmp_path: Path) -> None:

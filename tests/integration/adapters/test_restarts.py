@@ -22,12 +22,7 @@ from tests.integration.adapters.loading import (
     worker_of,
     write_adapter,
 )
-from tests.integration.stack import (
-    restarted,
-    router,
-    running_scheduler,
-)
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.integration.stack import assert_idle, restarted, router, running_scheduler, until_workers
 from tests.waiting import EVENT_S, eventually
 
 

@@ -19,8 +19,7 @@ from tests.integration.adapters.loading import (
     worker_of,
     write_adapter,
 )
-from tests.integration.stack import running_worker, simulated
-from tests.integration.test_scheduler_and_workers import until_workers
+from tests.integration.stack import running_worker, simulated, until_workers
 from tests.waiting import eventually
 
 

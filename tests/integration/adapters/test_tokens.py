@@ -12,8 +12,14 @@ from tests.gpu_worker.adapters.peft_adapters import KINDS
 from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
 from tests.gpu_worker.model_runners import make_runner
 from tests.integration.adapters.loading import listed, load, loaded_on, unload, until_all_have
-from tests.integration.stack import RunningWorker, router, running_scheduler, running_worker
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.integration.stack import (
+    RunningWorker,
+    assert_idle,
+    router,
+    running_scheduler,
+    running_worker,
+    until_workers,
+)
 from tests.native_kernels import skip_without_native_kernels
 from tests.waiting import eventually
 
@@ -72,7 +78,7 @@ async def test_eight_adapters_are_loaded_and_unloaded_under_load_and_a_worker_is
             await ask(4)
             ended = await client.ended(*client.got)
             for got, expected in zip(ended, 5 * adapted.expected, strict=True):
-                assert got.end is not None and got.end.code == 0, got.end
+                got.assert_served()
                 assert got.tokens[0] == expected
             for name in names:
                 await unload(client, name)

@@ -10,9 +10,14 @@ import psutil
 import pytest
 
 from scheduler_svc.config import SchedulerConfig
-from tests.gpu_worker.tiny_models import make_llama
-from tests.integration.stack import Router, RunningScheduler, router, running_scheduler
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.integration.stack import (
+    Router,
+    RunningScheduler,
+    assert_idle,
+    router,
+    running_scheduler,
+    until_workers,
+)
 from tests.signalbox.stacks import COMMAND, of_service, signalbox
 from tests.waiting import EVENT_S, eventually
 
@@ -87,13 +92,6 @@ async def ranked_worker(
                 one.kill()
             worker.process.kill()
         worker.process.wait()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("stages")
-    make_llama(path)
-    return path
 
 
 async def add_requests(client: Router, first: int) -> None:

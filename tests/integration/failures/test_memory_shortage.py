@@ -39,8 +39,7 @@ async def test_the_steps_that_a_scheduler_plans_shrink_and_every_request_is_answ
             await client.add(handle, prompt)
         ended = await client.ended(*range(len(prompts)))
         for got, prompt in zip(ended, prompts, strict=True):
-            assert got.end is not None
-            assert got.end.code == 0
+            got.assert_served()
             assert got.tokens == {0: expected_tokens(prompt, num_tokens=16)}
         assert planning.limits.max_num_batched_tokens == 512
         assert NUM_TOKENS / 2 < planning.token_budget <= NUM_TOKENS

@@ -19,6 +19,7 @@ from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,
+    assert_idle,
     restarted,
     running_router,
     running_scheduler,
@@ -109,15 +110,6 @@ async def until_half_way(scheduler: RunningScheduler) -> None:
     await eventually(lambda: num_generated() > NUM_REQUESTS * NUM_TOKENS // 3)
 
 
-async def until_idle(scheduler: RunningScheduler) -> None:
-    cluster = scheduler.cluster
-    await eventually(lambda: not any(one.scheduler.has_unfinished for one in cluster.step_loops))
-    cluster.check()
-    for step_loop in cluster.step_loops:
-        pool = step_loop.scheduler.blocks.gpu
-        assert pool.num_free == pool.num_blocks
-
-
 async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) -> None:
     async with (
         running_scheduler(SchedulerConfig(port=free_port())) as scheduler,
@@ -133,7 +125,7 @@ async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) 
             assert_undisturbed(await asked, alone)
             assert len(twice.cluster.requests.history) > 0
             assert not router.schedulers.num_live
-            await until_idle(twice)
+            await assert_idle(twice)
 
 
 def peer_moves_of(running: RunningWorker) -> PeerMoves | None:
@@ -178,12 +170,7 @@ async def test_requests_go_on_when_their_scheduler_dies_while_it_hands_them_over
         async with restarted(scheduler) as another:
             assert_undisturbed(await asked, alone)
             await eventually(lambda: len(another.cluster.step_loops) == 2)
-            await until_idle(another)
-            for loop in another.cluster.step_loops:
-                pool, store = loop.scheduler.blocks.cpu, loop.scheduler.store
-                assert store is not None
-                await eventually(lambda store=store: not store.moves)
-                assert pool.num_free == pool.num_blocks
+            await assert_idle(another)
             for one, lease, moves in zip((first, second), leases, peer_moves, strict=True):
                 assert one.worker._lease not in (None, lease), "the lease has ended"
                 assert moves is not None
@@ -206,7 +193,7 @@ async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:
         await first.kill()
         assert_undisturbed(await asked, alone)
         assert len(second.cluster.requests.history) > NUM_REQUESTS // 2 + 4
-        await until_idle(second)
+        await assert_idle(second)
 
 
 async def test_a_scheduler_that_drains_gets_nothing_new_and_finishes_what_it_has() -> None:

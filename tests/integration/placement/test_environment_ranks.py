@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.fault_proxy import FaultProxy
-from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.placement.ranks import (
     StartedRanks,
     of_set,
@@ -28,13 +27,6 @@ from tests.waiting import EVENT_S, wait_until
 pytestmark = pytest.mark.system
 
 NOWHERE = "--scheduler=127.0.0.1:1"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("stages")
-    make_llama(path)
-    return path
 
 
 def start(

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from scheduler_svc.config import SchedulerConfig
-from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.failures.test_lost_ranks import (
     NUM_REQUESTS,
     add_requests,
@@ -18,8 +17,7 @@ from tests.integration.failures.test_lost_ranks import (
 )
 from tests.integration.placement.ranks import MODEL_FLAGS
 from tests.integration.placement.ray_cluster import a_worker_node, add_node
-from tests.integration.stack import router, running_scheduler
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.integration.stack import assert_idle, router, running_scheduler, until_workers
 from tests.ports import free_port
 from tests.rpc.certificates import Authority, tls_settings
 from tests.signalbox.stacks import COMMAND, environment, signalbox
@@ -28,13 +26,6 @@ from tests.waiting import EVENT_S, eventually, wait_until
 ray = pytest.importorskip("ray")
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("ray")]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("stages")
-    make_llama(path)
-    return path
 
 
 class RayWorker:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.placement.hosts import Host, hosts
 from tests.integration.placement.ranks import StartedRanks, of_set, started_ranks
 from tests.rpc.certificates import Authority
@@ -25,13 +24,6 @@ PORT = 50100
 def three() -> Iterator[list[Host]]:
     with hosts(3) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("stages")
-    make_llama(path)
-    return path
 
 
 def tls_flags(authority: Authority, *names: str, clients: bool = True) -> list[str]:

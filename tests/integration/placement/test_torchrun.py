@@ -16,8 +16,7 @@ from tests.integration.failures.test_lost_ranks import (
     tokens_of,
 )
 from tests.integration.placement.ranks import MODEL_FLAGS
-from tests.integration.stack import router, running_scheduler
-from tests.integration.test_scheduler_and_workers import assert_idle, until_workers
+from tests.integration.stack import assert_idle, router, running_scheduler, until_workers
 from tests.ports import free_port
 from tests.signalbox.stacks import environment
 from tests.waiting import EVENT_S, eventually
