@@ -28,9 +28,10 @@ from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa, best_isa
-from signalbox_kernels.program import PANEL, Adapted, Program, ProgramBuilder
+from signalbox_kernels.program import Program
+from signalbox_kernels.program_builder import Adapted, ProgramBuilder
 from signalbox_kernels.storage import Matrix
-from signalbox_kernels.structs import Epilogue, Row
+from signalbox_kernels.structs import PANEL, Epilogue, Row
 
 
 def compile_decoder(

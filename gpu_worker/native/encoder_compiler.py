@@ -11,8 +11,9 @@ from gpu_worker.native.program_parts import ACTIVATIONS, RESIDUAL, program_shape
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa, best_isa
-from signalbox_kernels.program import PANEL, Program, ProgramBuilder
-from signalbox_kernels.structs import Epilogue, Index, Row
+from signalbox_kernels.program import Program
+from signalbox_kernels.program_builder import ProgramBuilder
+from signalbox_kernels.structs import PANEL, Epilogue, Index, Row
 
 
 def compile_encoder(

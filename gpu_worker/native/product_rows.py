@@ -6,7 +6,7 @@ prescribe that rows are rounded, and have the columns of a matrix in another ord
 
 from functools import cached_property
 
-from signalbox_kernels.program import ProgramBuilder
+from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix, stored
 from signalbox_kernels.structs import Row

@@ -11,7 +11,7 @@ from gpu_worker.config import CacheConfig, ModelError, ParallelConfig
 from gpu_worker.device.keys import Keys
 from gpu_worker.models.decoder_config import DecoderConfig
 from signalbox_kernels.group import Group, group_bytes
-from signalbox_kernels.program import PANEL
+from signalbox_kernels.structs import PANEL
 
 _MEET_S = 600.0
 """Seconds for rank 0 of the stage to open the model; one that is lost is noticed at once."""

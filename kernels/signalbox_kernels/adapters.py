@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray, to_bfloat16
-from signalbox_kernels.structs import Element, SbAdapter
+from signalbox_kernels.structs import PANEL, Element, SbAdapter
 
 _HALF = 16  # packed columns that belong to one part
-_PANEL = 32  # rows of buffers are padded to whole ones
 _ALIGNMENT = 64
 
 
@@ -81,7 +80,7 @@ class AdapterSite:
                 a[part, : len(pair.a)] = pair.a
                 b[part][: len(pair.b), : len(pair.a)] = pair.b
         columns = len(pairs) * rank
-        left = np.pad(a.reshape(columns, -1), ((0, -columns % _HALF), (0, -self.depth % _PANEL)))
+        left = np.pad(a.reshape(columns, -1), ((0, -columns % _HALF), (0, -self.depth % PANEL)))
         packed_a = _pack(left.reshape(-1, _HALF, left.shape[1]), element)
         return PackedPairs(packed_a, _pack(self._in_packed_order(b), element), rank, columns)
 
@@ -90,7 +89,7 @@ class AdapterSite:
         if not rank:
             return 0
         columns = len(self.modules) * _even(rank)
-        of_a = _padded(columns, _HALF) * _padded(self.depth, _PANEL)
+        of_a = _padded(columns, _HALF) * _padded(self.depth, PANEL)
         of_b = _HALF * len(self.parts) * _even(rank)
         size = 2 if element is Element.BFLOAT16 else 4
         return size * (of_a + of_b) + 2 * _ALIGNMENT

@@ -1,37 +1,25 @@
-"""A model's step as a list of native ops: built once from Python, then run in one call per step.
+"""A model's step as a list of native ops, which run in one call per step.
 
-Buffers are named by index; rows of a buffer are tokens (or logit rows). csrc/program/api.h
-describes the ops; each must equal its op in `torch/`, with sums in float32.
+csrc/program/api.h describes the ops; each must equal its op in `torch/`, with sums in float32.
 """
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels.adapters import AdapterSite, PackedPairs
-from signalbox_kernels.arena import Arena, Packed
-from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_kernels.arena import Arena
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
-from signalbox_kernels.rounding import Rounding
-from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
-    ADDED,
-    CENTRED,
-    OF_ROWS,
-    TO_FLOATS,
-    TO_SUM,
-    Activation,
+    PANEL,
     Element,
-    Epilogue,
-    Index,
     OpKind,
-    OpRounding,
-    Row,
     SbAdapter,
     SbBuffer,
     SbOp,
@@ -40,8 +28,6 @@ from signalbox_kernels.structs import (
     arithmetic_of,
 )
 
-PANEL = 32  # columns of a packed matrix, stored together
-_HALF = PANEL // 2
 _CALLED_OFF = 2
 _ELEMENT_BYTES = {
     Element.FLOAT32: 4,
@@ -77,42 +63,12 @@ class ProgramShape:
         return heads * head * self.block_size
 
 
-def _rounding_fields(rounding: Rounding | None) -> dict[str, Any]:
-    """Returns the fields of an op that rounds what it writes."""
-    if rounding is None:
-        return {}
-    if rounding.code is Element.FP8_E4M3:
-        kind = OpRounding.E4M3
-    else:
-        kind = OpRounding.INT8 if rounding.is_symmetric else OpRounding.INT8_WITH_ZERO
-    return {
-        "rounding": kind,
-        "group": rounding.group_size or 0,
-        "scale": rounding.scale or 0.0,
-        "zero": rounding.zero_point,
-    }
-
-
-class Adapted(NamedTuple):
-    """The terms that adapters may add to a product."""
-
-    site: AdapterSite
-    src: int
-    """Buffer of the elements that the product reads, whatever it reads itself."""
-    shrunk: int
-    """Buffer for the products with A, as wide as all parts of the largest rank."""
-
-
-def _padded_order(order: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Returns it with the padding of rows, which stays where it is."""
-    width = len(order)
-    padding = np.arange(width, -(-width // PANEL) * PANEL)
-    return np.concatenate([order, padding]).astype(np.int32)
-
-
 @dataclass(slots=True)
-class ProgramBuilder:
-    """Collects ops; weights are packed into `arena` as they come."""
+class ProgramParts:
+    """Ops of a program in their order, and what they refer to.
+
+    Buffers are named by index; rows of a buffer are tokens (or logit rows).
+    """
 
     shape: ProgramShape
     arena: Arena
@@ -120,275 +76,13 @@ class ProgramBuilder:
     buffers: list[SbBuffer] = field(default_factory=list)
     sites: list[AdapterSite] = field(default_factory=list)
 
-    def buffer(self, width: int, *, row: Row = Row.ELEMENTS) -> int:
-        """Declares a buffer of `width` columns."""
-        self.buffers.append(SbBuffer(width, row))
-        return len(self.buffers) - 1
-
-    def embed(
-        self,
-        dst: int,
-        table: Packed,
-        *,
-        index: Index = Index.TOKEN_IDS,
-        adds: bool = False,
-        first_token: int = 0,
-        scale: float = 1.0,
-    ) -> None:
-        """Adds an op that turns tokens to rows of a packed matrix, which may also be the head; a
-        token that the matrix lacks becomes zeros.
-
-        Args:
-            index: what of a token is looked up.
-            adds: adds the rows to what is there.
-            first_token: index of the matrix's first row.
-            scale: factor of the rows.
-        """
-        self._add(
-            OpKind.EMBED,
-            mode=index | (ADDED if adds else 0),
-            dst=dst,
-            n=table.num_rows,
-            weight=table.address,
-            storage=table.type,
-            first_token=first_token,
-            scale=scale,
-        )
-
-    def norm(
-        self,
-        src: int,
-        dst: int,
-        weight: AnyArray,
-        *,
-        eps: float,
-        of_rows: bool = False,
-        to_sum: bool = False,
-        for_adapters: bool = False,
-        rounding: Rounding | None = None,
-    ) -> None:
-        """Adds RMSNorm of every token, or only of the tokens with logits.
-
-        Args:
-            to_sum: adds the result to `dst`, a buffer of floats.
-            rounding: what `dst` has of the result: the rounded elements, or the codes.
-            for_adapters: leaves it out for batches without adapters.
-        """
-        self._add(
-            OpKind.NORM,
-            mode=(OF_ROWS if of_rows else 0) | (TO_FLOATS | TO_SUM if to_sum else 0),
-            src=src,
-            dst=dst,
-            weight=self._floats(weight),
-            eps=eps,
-            adapter=int(for_adapters),
-            **_rounding_fields(rounding),
-        )
-
-    def layer_norm(
-        self,
-        src: int,
-        dst: int,
-        weight: AnyArray,
-        bias: AnyArray | None,
-        *,
-        eps: float,
-        to_floats: bool = False,
-    ) -> None:
-        """Adds LayerNorm of every token.
-
-        Args:
-            to_floats: writes a buffer of floats, which may be src.
-        """
-        self._add(
-            OpKind.NORM,
-            mode=CENTRED | (TO_FLOATS if to_floats else 0),
-            src=src,
-            dst=dst,
-            weight=self._floats(weight),
-            bias=None if bias is None else self._floats(bias),
-            eps=eps,
-        )
-
-    def code(
-        self,
-        src: int,
-        dst: int,
-        order: NDArray[np.int32] | None = None,
-        rounding: Rounding | None = None,
-    ) -> None:
-        """Adds an op that turns elements to the codes that products with quantised weights read,
-        or to elements, with the columns in another order or rounded."""
-        address = None if order is None else self.arena.keep(_padded_order(order))
-        self._add(OpKind.CODE, src=src, dst=dst, weight=address, **_rounding_fields(rounding))
-
-    def linear(
-        self,
-        src: int,
-        dst: int,
-        weight: Matrix,
-        bias: AnyArray | None,
-        epilogue: Epilogue,
-        *,
-        activation: Activation = Activation.SILU,
-        column: int = 0,
-        gate: int = 0,
-        adapted: Adapted | None = None,
-    ) -> None:
-        """Adds a product; for GATED the weight is [gate; up].
-
-        Args:
-            src: a buffer of elements, or of codes for a quantised weight.
-            activation: of GATED, GATE and ACTIVATE.
-            column: first column of dst for STORE, which writes whole panels: what comes behind this
-                matrix is stored later, and dst is wide enough for the last one's padding.
-            gate: buffer of floats that GATE multiplies the product with.
-            adapted: what adapters may add to it.
-        """
-        if adapted is not None:
-            self._shrink(adapted)
-        interleaved = epilogue is Epilogue.GATED
-        packed = self.arena.pack(weight, interleaved=interleaved)
-        self._add(
-            OpKind.LINEAR,
-            mode=epilogue,
-            src=src,
-            dst=dst,
-            n=packed.num_rows,
-            weight=packed.address,
-            bias=None if bias is None else self._bias(bias, interleaved=interleaved),
-            storage=packed.type,
-            column=column,
-            gate=gate,
-            activation=activation,
-            **({} if adapted is None else self._adapter_fields(adapted)),
-        )
-
-    def _shrink(self, adapted: Adapted) -> None:
-        """Adds the product with A of each row's adapter, which batches without adapters skip."""
-        self.sites.append(adapted.site)
-        number = len(self.sites)
-        self._add(OpKind.SHRINK, src=adapted.src, dst=adapted.shrunk, adapter=number)
-
-    def _adapter_fields(self, adapted: Adapted) -> dict[str, int]:
-        parts = self.arena.keep(adapted.site.parts)
-        return {"adapter": len(self.sites), "shrunk": adapted.shrunk, "parts": parts}
-
-    def rotate(
-        self,
-        src: int,
-        dst: int,
-        *,
-        layer: int,
-        norms: tuple[AnyArray, AnyArray] | None = None,
-        eps: float = 0.0,
-        kv_scales: tuple[float, float] = (1.0, 1.0),
-        rotary: NDArray[np.float32] | None = None,
-    ) -> None:
-        """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
-        cache.
-
-        Args:
-            kv_scales: of K and V in E4M3: values are codes times these.
-            rotary: as `build` takes it, of layers that have another one.
-        """
-        query, key = (None, None) if norms is None else map(self._floats, norms)
-        scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
-        norm = {"norm_q": query, "norm_k": key, "eps": eps}
-        table = None if rotary is None else self.arena.keep(rotary)
-        self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, weight=table, **norm, **scales)
-
-    def attend(
-        self,
-        src: int,
-        dst: int,
-        *,
-        layer: int,
-        window: int | None = None,
-        is_causal: bool = True,
-        kv_scales: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
-        """Adds attention over the cache; `rotate` explains the scales.
-
-        Args:
-            window: a token sees those less than so many positions away; None sees all.
-            is_causal: False if it sees later tokens, too; a step then has whole sequences.
-        """
-        scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
-        self._add(
-            OpKind.ATTEND,
-            mode=int(not is_causal),
-            src=src,
-            dst=dst,
-            layer=layer,
-            window=window or 0,
-            **scales,
-        )
-
-    def head(self, src: int, weight: Packed, *, first_token: int = 0) -> None:
-        """Adds the product with the head. Of several ranks, each has as many tokens as the first,
-        but the last one, which has the rest.
-
-        Args:
-            first_token: that of the matrix's first row.
-        """
-        self._add(
-            OpKind.HEAD,
-            src=src,
-            n=weight.num_rows,
-            weight=weight.address,
-            storage=weight.type,
-            first_token=first_token,
-        )
-
-    def sum(self, src: int, dst: int, *, adds: bool) -> None:
-        """Adds an op that sums what all ranks have written to a shared buffer, in the order of the
-        ranks.
-
-        Args:
-            dst: a buffer of floats, as wide.
-            adds: adds the sum to what is there.
-        """
-        mode = Epilogue.ADD if adds else Epilogue.STORE
-        self._add(OpKind.SUM, mode=mode, src=src, dst=dst)
-
-    def _add(self, kind: OpKind, **fields: object) -> None:
-        self.ops.append(SbOp(kind=kind, **fields))
-
-    def _floats(self, vector: AnyArray) -> int:
-        """Keeps a vector as float32, padded as rows are; returns its address."""
-        return self.arena.keep(np.pad(to_float32(vector), (0, -len(vector) % PANEL)))
-
-    def _bias(self, bias: AnyArray, *, interleaved: bool) -> int:
-        if not interleaved:
-            return self._floats(bias)
-        halves = to_float32(bias).reshape(2, -1)
-        padded = np.pad(halves, ((0, 0), (0, -halves.shape[1] % _HALF))).reshape(2, -1, _HALF)
-        return self.arena.keep(padded.swapaxes(0, 1).reshape(-1))
-
-    def build(
-        self,
-        rotary: NDArray[np.float32],
-        *,
-        num_threads: int,
-        isa: Isa | None = None,
-        group: Group | None = None,
-    ) -> "Program":
-        """Finishes the program.
-
-        Args:
-            rotary: [positions, 2, head_size / 2] float32, cosines and sines.
-            group: the ranks that sums are over; None is one rank, without sums.
-        """
-        return Program(self, rotary, num_threads=num_threads, isa=isa, group=group)
-
 
 class Program:
     """A built program with its thread pool. Run from one thread at a time."""
 
     def __init__(
         self,
-        builder: ProgramBuilder,
+        parts: ProgramParts,
         rotary: NDArray[np.float32],
         *,
         num_threads: int,
@@ -397,15 +91,15 @@ class Program:
     ) -> None:
         self._library = library()
         self._handle: int | None = None
-        self._arena = builder.arena
+        self._arena = parts.arena
         self._pool: NDArray[np.uint8] | None = None
-        self.shape = builder.shape
-        self.sites = tuple(builder.sites)
+        self.shape = parts.shape
+        self.sites = tuple(parts.sites)
         self._adapters: dict[int, Sequence[PackedPairs | None] | None] = {}
         self._adapter_table = (SbAdapter * 0)()
-        self.weights = builder.arena.description
-        self.weights_bytes = builder.arena.num_bytes
-        self.arithmetic = arithmetic_of(builder.ops, builder.buffers, self.shape.element)
+        self.weights = parts.arena.description
+        self.weights_bytes = parts.arena.num_bytes
+        self.arithmetic = arithmetic_of(parts.ops, parts.buffers, self.shape.element)
         self._num_threads = num_threads
         self._op_ns: NDArray[np.int64] | None = None  # set while the program is profiled
         self.isa = use(isa)
@@ -415,10 +109,10 @@ class Program:
         )
         self._handle = self._library.sb_program_new(
             ctypes.byref(shape),
-            (SbOp * len(builder.ops))(*builder.ops),
-            len(builder.ops),
-            (SbBuffer * len(builder.buffers))(*builder.buffers),
-            len(builder.buffers),
+            (SbOp * len(parts.ops))(*parts.ops),
+            len(parts.ops),
+            (SbBuffer * len(parts.buffers))(*parts.buffers),
+            len(parts.buffers),
             num_threads,
             self.isa,
         )

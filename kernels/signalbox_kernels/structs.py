@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+PANEL = 32
+"""Columns of a packed matrix that are stored together; rows of buffers are padded to whole ones."""
+
+
 class Element(IntEnum):
     """Element type of activations and of products that are not of codes; or of K and V, which alone
     may be in 8 bits."""
@@ -65,7 +69,7 @@ class Activation(IntEnum):
 
 
 class Index(IntEnum):
-    """What a table has a row for."""
+    """Property of a token by which rows of a table are looked up."""
 
     TOKEN_IDS = 0
     POSITIONS = 1

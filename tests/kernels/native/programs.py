@@ -11,7 +11,8 @@ from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import BFLOAT16, FLOAT8_E4M3, AnyArray
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa
-from signalbox_kernels.program import Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.program import Program, ProgramShape
+from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import AttentionArrays, Element, StepArrays
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.matrices import FLOAT32

@@ -19,7 +19,8 @@ from signalbox_kernels.adapters import AdapterSite, LoraPair
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa
-from signalbox_kernels.program import Adapted, Program, ProgramBuilder, ProgramShape
+from signalbox_kernels.program import Program, ProgramShape
+from signalbox_kernels.program_builder import Adapted, ProgramBuilder
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
 from signalbox_kernels.storage import FLOAT_CODES, QUANTISED, Storage, quantise
