@@ -1,20 +1,17 @@
 """Settings of a worker that a runner needs: model, KV cache and device."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from contract.model import check_adapter_name
-from gpu_worker.generation_fields import check_override
+from gpu_worker.adapter_option import AdapterOption, name_and_path
+from gpu_worker.generation_fields import GenerationOverride
 from rpc.settings.quantities import renamed, texts, window
 from rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 
 GIB = 1 << 30
-LOOPBACK = "127.0.0.1"
 MAX_GIB = 1 << 30  # an exbibyte
 AUTO_BLOCK_SIZE = 0
 USUAL_BLOCK_SIZE = 16
@@ -34,28 +31,10 @@ class ModelError(ValueError):
     """The model cannot be served; the message is one line and names the remedy."""
 
 
-def _json(value: Any) -> Any:
-    """Returns the value as JSON text; a YAML file may give a mapping."""
-    return json.dumps(value) if isinstance(value, Mapping) else value
-
-
-def _checked_override(text: str) -> str:
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"it is no JSON ({error})") from None
-    check_override(config)
-    return text
-
-
 def _power_of_two(size: int | None) -> int | None:
     if size is not None and size & (size - 1):
         raise ValueError("it must be a power of two")
     return size
-
-
-_GenerationConfig = Annotated[str, BeforeValidator(_json), AfterValidator(_checked_override)]
-"""A generation_config.json as text."""
 
 
 QuantizationName = Literal[
@@ -71,46 +50,6 @@ QuantizationName = Literal[
     "bitsandbytes",
 ]
 """Values of `--quantization`."""
-
-
-def _adapters_as_texts(value: Any) -> Any:
-    """Returns NAME=PATH for an adapter that is written as vLLM's JSON: {"name": ..., "path": ...}.
-
-    Raises ValueError.
-    """
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
-        found = json.loads(value)
-        value = found if isinstance(found, list) else [found]
-    if not isinstance(value, list | tuple):
-        return texts(value)
-    return texts([_adapter_as_text(one) for one in value])
-
-
-def _adapter_as_text(one: Any) -> Any:
-    if isinstance(one, str) and one.lstrip().startswith("{"):
-        one = json.loads(one)
-    if not isinstance(one, Mapping):
-        return one
-    if not {"name", "path"} <= one.keys() or one.keys() - {"name", "path", "base_model_name"}:
-        raise ValueError('an adapter is NAME=PATH, or {"name": NAME, "path": PATH}')
-    return f"{one['name']}={one['path']}"
-
-
-def _name_and_path(text: str) -> tuple[str, str]:
-    name, _, path = text.partition("=")
-    return name.strip(), path.strip()
-
-
-def _checked_adapters(given: tuple[str, ...]) -> tuple[str, ...]:
-    names = set[str]()
-    for name, path in map(_name_and_path, given):
-        if not name or not path:
-            raise ValueError("an adapter is NAME=PATH")
-        check_adapter_name(name)
-        if name in names:
-            raise ValueError(f"two adapters are named {name}")
-        names.add(name)
-    return given
 
 
 class ModelConfig(NameSettings):
@@ -176,7 +115,7 @@ class ModelConfig(NameSettings):
         " generation_config.json or GGUF metadata; none; or a directory with a"
         " generation_config.json",
     )
-    override_generation_config: _GenerationConfig | None = Field(
+    override_generation_config: GenerationOverride | None = Field(
         None,
         description="JSON object whose temperature, top_p, top_k, min_p, repetition_penalty and"
         " max_new_tokens are defaults before the model's, as --generation-config would read them",
@@ -188,9 +127,7 @@ class ModelConfig(NameSettings):
         " the model's window)",
     )
 
-    lora: Annotated[
-        tuple[str, ...], BeforeValidator(_adapters_as_texts), AfterValidator(_checked_adapters)
-    ] = Field(
+    lora: AdapterOption = Field(
         (),
         description="LoRA adapters, NAME=PATH[,NAME=PATH...], in folders as PEFT saves them;"
         " requests name one as their model",
@@ -217,7 +154,7 @@ class ModelConfig(NameSettings):
     @property
     def adapters(self) -> tuple[tuple[str, str], ...]:
         """Name and folder of each adapter."""
-        return tuple(_name_and_path(one) for one in self.lora)
+        return tuple(map(name_and_path, self.lora))
 
     @property
     def num_later_adapters(self) -> int:
@@ -354,43 +291,3 @@ class DeviceConfig(SettingsGroup):
         description="folder for kernels that are compiled for a GPU, which only this user may write"
         " (default: TRITON_CACHE_DIR, or signalbox in the user's cache)",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelConfig:
-    """Place of a rank in its worker: a tensor-parallel group for each pipeline stage.
-
-    Rank 0 draws the tokens, so the last stage is that of the first ranks, and the stage before it
-    that of the next ones. A rank passes its hidden states to the rank `tensor_parallel_size` below.
-    """
-
-    rank: int = 0
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    layer_partition: tuple[int, ...] = ()
-    """Layers of each stage; empty divides them by bytes."""
-    local_rank: int = 0
-    """Place of the rank among those of its host."""
-    local_size: int = 1
-    """Ranks on its host."""
-    is_placed: bool = False
-    """True if others have started the rank, and may show it its own device alone."""
-    collective_host: str = LOOPBACK
-    """Address on which the collectives of its stage listen."""
-
-    @property
-    def is_stage_on_one_host(self) -> bool:
-        return self.collective_host == LOOPBACK
-
-    @property
-    def num_ranks(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def stage(self) -> int:
-        return self.pipeline_parallel_size - 1 - self.rank // self.tensor_parallel_size
-
-    @property
-    def tensor_rank(self) -> int:
-        """Index of the rank within its stage."""
-        return self.rank % self.tensor_parallel_size

@@ -3,9 +3,12 @@
 They are those that vLLM reads too.
 """
 
+import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
 
 from contract.sampling_defaults import DefaultParams
 
@@ -91,3 +94,21 @@ def _is_number(value: object) -> bool:
     if isinstance(value, int):  # of any length
         return not isinstance(value, bool)
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _json(value: Any) -> Any:
+    """Returns the value as JSON text; a YAML file may give a mapping."""
+    return json.dumps(value) if isinstance(value, Mapping) else value
+
+
+def _checked_override(text: str) -> str:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+    check_override(config)
+    return text
+
+
+GenerationOverride = Annotated[str, BeforeValidator(_json), AfterValidator(_checked_override)]
+"""A generation_config.json as text."""

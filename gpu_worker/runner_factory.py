@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from contract.startup import ReportProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share
 from gpu_worker.store_config import DiskConfig, SharedConfig

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.worker_role import WorkerRole
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.store_config import DiskConfig, SharedConfig
 from gpu_worker.store_url import REDIS_SCHEMES, exposure
 from rpc.settings.addresses import Address, Host, HostOrAddress, Port

@@ -5,9 +5,10 @@ CUDA's own modules are imported where there is CUDA alone.
 
 import torch
 
-from gpu_worker.config import DeviceConfig, ParallelConfig
+from gpu_worker.config import DeviceConfig
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.streams import HostStreams, Streams
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.native import limit_permits_bfloat16
 
 

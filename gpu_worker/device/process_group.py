@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
 
-from gpu_worker.config import ParallelConfig
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.device.interfaces import interface_of
 from gpu_worker.device.keys import Keys
 from gpu_worker.device.parallel_group import ParallelGroup
+from gpu_worker.parallel_config import ParallelConfig
 
 TIMEOUT = timedelta(minutes=10)
 """Limit for a rank that is alive but does not join; the socket of a dead rank is noticed at

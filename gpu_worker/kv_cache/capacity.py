@@ -15,9 +15,10 @@ from contract.model import StoreCapacity, WorkerCapacity
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.config import GIB, CacheConfig, ParallelConfig
+from gpu_worker.config import GIB, CacheConfig
 from gpu_worker.device.ram import available_ram
 from gpu_worker.kv_cache.measured_device import MeasuredDevice
+from gpu_worker.parallel_config import ParallelConfig
 
 logger = logging.getLogger(__name__)
 

@@ -17,13 +17,14 @@ from typing import Any
 import signalbox_kernels
 from contract.model import ModelInfo, WorkerCapacity
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.config import ModelConfig, ParallelConfig
+from gpu_worker.config import ModelConfig
 from gpu_worker.loading.content_files import (
     ContentFile,
     Digests,
     content_digest,
     yield_to_others,
 )
+from gpu_worker.parallel_config import ParallelConfig
 
 _SOURCES = (Path(__file__).parents[1], Path(str(signalbox_kernels.__file__)).parent)
 _SUFFIXES = (".py", ".cpp", ".h")

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import ModelError, ParallelConfig
+from gpu_worker.config import ModelError
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.opened_model import OpenedModel
+from gpu_worker.parallel_config import ParallelConfig
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 _TABLES = re.compile(r"embed|wte|wpe")

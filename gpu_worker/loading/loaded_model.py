@@ -15,12 +15,7 @@ from gpu_worker.attention import AttentionBackend, choose_attention_backend
 from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
-from gpu_worker.config import (
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ParallelConfig,
-)
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
 from gpu_worker.device.keys import Keys
 from gpu_worker.device.memory import bytes_in_use, tensor_bytes
@@ -34,6 +29,7 @@ from gpu_worker.loading.opened_model import OpenedModel, model_info, open_with_c
 from gpu_worker.loading.weight_loader import LoadsItself, load_weights
 from gpu_worker.models import Model, Staged
 from gpu_worker.models.few_rows import choose_products
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.pooling.pooler import Pooler
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.sampling.sampler_factory import describe_sampler, make_sampler

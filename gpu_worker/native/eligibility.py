@@ -8,14 +8,7 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_worker.config import (
-    USUAL_BLOCK_SIZE,
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ModelError,
-    ParallelConfig,
-)
+from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.opened_model import OpenedModel
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.models.encoder_config import EncoderConfig
@@ -23,6 +16,7 @@ from gpu_worker.models.registry import Pooled, SoftCapped
 from gpu_worker.native.native_encoder import why_no_encoder
 from gpu_worker.native.rank_memory import why_no_memory
 from gpu_worker.native.tensor_share import why_not_divided
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.native import NativeUnavailable, best_isa
 
 logger = logging.getLogger(__name__)

@@ -15,13 +15,7 @@ from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import (
-    USUAL_BLOCK_SIZE,
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ParallelConfig,
-)
+from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
@@ -34,6 +28,7 @@ from gpu_worker.native.tensor_share import tensor_share
 from gpu_worker.native.threads import default_num_threads
 from gpu_worker.native.weight_shapes import NORM, module_shapes, weight_shapes
 from gpu_worker.native.weights import Weights
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.pooling.pooler import Pooler
 from gpu_worker.sampling.native_sampler import CpuSampler
 from signalbox_kernels.floats import DTYPES

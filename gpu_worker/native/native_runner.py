@@ -15,7 +15,7 @@ from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
 from gpu_worker.kv_cache.measured_device import HostDevice
@@ -30,6 +30,7 @@ from gpu_worker.native.native_encoder import load_encoder_natively
 from gpu_worker.native.native_model import NativeModel, load_natively
 from gpu_worker.native.pooling_executor import NativePoolingExecutor
 from gpu_worker.native.recording import NativeRecording
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.program import Program
 

@@ -7,9 +7,10 @@ open file of its process. So it goes with the last process that maps it, however
 import os
 from typing import NamedTuple
 
-from gpu_worker.config import CacheConfig, ModelError, ParallelConfig
+from gpu_worker.config import CacheConfig, ModelError
 from gpu_worker.device.keys import Keys
 from gpu_worker.models.decoder_config import DecoderConfig
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.group import Group, group_bytes
 from signalbox_kernels.structs import PANEL
 

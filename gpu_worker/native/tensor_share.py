@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.coded_matrices import code_block_size
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import ParallelConfig
 from gpu_worker.device.division import divided, first_kv_head, kv_heads_per_rank
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.weight_shapes import TABLES, names_of_stage, weight_shapes
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.adapters import LoraPair
 
 LEAST_BLOCK = 32

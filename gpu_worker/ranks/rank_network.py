@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_worker.config import LOOPBACK
 from gpu_worker.device.interfaces import address_of
+from gpu_worker.parallel_config import LOOPBACK
 from gpu_worker.ranks.environment import RankPlace
 from rpc.interceptors.certificate_names import dns_names
 from rpc.interceptors.peer_roles import WORKER

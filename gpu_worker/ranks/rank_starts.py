@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gpu_worker.config import ParallelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.rank_network import collective_hosts, host_of
 from gpu_worker.ranks.service.rank_messages import Hello, Loaded, RankAddress, Start
 from rpc.transport.tls import TlsConfig

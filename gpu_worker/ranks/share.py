@@ -10,7 +10,7 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress, igno
 from gpu_worker.batch.runner_protocol import AdapterLoading, Inspectable, Runner
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization
-from gpu_worker.config import DeviceConfig, ModelError, ParallelConfig
+from gpu_worker.config import DeviceConfig, ModelError
 from gpu_worker.device.keys import Keys
 from gpu_worker.kv_peers.peer_moves import PeerMoves
 from gpu_worker.kv_store.move_queue import MoveQueue
@@ -25,6 +25,7 @@ from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
 from gpu_worker.native.rank_memory import meet, slot_bytes_of
 from gpu_worker.native.threads import default_num_threads
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.rank_store import check_store, has_store, open_store
 from gpu_worker.ranks.service.rank_messages import Start
 from signalbox_kernels.group import Group

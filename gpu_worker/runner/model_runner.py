@@ -19,7 +19,7 @@ from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.batch import Batch, BatchOutput
 from gpu_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.device.device_choice import recorder_for
 from gpu_worker.device.graphs import GraphRecorder
 from gpu_worker.device.keys import Keys
@@ -37,6 +37,7 @@ from gpu_worker.loading.block_content import BlockContent, describe
 from gpu_worker.loading.loaded_model import load_model
 from gpu_worker.loading.model_source import naming
 from gpu_worker.loading.opened_model import OpenedModel
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.runner.executor_factory import make_executor
 from gpu_worker.runner.warm_up import warm_up_batches
 from signalbox_kernels import triton

@@ -12,7 +12,8 @@ import pytest
 
 from contract.worker_role import WorkerRole
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.rank_blocks import BlockCopies
 from gpu_worker.ranks.ranked_runner import RankedRunner
 from gpu_worker.registration_client import RegistrationRefused

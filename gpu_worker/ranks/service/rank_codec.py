@@ -16,7 +16,8 @@ from contract.step import Step, decode_step, encode_step
 from contract.step_result import decode_stages, encode_stages
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import TokenRuns, WantedLogits
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.service.rank_messages import (
     AdapterOpened,
     AddAdapter,

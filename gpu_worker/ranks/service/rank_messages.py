@@ -17,7 +17,8 @@ from contract.step_result import Stages
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import NO_LOGPROBS, PromptRows, SampleRows
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.store_config import DiskConfig, SharedConfig
 
 

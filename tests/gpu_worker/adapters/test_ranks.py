@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.config import ParallelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.lora.request import LoRARequest

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from contract.startup import ignore_progress
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.gguf_model import GGUFSource
 from gpu_worker.loading.hf_directory import DirectorySource
 from gpu_worker.loading.layer_partition import divided, stage_layers
 from gpu_worker.loading.opened_model import OpenedModel, open_with_config
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share
 from tests.gpu_worker.loading.gguf_files import make_gguf

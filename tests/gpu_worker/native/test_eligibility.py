@@ -6,16 +6,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpu_worker.config import (
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ModelError,
-    ParallelConfig,
-)
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.loading.opened_model import open_with_config
 from gpu_worker.native import eligibility
 from gpu_worker.native.eligibility import why_not_natively
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.native import NativeUnavailable
 from tests.native_kernels import skip_without_native_kernels
 

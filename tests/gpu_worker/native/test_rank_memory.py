@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import LOOPBACK, CacheConfig, ModelError, ParallelConfig
+from gpu_worker.config import CacheConfig, ModelError
 from gpu_worker.native.rank_memory import meet, slot_bytes_of, why_no_memory
+from gpu_worker.parallel_config import LOOPBACK, ParallelConfig
 from gpu_worker.ranks.service.meeting import Meeting
 from signalbox_kernels.group import Group
 from tests.gpu_worker.native.test_weights import make_config

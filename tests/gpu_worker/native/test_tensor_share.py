@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from gpu_worker.checkpoints.quantization import Quantization
-from gpu_worker.config import ModelError, ParallelConfig
+from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.tensor_share import TensorShare, tensor_share, why_not_divided
 from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM
 from gpu_worker.native.weights import Weights
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.adapters import LoraPair
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import Storage, StoredMatrix, quantise, stored

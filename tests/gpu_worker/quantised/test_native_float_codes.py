@@ -16,9 +16,10 @@ from torch import Tensor
 from gpu_worker.checkpoints.coded_matrices import stored_codes
 from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import ModelConfig, ParallelConfig
+from gpu_worker.config import ModelConfig
 from gpu_worker.loading.model_source import open_model, weight_sizes
 from gpu_worker.native.weights import Weights
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.quantised.configuration import quantised_checkpoint
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig

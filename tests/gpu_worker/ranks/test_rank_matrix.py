@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_worker.config import ParallelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.service.rank_messages import Start
 from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, RequestOutput, SamplingParams

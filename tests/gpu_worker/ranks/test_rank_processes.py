@@ -18,8 +18,9 @@ from queue import SimpleQueue
 import psutil
 import pytest
 
-from gpu_worker.config import ModelError, ParallelConfig
+from gpu_worker.config import ModelError
 from gpu_worker.device.device_errors import DeviceLost
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks import follower_handles
 from gpu_worker.ranks.launchers import LocalRank
 from gpu_worker.ranks.rank_network import RankNetwork

@@ -18,8 +18,8 @@ from contract.sections.store_moves import (
     Store,
     StoreMoves,
 )
-from gpu_worker.config import ParallelConfig
 from gpu_worker.kv_store.late_store import LateStore
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig, SharedConfig
 from tests.gpu_worker.kv_shared import redis_servers

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from contract.sections.store_moves import Lend, MoveResult
-from gpu_worker.config import ParallelConfig
 from gpu_worker.kv_peers.peer_moves import LentBlocks
 from gpu_worker.kv_store.move import Move
 from gpu_worker.kv_store.pool_moves import CANCELLED
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks import rank_blocks
 from gpu_worker.ranks.ranked_peers import RankedPeers
 from gpu_worker.ranks.ranked_runner import RankedRunner

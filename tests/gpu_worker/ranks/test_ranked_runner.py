@@ -24,9 +24,10 @@ from contract.step import Step
 from contract.step_result import StageTimings
 from gpu_worker.batch.batch import Batch
 from gpu_worker.batch.sampling_rows import PromptRows, TokenRuns
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError, ParallelConfig
+from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.device.device_choice import choose_device
 from gpu_worker.device.device_errors import DeviceLost
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks import follower_handles, ranked_runner
 from gpu_worker.ranks.follower_handles import Followers
 from gpu_worker.ranks.ranked_runner import RankedRunner

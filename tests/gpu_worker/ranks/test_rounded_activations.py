@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.config import ParallelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.lora.request import LoRARequest

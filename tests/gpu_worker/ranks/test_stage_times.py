@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.batch.batch import Batch
-from gpu_worker.config import ParallelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.ranked_runner import RankedRunner
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts

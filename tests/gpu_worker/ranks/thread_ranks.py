@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ParallelConfig
+from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks.follower_process import Follower
 from gpu_worker.ranks.rank_network import RankNetwork
 from gpu_worker.ranks.ranked_runner import RankedRunner

@@ -10,20 +10,14 @@ import torch
 
 from gpu_worker.batch.largest_batch import largest_batch
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import (
-    GIB,
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ModelError,
-    ParallelConfig,
-)
+from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.device.ram import available_ram
 from gpu_worker.kv_cache import capacity
 from gpu_worker.kv_cache.cache_engine import CacheEngine
 from gpu_worker.kv_cache.measured_device import HostDevice
 from gpu_worker.layers import ParallelGroup
 from gpu_worker.loading import loaded_model
+from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.ranks import share
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share

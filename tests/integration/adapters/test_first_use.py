@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gpu_worker.config import ParallelConfig
+from gpu_worker.parallel_config import ParallelConfig
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
