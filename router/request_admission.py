@@ -46,7 +46,7 @@ class EncodedPrompt(NamedTuple):
     structured_output: Prepared | None = None
     """Constraint in the form that the worker compiles."""
     pooling: PoolingParams | None = None
-    """How the prompt is pooled; None continues it."""
+    """Pooling of the prompt; None continues it."""
 
 
 class Admission:

@@ -23,7 +23,7 @@ class ServedModel:
     tokenizer: Tokenizer
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     pooling: PoolingModel | None = None
-    """What the model makes of a prompt; None generates."""
+    """Pooling of a model that pools; None generates."""
     aliases: tuple[str, ...] = field(default=(), compare=False)
     """Other names that requests may use. Not compared: the router gives them."""
     adapters: tuple[Adapter, ...] = field(default=(), compare=False)
@@ -58,7 +58,7 @@ class ServedModel:
 
     @property
     def task(self) -> str:
-        """What the model does: "generate", "embed" or "classify"."""
+        """Task of the model: "generate", "embed" or "classify"."""
         return "generate" if self.pooling is None else self.pooling.task
 
     @property

@@ -131,7 +131,7 @@ FLOATS_OF_4_BITS: dict[Storage, NDArray[np.float32]] = {
     Storage.FP4: np.array([*_POSITIVE_FP4, *(0.0 - x for x in _POSITIVE_FP4)], dtype=np.float32),
     Storage.MXFP4: np.array([*_POSITIVE_E2M1, *(-x for x in _POSITIVE_E2M1)], dtype=np.float32),
 }
-"""What each code stands for: NF4 (QLoRA: Dettmers et al., 2023), FP4 as bitsandbytes has it, E2M1.
+"""Value of each code: NF4 (QLoRA: Dettmers et al., 2023), FP4 as bitsandbytes has it, E2M1.
 """
 INTEGERS = tuple(kind for kind in QUANTISED if kind.is_integers)
 """The types of whole numbers with zero points."""

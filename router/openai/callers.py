@@ -1,4 +1,4 @@
-"""Who calls, and how, as the headers of an HTTP request say."""
+"""Reads the caller of an HTTP request, and the context of the call, from its headers."""
 
 from starlette.requests import Request
 

@@ -1,4 +1,4 @@
-"""What a call asks of a model that pools, in plain types, and the requests that it becomes."""
+"""Calls of a model that pools, in plain types, and the requests that each becomes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

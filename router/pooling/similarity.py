@@ -1,4 +1,4 @@
-"""How near two embeddings are, by the functions that sentence-transformers names."""
+"""Similarity of two embeddings, by the functions that sentence-transformers names."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from router.pooling.activations import normalized
 from router.served_model import ServedModel
 
 Similarity = Callable[[Vector, Vector], float]
-"""Of two vectors of float32; the higher, the nearer they are."""
+"""Similarity of two vectors of float32; higher is nearer."""
 
 
 def similarity_of(model: ServedModel) -> Similarity:

@@ -70,7 +70,7 @@ class ActiveRequest:
     priority: int = 0
     cache_salt: str = ""
     pooling: PoolingParams | None = None
-    """How the prompt is pooled; None continues it."""
+    """Pooling of the prompt; None continues it."""
     adapter: str = ""
     """SHA-256 of the adapter that computes the request; empty is the base model."""
     trace_context: tuple[str, str] = ("", "")
@@ -88,7 +88,7 @@ class ActiveRequest:
     nonce: int = field(default_factory=lambda: secrets.randbits(64), init=False)
     """Random id, the same in every attempt."""
     vector: Vector | None = field(default=None, init=False)
-    """What the prompt was pooled to, before the model's last function."""
+    """Vector of a prompt that was pooled, before the model's last function."""
     num_prompt_logprobs: int = field(default=0, init=False)
     """Positions of the prompt whose log probabilities have arrived."""
     time_to_first_token_ns: int | None = field(default=None, init=False)

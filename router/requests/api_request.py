@@ -43,7 +43,7 @@ class PairPrompt(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """What is asked of a model that pools, beside the prompt."""
+    """Task and parameters of a request to a model that pools, beside the prompt."""
 
     task: Task
     prefix: str = ""

@@ -24,7 +24,7 @@ class _Key(NamedTuple):
     sha256: str
     vocab_size: int
     pools: bool
-    """Whether its model pools."""
+    """True if its model pools."""
 
 
 @dataclass(slots=True)

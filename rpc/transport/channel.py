@@ -6,8 +6,9 @@ from rpc.transport.tls import CLEAR, TlsConfig, channel_credentials
 
 PING_TIMEOUT_S = 1.5
 LEASED_PING_TIMEOUT_S = 10.0
-"""For the streams of a lease, whose heartbeats say whether the peer lives. gRPC's timers take a
-pause of this process for silence of the peer, and end a stream before what has come is read."""
+"""Timeout of pings on the streams of a lease, whose heartbeats say whether the peer lives. gRPC's
+timers take a pause of this process for silence of the peer, and end a stream before what has come
+is read."""
 
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", 1_000),

@@ -100,7 +100,7 @@ class Lending:
         self.wake: Callable[[], None] = lambda: None
         """Makes the worker's driver plan."""
         self.inflight = inflight
-        """What the worker computes before the step that lends what is wanted now."""
+        """Steps that the worker computes before the one that lends what is wanted now."""
         self.num_queries = 0  # tokens asked for, and fetched
         self.num_hits = 0
         self.num_bytes = 0
@@ -391,7 +391,7 @@ class Peers:
 
     members: list[Lending] = field(default_factory=list)
     distrusted: DistrustedBlocks = field(default_factory=DistrustedBlocks)
-    """What no worker fetches from a store."""
+    """Blocks that no worker fetches from a store."""
 
     def join(self, lending: Lending) -> None:
         self.members.append(lending)

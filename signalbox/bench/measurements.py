@@ -35,7 +35,7 @@ class Measured:
     failures: Counter[str] = field(default_factory=Counter)
     """Number of failed requests by reason."""
     messages: dict[str, str] = field(default_factory=dict)
-    """What the server said of the first failed request of each reason; may be empty."""
+    """Message of the first failed request of each reason; may be empty."""
     num_unfinished: int = 0
     """Requests that were running or not sent yet when the run was interrupted."""
 

@@ -45,7 +45,7 @@ class HandoverLoad:
     num_out: int
     num_in: int
     num_given_up: int
-    """Those that stayed here after all."""
+    """Groups whose handover was given up, so that they stayed here."""
     pause: Quantiles
     """Time without a token of those that came between the two answers."""
 
@@ -57,7 +57,7 @@ class WorkerLoad:
     address: str
     is_draining: bool
     role: str
-    """What it computes: prefill, decode or both."""
+    """Role of the worker: prefill, decode or both."""
     num_running: int
     num_swapped: int
     num_gpu_blocks: int
@@ -102,14 +102,14 @@ class QuarantinedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherLoad:
-    """What keeps the workers running."""
+    """Launcher that keeps the workers running, and workers that do not run."""
 
     placement: str
     workers: str
     """Number of workers, or MIN..MAX."""
     num_wanted: int
     pending: dict[str, str]
-    """What workers wait for that do not run, by name."""
+    """Reason why a worker does not run yet, by name of the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Where the time of a worker's steps went among its pipeline stages, in shares and as a table."""
+"""Divides the time of a worker's steps among its pipeline stages, in shares and as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

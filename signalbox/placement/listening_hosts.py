@@ -1,4 +1,4 @@
-"""Where ranks on Ray listen, so that the scheduler can call them. It needs no Ray."""
+"""Addresses on which ranks on Ray listen, so that the scheduler can call them. Needs no Ray."""
 
 from gpu_worker.worker_settings import WorkerSettings
 from rpc.transport.tls import is_loopback

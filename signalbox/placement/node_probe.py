@@ -1,4 +1,4 @@
-"""What a node of a Ray cluster says of itself before a rank starts on it.
+"""Probes a node of a Ray cluster before a rank starts on it.
 
 Ray sends the source of this module to the node, which may lack our packages: it imports nothing of
 ours.
@@ -17,7 +17,7 @@ class RankNode(NamedTuple):
     """Its host name."""
     versions: str
     fault: str
-    """Why our package cannot be imported; empty if it can."""
+    """Reason why our package cannot be imported; empty if it can."""
 
 
 def probe() -> RankNode:

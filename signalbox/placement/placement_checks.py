@@ -1,4 +1,4 @@
-"""Whether a cluster could hold a worker's placement group, now or once an autoscaler adds nodes.
+"""Checks that a cluster can hold a worker's placement group, now or once nodes are added.
 
 It reads what Ray says of itself, and needs no Ray.
 """

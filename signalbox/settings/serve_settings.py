@@ -26,7 +26,7 @@ def _workers(text: str) -> str:
 
 
 class ElsewhereSettings(PlacementSettings, SettingsGroup):
-    """What workers on other machines need to meet the scheduler of `serve`."""
+    """Settings with which workers on other machines meet the scheduler of `serve`."""
 
     GROUP: ClassVar[str] = "placement of ranks"
 

@@ -1,4 +1,4 @@
-"""How many workers the load needs: by the requests that wait and the blocks in use.
+"""Computes the number of workers for the load: by requests that wait and blocks in use.
 
 The targets and pauses are those of the autoscaler in deploy/kubernetes/.
 """

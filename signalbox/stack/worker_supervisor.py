@@ -23,7 +23,7 @@ class ServiceDied(RuntimeError):
 
 
 class LaunchedWorker(Protocol):
-    """What a launcher has started: the process of a local worker, the driver of one on Ray."""
+    """Process that a launcher has started: a local worker, or the driver of one on Ray."""
 
     @property
     def name(self) -> str: ...
@@ -82,7 +82,7 @@ class WorkerSupervisor:
         self._failed: asyncio.Future[None] | None = None
         self._removals: set[asyncio.Task[None]] = set()
         self.pending: dict[str, str] = {}
-        """Of workers that do not run yet or again, what they wait for."""
+        """Reason why a worker does not run yet or again, by name of the worker."""
         self.changed = asyncio.Event()
         """Set when `pending` or `names` have changed."""
 
@@ -93,7 +93,7 @@ class WorkerSupervisor:
 
     @property
     def workers(self) -> list[LaunchedWorker]:
-        """Those that run, by place."""
+        """Workers that run, by place."""
         return [place.worker for place in self._in_order() if place.worker]
 
     @property

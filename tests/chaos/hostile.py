@@ -101,8 +101,7 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -
 
 
 def headers(path: bytes) -> bytes:
-    """Returns the headers of a call, for a frame of HEADERS."""
-    """Returns the HPACK block of a gRPC call."""
+    """Returns the HPACK block of a gRPC call, for a frame of HEADERS."""
     block = b"\x83\x86" + _literal(4, path) + _literal(1, b"x")  # POST, http
     return block + _new(b"te", b"trailers") + _new(b"content-type", b"application/grpc")
 

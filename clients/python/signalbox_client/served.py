@@ -40,7 +40,7 @@ class Model:
     adapters: tuple[str, ...] = ()
     """LoRA adapters, each of which is a model that requests may name."""
     task: Literal["generate", "embed", "classify"] = "generate"
-    """What the model makes of a prompt."""
+    """Task of the model: a continuation, an embedding, or classes of each prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What `Rounding` makes of activations, in PyTorch: the reference of native programs."""
+"""Rounds activations as `Rounding` says, in PyTorch: the reference of native programs."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from signalbox_kernels.structs import Element
 
 _E4M3_MAX = 448.0
 _LEAST_SCALE = torch.finfo(torch.float32).eps
-"""In place of a scale of zero."""
+"""Takes the place of a scale of zero."""
 
 
 def rounded(x: Tensor, rounding: Rounding) -> Tensor:

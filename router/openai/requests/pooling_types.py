@@ -70,7 +70,7 @@ class PoolingEndpointBody(EncodedBody):
     """Body of POST /pooling, as in vLLM."""
 
     task: Literal["embed", "classify"] | None = None
-    """What vectors are. Default: what the model makes; one vector for each token is not served."""
+    """Kind of the vectors. Default: the model's; one vector for each token is not served."""
 
 
 class ClassifyBody(InputBody):

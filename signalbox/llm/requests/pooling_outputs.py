@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """What a prompt was pooled to."""
+    """Vector that a prompt was pooled to."""
 
     data: Vector
     """[hidden_size] or [num_classes], float32."""

@@ -50,7 +50,7 @@ class Prompt(NamedTuple):
     adapter: str = ""
     """SHA-256 of the adapter that computes it; empty is the base model."""
     pooling: PoolingParams | None = None
-    """How it is pooled; None continues it."""
+    """Pooling of the prompt; None continues it."""
 
 
 class GivenPrompt(NamedTuple):
