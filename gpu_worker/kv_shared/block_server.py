@@ -21,6 +21,11 @@ class BlockServer(Protocol):
     understood. What a server returns may be anything.
     """
 
+    @property
+    def num_answers(self) -> int:
+        """Answers of the server so far, errors aside; a call that needs none asks nothing."""
+        ...
+
     def count_leading(self, names: Sequence[bytes]) -> int:
         """Returns how many of the first names are there, and counts them as used."""
         ...

@@ -1,6 +1,7 @@
 """Leaves a store alone that does not answer, and asks again after a while."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -8,7 +9,8 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
-"""Time for which nothing is asked after a call that failed; doubled by each that fails then."""
+"""Time for which nothing is asked after a call that failed; doubled by each that fails then, or
+within `MAX_PAUSE_S` of an answer: a server that refuses lookups may take writes."""
 MAX_PAUSE_S = 30.0
 
 
@@ -27,6 +29,8 @@ class Bypass:
         self._pause_s = FIRST_PAUSE_S
         self._ask_at: float | None = None
         """Time from which one call may try again; None while the store answers."""
+        self._answered_at = -math.inf
+        """When the last bypass ended."""
 
     def begin(self, *, in_pause: bool = False) -> int | None:
         """Returns a number for the end of a call; None if the store is not to be asked.
@@ -47,19 +51,28 @@ class Bypass:
         with self._lock:
             if self._ask_at is not None and begun == self._num_failures:
                 logger.warning("the KV store %s answers again", self._place)
-                self._ask_at, self._pause_s = None, FIRST_PAUSE_S
+                self._ask_at, self._answered_at = None, self._clock()
+
+    def spare(self, begun: int) -> None:
+        """Says that a call asked the store nothing: another one may try instead."""
+        with self._lock:
+            if self._ask_at is not None and begun == self._num_failures:
+                self._ask_at = min(self._ask_at, self._clock())
 
     def fail(self, begun: int, reason: str) -> None:
         with self._lock:
             if begun != self._num_failures:
                 return
             self._num_failures += 1
+            now = self._clock()
             if self._ask_at is None:
                 logger.error(
                     "the KV store %s is bypassed, and tokens are computed, until it answers: %s",
                     self._place,
                     reason,
                 )
+            if self._ask_at is None and now > self._answered_at + MAX_PAUSE_S:
+                self._pause_s = FIRST_PAUSE_S
             else:
                 self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-            self._ask_at = self._clock() + self._pause_s
+            self._ask_at = now + self._pause_s

@@ -78,6 +78,7 @@ class ObjectServer:
         self._run: OrderedDict[bytes, Sealed] = OrderedDict()
         """Blocks that wait for the end of their run."""
         self._tenant = b""
+        self.num_answers = 0
 
     def count_leading(self, names: Sequence[bytes]) -> int:
         num_found, runs = 0, runs_of(names)
@@ -119,7 +120,7 @@ class ObjectServer:
             self._run.clear()
         if not run.keys() <= set(self._names_in(name)):
             self._check_folder()
-            with _asking():
+            with self._asking():
                 content = b"".join((encode_list(list(run), tenant), *run.values()))
                 obstore.put(self._writes, self._path(name), content, use_multipart=False)
 
@@ -158,7 +159,7 @@ class ObjectServer:
 
     def _delete(self, paths: list[str]) -> None:
         try:
-            with _asking():
+            with self._asking():
                 obstore.delete(self._writes, paths)
         except FileNotFoundError:  # another worker has removed one; those after it may be there
             for path in paths if len(paths) > 1 else ():
@@ -179,7 +180,7 @@ class ObjectServer:
     def _objects(self) -> Iterator[list[tuple[str, int]]]:
         """Yields paths and sizes."""
         ends_at = time.monotonic() + SCAN_S
-        with _asking():
+        with self._asking():
             for found in obstore.list(self._writes, prefix=self._folder, chunk_size=1000):
                 if time.monotonic() > ends_at:
                     raise TimeoutError("the store's list of objects does not end")
@@ -207,7 +208,7 @@ class ObjectServer:
         self._check_folder()
         data = bytearray()
         try:
-            with _asking():
+            with self._asking():
                 found = obstore.get(self._reads, path, options={"range": (start, start + length)})
                 for part in found.stream(min_chunk_size=_CHUNK_BYTES):
                     data += part
@@ -225,6 +226,27 @@ class ObjectServer:
                 private_folder(self._private)
             except ValueError as error:
                 raise PermissionError(str(error)) from None
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Counts an answer. Raises an error of the client as OSError; FileNotFoundError if there is
+        no such object."""
+        try:
+            yield
+        except BaseError as error:
+            text = _in_one_line(error)
+            if "range was invalid" in text or " 416 " in text:
+                self._count_answer()
+                raise _RangeError(text) from error
+            raise ConnectionError(text) from error
+        except FileNotFoundError:
+            self._count_answer()
+            raise
+        self._count_answer()
+
+    def _count_answer(self) -> None:
+        with self._lock:
+            self.num_answers += 1
 
     def _path(self, end: bytes) -> str:
         return f"{self._folder}/{end.hex()}"
@@ -274,18 +296,6 @@ def private_folder(path: Path) -> Path:
 
 class _RangeError(OSError):
     """An object ends before a range begins."""
-
-
-@contextmanager
-def _asking() -> Iterator[None]:
-    """Raises an error of the client as OSError; FileNotFoundError if there is no such object."""
-    try:
-        yield
-    except BaseError as error:
-        text = _in_one_line(error)
-        if "range was invalid" in text or " 416 " in text:
-            raise _RangeError(text) from error
-        raise ConnectionError(text) from error
 
 
 def _in_one_line(error: BaseError) -> str:

@@ -62,6 +62,7 @@ class RedisServer:
         self._lock = threading.Lock()
         self._idle: list[RedisConnection] = []
         self._is_closed = False
+        self.num_answers = 0
 
     def count_leading(self, names: Sequence[bytes]) -> int:
         for start in range(0, len(names), _TOUCHED_KEYS):
@@ -91,7 +92,7 @@ class RedisServer:
         key = self._key(name)
 
         def put(connection: RedisConnection) -> Reply:
-            (length,) = connection.call((b"STRLEN", key))
+            length = _value(connection.call((b"STRLEN", key))[0])
             if length == len(sealed):
                 return length
             return connection.call((b"SET", key, sealed))[0]
@@ -185,7 +186,9 @@ class RedisServer:
         except BaseException:
             connection.close()
             raise
+        replies = result if isinstance(result, list) else [result]
         with self._lock:
+            self.num_answers += not all(isinstance(one, ReplyError) for one in replies)
             if not self._is_closed:
                 self._idle.append(connection)
                 return result

@@ -100,6 +100,7 @@ class SharedStore:
     def _calling(self, what: str, *, in_pause: bool = False) -> Iterator[None]:
         if (begun := self._bypass.begin(in_pause=in_pause)) is None:
             raise StoreError("the KV store is bypassed")
+        num_answers = self._server.num_answers
         try:
             yield
         except OSError as error:
@@ -111,7 +112,10 @@ class SharedStore:
             self._fail(what, f"{what} was refused: {error}")
             raise StoreError(f"{what}: {error}") from error
         else:
-            self._bypass.succeed(begun)
+            if self._server.num_answers == num_answers:
+                self._bypass.spare(begun)
+            else:
+                self._bypass.succeed(begun)
 
     def _fail(self, kind: str, text: str) -> None:
         self._num_failed += 1

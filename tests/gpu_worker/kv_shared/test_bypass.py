@@ -41,8 +41,36 @@ def test_a_store_that_stays_away_is_asked_less_often(caplog: pytest.LogCaptureFi
     assert bypass.begin() is not None
     assert levels(caplog) == [logging.ERROR, logging.WARNING]
     fail(bypass)
-    clock.now += FIRST_PAUSE_S  # it begins anew
+    clock.now += FIRST_PAUSE_S
+    assert bypass.begin() is None  # it has not answered for long
+
+
+def test_a_store_that_has_answered_for_a_while_is_asked_soon() -> None:
+    bypass, clock = make_bypass()
+    for _ in range(8):
+        fail(bypass)
+        clock.now += MAX_PAUSE_S
+    begun = bypass.begin()
+    assert begun is not None
+    bypass.succeed(begun)
+    clock.now += MAX_PAUSE_S + 1
+    fail(bypass)
+    clock.now += FIRST_PAUSE_S
     assert bypass.begin() is not None
+
+
+def test_a_call_that_asks_nothing_leaves_the_attempt_to_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bypass, clock = make_bypass()
+    fail(bypass)
+    clock.now += FIRST_PAUSE_S
+    begun = bypass.begin()
+    assert begun is not None
+    assert bypass.begin() is None
+    bypass.spare(begun)
+    assert bypass.begin() is not None
+    assert levels(caplog) == [logging.ERROR]
 
 
 def test_calls_that_fail_together_count_once(caplog: pytest.LogCaptureFixture) -> None:

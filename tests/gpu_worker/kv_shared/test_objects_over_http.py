@@ -152,6 +152,27 @@ def test_a_store_that_does_not_answer_is_bypassed_and_used_again(
     assert said == [logging.ERROR]
 
 
+def test_blocks_that_wait_for_the_end_of_their_run_do_not_end_the_bypass(
+    moto: Moto, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    store = make_object_store(BUCKET, clock=clock)
+    moto.fault = "overloaded"
+    with pytest.raises(StoreError):
+        store.find(keys_of(*range(LAST + 1)))
+    num_requests = moto.num_requests
+    waiting = [number for number in range(LAST) if number not in ends(6)]
+    for _ in range(3):
+        clock.now += 60
+        assert write(store, waiting[0]) == [True]
+        store.maintain()
+    assert moto.num_requests == num_requests
+    assert "answers again" not in caplog.text
+    moto.fault = ""
+    store.find(keys_of(*range(LAST + 1)))  # nothing has taken its attempt
+    assert caplog.text.count("answers again") == 1
+
+
 @pytest.mark.parametrize("fault", ["overloaded", "slow", "silent"])
 def test_a_fetch_that_fails_returns_no_block(moto: Moto, fault: str) -> None:
     clock = Clock()

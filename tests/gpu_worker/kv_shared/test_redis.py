@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -320,6 +321,41 @@ def test_a_login_is_made_and_one_that_fails_bypasses_the_store(tmp_path: Path) -
             assert "secret" not in str(caught.value)
             with pytest.raises(StoreError, match="bypassed"):
                 other.find(keys_of(1))
+
+
+@pytest.mark.parametrize("call", ["write", "maintain"])
+def test_a_server_that_asks_for_a_password_stays_bypassed(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis("--requirepass", "secret") as server:
+        clock = Clock()
+        store = make_store(server, clock=clock)
+        with pytest.raises(StoreError, match="NOAUTH"):
+            store.find(keys_of(1))
+        for _ in range(3):
+            clock.now += 60
+            if call == "maintain":
+                store.maintain()
+            else:
+                with pytest.raises(StoreError, match="NOAUTH"):
+                    write(store, 1)
+    assert "answers again" not in caplog.text
+
+
+def test_a_server_that_refuses_lookups_is_asked_less_often() -> None:
+    user = ("--user", "default", "on", "nopass", "~*", "+@all", "-touch")
+    with redis(*user) as server:
+        clock = Clock()
+        store = make_store(server, clock=clock)
+        num_lookups = 0
+        for _ in range(600):
+            clock.now += 1
+            with suppress(StoreError):
+                write(store, 1)
+            with pytest.raises(StoreError) as caught:
+                store.find(keys_of(1))
+            num_lookups += "NOPERM" in str(caught.value)
+    assert num_lookups < 60
 
 
 def make_certificates(tmp_path: Path) -> tuple[tuple[str, ...], str]:
