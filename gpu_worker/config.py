@@ -107,7 +107,9 @@ class ModelConfig(NameSettings):
         " no, as Qwen3-Reranker's, a score",
     )
     trust_remote_code: bool = Field(
-        False, description="allow code in the model's repository to run on this machine"
+        False,
+        description="allow code in the model's repository, and in others that its config.json"
+        " names, to run on this machine",
     )
     generation_config: str = Field(
         "auto",

@@ -30,6 +30,8 @@ _SOURCES = (Path(__file__).parents[1], Path(str(signalbox_kernels.__file__)).par
 _SUFFIXES = (".py", ".cpp", ".h")
 _CODE = (".py", ".so")
 """Suffixes of foreign code."""
+_COPIED_CODE = "transformers_modules"
+"""Package under which transformers loads code that comes with models."""
 _PACKAGES = ("numpy", "torch", "transformers", "triton")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_BLOCKS = ("convert", "dtype", "load_format", "model_impl", "quantization", "runner")
@@ -110,9 +112,10 @@ def foreign_code(plugins: Sequence[str], root: Path | None) -> list[Path]:
 
     Args:
         plugins: modules that have been imported; all of the package that one is in counts.
-        root: folder of a model that brings code of its own.
+        root: folder of a model that brings code of its own. What transformers has loaded counts,
+            too: config.json may name code of another repository.
     """
-    found = [] if root is None else sorted(root.glob("**/*.py"))
+    found = [] if root is None else [*sorted(root.glob("**/*.py")), *_loaded_code()]
     for name in dict.fromkeys(plugin.partition(".")[0] for plugin in plugins):
         module = sys.modules[name]
         folders = getattr(module, "__path__", ())
@@ -121,6 +124,12 @@ def foreign_code(plugins: Sequence[str], root: Path | None) -> list[Path]:
         if not folders and (file := getattr(module, "__file__", None)) is not None:
             found.append(Path(file))
     return found
+
+
+def _loaded_code() -> list[Path]:
+    """Returns the code of models that transformers has copied and loaded."""
+    loaded = [m for name, m in sys.modules.items() if name.partition(".")[0] == _COPIED_CODE]
+    return sorted(Path(file) for module in loaded if (file := getattr(module, "__file__", None)))
 
 
 def _own_sources() -> bytes:

@@ -1,6 +1,8 @@
 """Models without a file of ours, through transformers' attention interface, against its own."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.loading.model_source import open_model
+from gpu_worker.loading.opened_model import open_with_config
 from gpu_worker.models import find_model
 from gpu_worker.models.transformers.model import TransformersModel
 from tests.gpu_worker.model_runners import (
@@ -230,10 +233,22 @@ class OwnForCausalLM(LlamaForCausalLM):
 """
 
 
-def test_trusted_remote_code_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache")
-    )
+@pytest.fixture
+def remote_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets transformers copy code into a folder of the test, and forgets what it loads of it."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder))
+    yield
+    forget_remote_modules()
+
+
+def forget_remote_modules() -> None:
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("remote_modules")
+def test_trusted_remote_code_is_run(tmp_path: Path) -> None:
     path = tmp_path / "model"
     reference = make_model(path)
     (path / "own.py").write_text(_REMOTE)
@@ -245,6 +260,37 @@ def test_trusted_remote_code_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     file.write_text(json.dumps(json.loads(file.read_text()) | own))
     assert_greedy(make_runner(path, trust_remote_code=True), reference, make_prompts(20))
+
+
+@pytest.mark.usefixtures("remote_modules")
+def test_code_of_another_repository_that_is_run_counts_for_kv_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    path = tmp_path / "model"
+    make_model(path)
+    repository = tmp_path / "hub" / "models--other--code"
+    auto = {
+        "AutoConfig": "other/code--own.OwnConfig",
+        "AutoModelForCausalLM": "other/code--own.OwnForCausalLM",
+    }
+    file = path / "config.json"
+    own = {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": auto}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    model_config = ModelConfig(model=str(path), trust_remote_code=True)
+    codes = []
+    for commit, code in (("a" * 40, _REMOTE), ("b" * 40, _REMOTE + "CHANGED = True\n")):
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text(commit)
+        (snapshot / "own.py").write_text(code)
+        opened = open_with_config(model_config, lambda progress: None)
+        assert opened.config.architecture == "OwnForCausalLM"
+        codes.append({f.path.read_text() for f in opened.files if f.path.name == "own.py"})
+        forget_remote_modules()
+    assert codes == [{_REMOTE}, {_REMOTE + "CHANGED = True\n"}]
 
 
 def test_tokens_that_meet_outside_of_attention_are_noticed(
