@@ -113,6 +113,7 @@ class ModelConfig(NameSettings):
     )
     generation_config: str = Field(
         "auto",
+        min_length=1,
         description="where default sampling parameters come from: auto is the model's"
         " generation_config.json or GGUF metadata; none; or a directory with a"
         " generation_config.json",

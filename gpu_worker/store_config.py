@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from gpu_worker.config import GIB, MAX_GIB
 from gpu_worker.store_url import checked_url
@@ -18,18 +18,12 @@ def _store_url(url: str | None) -> str | None:
     return None if url is None else checked_url(url)
 
 
-def _named(path: object) -> object:
-    if path == "":  # which a path takes for the current directory
-        raise ValueError("it is empty; name a folder")
-    return path
-
-
 class DiskConfig(SettingsGroup):
     """The tier of KV blocks on a disk."""
 
     GROUP: ClassVar[str] = "model and device"
 
-    kv_disk: Annotated[Path | None, BeforeValidator(_named)] = Field(
+    kv_disk: Path | None = Field(
         None,
         description="folder on a local disk for KV blocks that outlive the worker; only its user"
         " may enter it, as prompts can be computed from them. Several workers may name one"

@@ -1,6 +1,7 @@
 """`signalbox config`: shows the settings of a command with their sources, and checks a file."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -75,7 +76,8 @@ def _line(one: Effective) -> str:
     if one.is_hidden:
         return f"# {one.name}: {HIDDEN}"
     comment = "# " if one.source == "default" else ""
-    value = yaml.safe_dump([one.value], default_flow_style=True, width=1 << 16).strip()[1:-1]
+    shown = str(one.value) if isinstance(one.value, Path) else one.value
+    value = yaml.safe_dump([shown], default_flow_style=True, width=1 << 16).strip()[1:-1]
     return f"{comment}{one.name}: {value}"
 
 

@@ -6,6 +6,7 @@ are made of it; nothing else checks its range.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
@@ -27,9 +28,8 @@ from rpc.telemetry import logs
 from rpc.transport.tls import TlsConfig
 
 G = TypeVar("G", bound="SettingsGroup")
-FilePath = Annotated[str, Field(min_length=1)]
-"""A path. An empty one is refused: `--tls-client-ca "$CA"` without CA would ask for no
-certificate."""
+FilePath = Annotated[str, "path"]
+"""A path as text."""
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(in_lower_case)]
 
 
@@ -57,6 +57,16 @@ class SettingsGroup(BaseModel):
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
             raise ValueError("it is a number; leave it out for the default")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _names_a_place(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses an empty path, which is the current directory: `--kv-disk "$FOLDER"` without
+        FOLDER."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if value == "" and any(one in (kind, *get_args(kind)) for one in (Path, FilePath)):
+            raise ValueError("it is empty; name a file or folder, or leave it out")
         return value
 
 

@@ -79,8 +79,10 @@ def run(options: dict[str, Any]) -> None:
     if "://" in place:
         _at_server(options, place)
         return
-    if not Path(place).exists():
-        raise ValueError(f"there is no folder {place}; a server is a URL, as --kv-store has it")
+    if not place or not Path(place).exists():
+        raise ValueError(
+            f"there is no folder {place or repr(place)}; a server is a URL, as --kv-store has it"
+        )
     _refuse(options, _OF_SERVERS, "with a folder")
     if is_list:
         _list_folder(Path(place), as_json=options["json"])

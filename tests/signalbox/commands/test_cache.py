@@ -233,6 +233,7 @@ def test_it_lists_and_clears_a_folder_of_objects(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["list", ""], "there is no folder ''; a server is a URL"),
         (["list", "nowhere"], "there is no folder nowhere; a server is a URL"),
         (["clear", "--kv-store-key", "k", "nowhere"], "there is no folder nowhere"),
         (["list", "/"], "not this user's alone"),

@@ -40,7 +40,8 @@ def test_each_setting_is_shown_with_its_source(
 def test_what_is_shown_is_a_file_for_the_same_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("worker", "m.gguf", "--max-model-len", "8k", "--override-generation-config", "{}")
+    given = ["worker", "m.gguf", "--max-model-len", "8k", "--override-generation-config", "{}"]
+    given += ["--kv-disk", "folder of blocks"]
     text = show(capsys, *given)
     again = show(capsys, "worker", "--config", write(tmp_path, text))
     assert yaml.safe_load(again) == yaml.safe_load(text)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gpu_worker.worker_settings import WorkerSettings
 from router.config import RouterSettings
-from rpc.settings.service_settings import Settings
+from rpc.settings.service_settings import FilePath, Settings
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.parser import Parser
 from signalbox.flags.service_flags import add_flags, to_flags
@@ -18,6 +18,13 @@ from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.sources import SettingsError
+
+COMMANDS = (RouterSettings, SchedulerSettings, WorkerSettings, ServeSettings)
+PATHS = sorted(
+    name
+    for name, field in {k: v for one in COMMANDS for k, v in one.model_fields.items()}.items()
+    if {Path, FilePath} & {field.annotation, *get_args(field.annotation)}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -190,6 +197,18 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_flag(
     with pytest.raises(SettingsError, match=expected) as caught:
         load(settings_class, flags)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_an_empty_path_is_refused_and_not_taken_for_the_current_directory(name: str) -> None:
+    settings_class = next(one for one in COMMANDS if name in one.model_fields)
+    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} is '': it is empty"):
+        load(settings_class, {name: ""})
+
+
+def test_an_empty_generation_config_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--generation-config is ''"):
+        load(WorkerSettings, {"model": "m", "generation_config": ""})
 
 
 def test_what_is_off_or_picked_takes_no_port_from_others() -> None:
