@@ -29,7 +29,8 @@ MAX_LOADING = 8
 LOOK_AHEAD = 16
 """Requests at the head of the queue among which some are chosen to load."""
 GRACE_S = 0.25
-"""Time that a lookup may take, and a fetch beyond twice what it should take, if that is known."""
+"""Time that a lookup may take, and a fetch beyond twice what it should take, if that is known; and
+the end of a fetch that is called off as late."""
 MAX_FETCHED_SHARE = 0.5
 """Most of the CPU pool that fetches, and what they brought for requests that wait, may hold."""
 
@@ -98,12 +99,27 @@ class Loading:
     def plan(self, now: float, *, may_begin: bool) -> None:
         """Gives up what has left or is late, and lets requests of the queue begin to load."""
         for group, load in list(self._loads.items()):
-            if now >= load.until or group not in self._queues.loading:
-                if group in self._queues.loading:
-                    self._count_late(load.move, now)
+            if group not in self._queues.loading:
                 self._return(group, now)
+            elif now >= load.until:
+                self._give_up(group, load, now)
         if may_begin and self._queues.takes_new and self._queues.admission.groups:
             self._begin_loads(now)
+
+    def _give_up(self, group: SequenceGroup, load: _Load, now: float) -> None:
+        """Calls a fetch that is late off, whose end says what has arrived; returns a request that
+        waits for a lookup, or for that end for too long."""
+        if load.move.cancelled_at is not None:
+            self._return(group, now)
+            return
+        self._count_late(load.move, now)
+        if load.move.kind is not MoveKind.FETCH:
+            self._return(group, now)
+            return
+        self._moves.cancel(load.move, now)
+        for other in self._loads.values():
+            if other.move is load.move:
+                other.until = now + GRACE_S
 
     def _count_late(self, move: Move, now: float) -> None:
         if not (self._lending is not None and self._lending.came_late(move, now)):

@@ -236,6 +236,7 @@ def test_a_fetch_that_is_given_up_lowers_the_rate_and_pauses_lookups() -> None:
     server.step()
     server.store.end(fetch, most=0, failed="cancelled")
     server.step()
+    server.step()
     assert server.scheduler.cost.load_bytes_per_s < 1e6
     server.store.ends_at_once = True
     assert server.run(PROMPTS[1]).num_cached_tokens == 0
@@ -288,6 +289,9 @@ def test_a_fetch_that_comes_late_keeps_its_blocks_until_it_has_ended() -> None:
     group = server.add()
     fetch = until_fetching(server)
     server.loop.now += 10.0
+    server.step()
+    assert group.sequences[0].status is SequenceStatus.LOADING, "it waits for what has arrived"
+    server.loop.now += GRACE_S
     for _ in range(5):
         server.step()
     assert group.is_finished
@@ -299,6 +303,29 @@ def test_a_fetch_that_comes_late_keeps_its_blocks_until_it_has_ended() -> None:
     server.store.end(fetch)
     server.finish()
     assert server.scheduler.store.moves.overdue_at is None
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_what_a_fetch_brought_before_it_came_late_is_used_by_all_that_wait(most: int) -> None:
+    server = filled()
+    hold(server)
+    server.store.heeds_cancels = False
+    groups = [server.add()]
+    fetch = until_fetching(server)
+    groups.append(server.add())
+    server.step()
+    server.loop.now += 10.0
+    server.step()
+    server.store.end(fetch, most=most, failed="cancelled")
+    server.store.ends_at_once = True
+    server.finish()
+    assert [group.num_cached_tokens >= 4 * most for group in groups] == [True, True]
+    assert groups[0].num_cached_tokens == 4 * most
+    for group in groups:
+        assert outputs(group) == [expected(PROMPT, num_tokens=2)]
+    assert server.scheduler.store is not None
+    assert server.scheduler.store.loading.num_late == 1
+    assert server.scheduler.store.loading.num_failures == 0
 
 
 @pytest.mark.parametrize("most", [0, 3])
