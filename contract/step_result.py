@@ -109,21 +109,24 @@ class StepResult:
     moves: Sequence[MoveResult] = ()
     """Moves to and from the worker's store that have ended since the result before."""
 
-    def runs(self, own_branches: Mapping[int, int]) -> dict[tuple[int, int], range]:
+    def runs(
+        self, own_branches: Mapping[int, int], *, start: int = 0
+    ) -> dict[tuple[int, int], range]:
         """Returns the indices in `token_ids` of each run, by sequence and branch.
 
         Args:
             own_branches: branch of each sequence of the step.
+            start: runs before this one are left out.
         """
-        seq_ids = self.seq_ids.tolist()
+        seq_ids = self.seq_ids.tolist()[start:]
         branches: Iterable[int] = map(own_branches.__getitem__, seq_ids)
         if self.branches is not None:
-            branches = self.branches.tolist()
-        starts: Iterable[int] = count()
-        ends: Iterable[int] = count(1)
+            branches = self.branches.tolist()[start:]
+        starts: Iterable[int] = count(start)
+        ends: Iterable[int] = count(start + 1)
         if self.num_tokens is not None:
-            ends = list(accumulate(self.num_tokens.tolist()))
-            starts = (0, *ends)
+            bounds = [0, *accumulate(self.num_tokens.tolist())]
+            starts, ends = bounds[start:], bounds[start + 1 :]
         keys = zip(seq_ids, branches, strict=True)
         return dict(zip(keys, map(range, starts, ends), strict=False))
 

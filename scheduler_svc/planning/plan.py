@@ -13,7 +13,6 @@ from contract.sections.forks import Fork
 from contract.sections.pooling import Pooling
 from contract.sections.store_moves import StoreMoves
 from contract.step import NewSequence, Step, TablePatch
-from contract.step_result import StepResult
 from scheduler_svc.requests.open_spans import StepTrace
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -86,22 +85,6 @@ class StepPlan:
         self.num_new_tokens += [1] * count
         self.num_samples += [1] * count
         self.token_budget -= count
-
-    def is_one_for_each(self, result: StepResult) -> bool:
-        """Returns whether run i is one token of sequence i, as in a step of decodes."""
-        if result.failures or result.branches is not None or result.num_tokens is not None:
-            return False
-        return result.seq_ids == self._id_column
-
-    def runs(self, result: StepResult) -> dict[tuple[int, int], range]:
-        """Returns the indices of each run of a result's tokens, by sequence and branch."""
-        return result.runs({seq.seq_id: seq.branch for seq in self.seqs})
-
-    @property
-    def _id_column(self) -> Column:
-        """The ids of all sequences."""
-        is_all = len(self.decode_ids) == len(self.seqs)
-        return self.decode_ids if is_all else int64s(self.seq_ids)
 
     @property
     def has_sections(self) -> bool:

@@ -12,6 +12,7 @@ from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.sequence_ids import next_seq_id
 from scheduler_svc.requests.timeline import EventKind
 from scheduler_svc.results.beam_branching import BeamGroups
+from scheduler_svc.results.drawn_tokens import DrawnTokens
 from scheduler_svc.results.step_outcome import StepOutcome
 from scheduler_svc.results.stop_conditions import end_reason
 
@@ -40,30 +41,48 @@ class OutputProcessor:
         outcome = StepOutcome()
         if result.prompt_logprobs:
             _accept_prompt_logprobs(plan, result, outcome)
-        if plan.is_one_for_each(result) and all(plan.num_samples):
-            self._accept_decodes(plan, result, outcome, now)
-        else:
-            self._decode_columns.release(*{seq.group for seq in plan.seqs})
-            self._accept_each(range(len(plan.seqs)), plan, result, outcome, now)
+        drawn, columns = DrawnTokens(plan, result), self._decode_columns
+        self._release_those_without_token(drawn)
+        seqs = columns.seqs
+        rows: list[int] | range = range(len(seqs))
+        others: Iterable[int] = range(len(seqs), len(plan.seqs))
+        if len(seqs) > drawn.num_leading or plan.seqs[: len(seqs)] != seqs:
+            inside = [i for i, seq in enumerate(plan.seqs) if seq.decode_row >= 0]
+            others = [i for i, seq in enumerate(plan.seqs) if seq.decode_row < 0]
+            seqs = [plan.seqs[i] for i in inside]
+            rows = [row for i in inside for row in drawn.rows(i)]
+        self._accept_each(others, drawn, outcome, now)
+        if seqs:
+            self._accept_decodes(seqs, rows, drawn, outcome, now)
         return outcome
 
+    def _release_those_without_token(self, drawn: DrawnTokens) -> None:
+        """Releases groups from the columns of which a sequence has failed."""
+        first, failures = drawn.num_leading, drawn.result.failures
+        for i, seq in enumerate(drawn.plan.seqs[first:], start=first):
+            if seq.decode_row >= 0 and (seq.seq_id in failures or not drawn.rows(i)):
+                self._decode_columns.release(seq.group)
+
     def _accept_decodes(
-        self, plan: StepPlan, result: StepResult, outcome: StepOutcome, now: float
+        self,
+        seqs: list[Sequence],
+        rows: list[int] | range,
+        drawn: DrawnTokens,
+        outcome: StepOutcome,
+        now: float,
     ) -> None:
-        """Takes one token of each sequence: all of the columns at once, the others one by one."""
-        columns, seqs, token_ids = self._decode_columns, plan.seqs, result.token_ids.tolist()
-        inside: Iterable[int] = range(len(seqs))
-        if seqs != columns.seqs:
-            inside = [i for i, seq in enumerate(seqs) if seq.decode_row >= 0]
-            if others := [i for i, seq in enumerate(seqs) if seq.decode_row < 0]:
-                self._accept_each(others, plan, result, outcome, now)
-            seqs = [plan.seqs[i] for i in inside]
-            token_ids = [token_ids[i] for i in inside]
+        """Takes one token of each of some sequences of the columns.
+
+        Args:
+            rows: index of each one's token.
+        """
+        columns, plan, token_ids = self._decode_columns, drawn.plan, drawn.token_ids(rows)
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.output_token_ids.append(token_id)
-        if result.logprobs:
-            rows = enumerate(inside, start=len(outcome.seqs))
-            outcome.logprobs |= {row: found for row, i in rows if (found := result.logprobs.get(i))}
+        if drawn.result.logprobs:
+            found = map(drawn.result.logprobs.get, rows)
+            new = enumerate(found, start=len(outcome.seqs))
+            outcome.logprobs |= {row: logprobs for row, logprobs in new if logprobs}
         outcome.seqs += seqs
         outcome.token_ids += token_ids
         self.num_generated_tokens += len(seqs)
@@ -85,14 +104,10 @@ class OutputProcessor:
             self._finish(seq, reason, outcome, now)
 
     def _accept_each(
-        self,
-        indices: Iterable[int],
-        plan: StepPlan,
-        result: StepResult,
-        outcome: StepOutcome,
-        now: float,
+        self, indices: Iterable[int], drawn: DrawnTokens, outcome: StepOutcome, now: float
     ) -> None:
-        runs = plan.runs(result)
+        """Takes what the plan's sequences outside the columns have computed and drawn."""
+        plan, result = drawn.plan, drawn.result
         for i in indices:
             seq, num_samples = plan.seqs[i], plan.num_samples[i]
             seq.apply_result(plan.num_new_tokens[i], draws=num_samples > 0)
@@ -106,9 +121,7 @@ class OutputProcessor:
             if num_samples and seq.group.pools:
                 self._accept_vector(seq, result, outcome, now)
             elif num_samples:
-                keys = [(seq.seq_id, seq.branch + i) for i in range(num_samples)]
-                rows = [runs[key].start for key in keys if key in runs]
-                self._accept_draws(seq, rows, num_samples, result, outcome, now)
+                self._accept_draws(seq, drawn.rows(i), num_samples, result, outcome, now)
 
     def _accept_draws(
         self,

@@ -15,6 +15,7 @@ from contract.sections.store_moves import MAX_FAULT_CHARS
 from contract.step_result import StepResult
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.sequence import Sequence
+from scheduler_svc.results.drawn_tokens import DrawnTokens
 
 MAX_TIMING_S = 3600
 """Maximum of each time that a result reports: the sums of a lease are counted in 64 bits."""
@@ -74,23 +75,24 @@ def _fault_of_tokens(result: StepResult, vocab_size: int) -> str | None:
 
 def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
     """Compares runs and errors with the draws that were asked for."""
-    if plan.is_one_for_each(result) and plan.num_samples.count(1) == len(plan.seqs):
+    drawn = DrawnTokens(plan, result)
+    first = drawn.num_leading
+    if first == len(plan.seqs) == len(result.seq_ids):
         return None
-    seq_ids = result.seq_ids.tolist()
-    if strangers := {*seq_ids, *result.failures}.difference(plan.seq_ids):
+    named = {*result.seq_ids.tolist()[first:], *result.failures}
+    if named and (strangers := named.difference(plan.seq_ids)):
         return f"sequence {min(strangers)}, which is not in the step"
     wanted = {
         (seq.seq_id, seq.branch + i)
-        for seq, num_samples in zip(plan.seqs, plan.num_samples, strict=True)
+        for seq, num_samples in zip(plan.seqs[first:], plan.num_samples[first:], strict=True)
         for i in range(0 if seq.group.pools or seq.seq_id in result.failures else num_samples)
     }
-    runs = plan.runs(result)
-    if runs.keys() != wanted:
-        seq_id, branch = min(runs.keys() ^ wanted)
+    if drawn.runs.keys() != wanted:
+        seq_id, branch = min(drawn.runs.keys() ^ wanted)
         what = "no token" if (seq_id, branch) in wanted else "a token that was not asked for"
         return f"{what} for branch {branch} of sequence {seq_id}"
-    if len(result.token_ids) != len(wanted):
-        return f"{len(result.token_ids)} of {len(wanted)} tokens"
+    if len(result.token_ids) != first + len(wanted):
+        return f"{len(result.token_ids)} of {first + len(wanted)} tokens"
     return None
 
 

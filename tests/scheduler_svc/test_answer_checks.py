@@ -1,10 +1,13 @@
 """A worker answers with as many tokens and log probabilities as were asked for, and no more."""
 
+import itertools
 import math
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from contract.columns import int32s, int64s
 from contract.errors import Code
@@ -72,6 +75,77 @@ def test_a_run_has_one_token_since_no_step_asks_for_drafts() -> None:
 
     assert fault(1) is None
     assert fault(1, 2) == "2 of 1 tokens"
+
+
+RUNS = st.tuples(st.integers(1, 8), st.integers(0, 2))
+"""Sequence and branch; sequence 8 is in no step."""
+
+
+@settings(max_examples=400)
+@given(
+    num_samples=st.lists(st.sampled_from([0, 1, 1, 1, 2]), min_size=1, max_size=7),
+    own_branches=st.lists(st.sampled_from([0, 0, 1]), min_size=7, max_size=7),
+    num_decodes=st.integers(0, 7),
+    failing=st.sampled_from([None, 1, 2]),
+    has_runs_of_failed=st.booleans(),
+    other_branch=st.sampled_from([None, None, 0, 1, 2, 3]),
+    extra=st.lists(RUNS, max_size=1),
+    left_out=st.sets(st.integers(0, 7), max_size=1),
+    data=st.data(),
+)
+def test_a_result_has_each_draw_once_in_any_order_and_nothing_else(
+    num_samples: list[int],
+    own_branches: list[int],
+    num_decodes: int,
+    failing: int | None,
+    has_runs_of_failed: bool,
+    other_branch: int | None,
+    extra: list[tuple[int, int]],
+    left_out: set[int],
+    data: st.DataObject,
+) -> None:
+    """However many of the first sequences are in the decode columns."""
+    group = make_check_plan().seqs[0].group
+    ids = list(range(1, len(num_samples) + 1))
+    seqs = [
+        Sequence(seq_id=seq_id, branch=branch, group=group)
+        for seq_id, branch in zip(ids, own_branches, strict=False)
+    ]
+    leading = [*itertools.takewhile(lambda number: number == 1, num_samples)]
+    plan = StepPlan(
+        step_id=1,
+        token_budget=0,
+        seqs=seqs,
+        seq_ids=ids,
+        num_new_tokens=[1] * len(ids),
+        num_samples=num_samples,
+        decode_ids=int64s(ids[: min(num_decodes, len(leading))]),
+    )
+    failed = {failing} & set(ids)
+    draws = [
+        (seq.seq_id, seq.branch + draw)
+        for seq, number in zip(seqs, num_samples, strict=True)
+        for draw in range(number)
+    ]
+    wanted = [run for run in draws if run[0] not in failed]
+    given_runs = draws if has_runs_of_failed else wanted
+    runs = [run for i, run in enumerate(given_runs) if i not in left_out] + extra
+    if runs and other_branch is not None:
+        runs[other_branch % len(runs)] = (runs[other_branch % len(runs)][0], other_branch)
+    if data.draw(st.booleans()):
+        runs = data.draw(st.permutations(runs))
+    answer = StepResult(
+        step_id=1,
+        seq_ids=int64s([seq_id for seq_id, _ in runs]),
+        branches=int32s([branch for _, branch in runs]),
+        token_ids=int32s([1] * len(runs)),
+        failures={seq_id: RequestFailure(Code.INTERNAL, "no") for seq_id in failed},
+    )
+    own = {seq.seq_id: seq.branch for seq in seqs}
+    if all(own.get(seq_id) == branch for seq_id, branch in runs):
+        answer.branches = data.draw(st.sampled_from([None, answer.branches]))
+    fault = find_fault(plan, answer, vocab_size=VOCAB_SIZE)
+    assert (fault is None) == (sorted(runs) == sorted(wanted))
 
 
 @pytest.mark.parametrize("asked", [None, 0, 3])
