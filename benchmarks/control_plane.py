@@ -1,14 +1,19 @@
-"""The scheduler's CPU for one decode step: plan, encode, parse the answer, update.
+"""The scheduler's CPU for one step: plan, encode, parse the answer, check it, update, tell routers.
 
-    python -m benchmarks.control_plane [--sequences 32 256 1024]
+    python -m benchmarks.control_plane [--sequences 32 256 1024] [--beside nothing prompts turnover]
 
-Prompts of 512 tokens, no worker: answers are made up. Medians over the steps, in milliseconds.
+Sequences decode, two steps are in flight, and there is no worker: answers are made up. Beside the
+sequences is nothing, or one prompt of 8,192 tokens after another in chunks of 512, or an eighth of
+them end after 64 tokens and others follow. Milliseconds: the median of each part over the steps,
+the sum of the medians, and the mean of all parts together.
 """
 
 import argparse
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from contract.columns import pack_int32, pack_int64
@@ -22,9 +27,19 @@ from scheduler_svc.config import CacheShape, StepLimits
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence_group import make_group, new_group
+from scheduler_svc.results.result_validation import find_fault
+from scheduler_svc.results.step_outcome import router_updates
 from scheduler_svc.scheduler import Scheduler
 
 PROMPT_TOKENS = 512
+LONG_PROMPT_TOKENS = 8192
+CHUNK_TOKENS = 512
+SHORT_OUTPUT = 64
+FIRST_STEPS = 8
+"""Steps after which the sequences of the beginning decode."""
+BESIDE = ("nothing", "prompts", "turnover")
+PARTS = ("plan", "encode", "parse", "check", "update", "messages")
+VOCAB_SIZE = 1 << 15
 T = TypeVar("T")
 
 
@@ -32,75 +47,114 @@ class _NoRouter:
     def send(self, updates: RequestUpdates) -> None: ...
 
 
-def make_scheduler(num_sequences: int, *, num_steps: int) -> Scheduler:
-    """A scheduler with so many sequences about to decode."""
-    tokens = PROMPT_TOKENS + num_steps + 8
+@dataclass(slots=True)
+class Load:
+    """One scheduler, its requests, and how long the parts of its steps took."""
+
+    scheduler: Scheduler
+    lengths: tuple[int, int] | None = None
+    """Tokens of prompt and output of requests of which one waits all the time; None is no such."""
+    times: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PARTS})
+    router: _NoRouter = field(default_factory=_NoRouter)
+    handles: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def ask(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """Adds a request with a prompt that no other one begins with."""
+        handle = next(self.handles)
+        request = Request(
+            request_id=f"r{handle}",
+            handle=handle,
+            prompt_token_ids=[handle] * num_prompt_tokens,
+            params=SamplingParams(),
+            max_tokens=max_tokens,
+        )
+        group = new_group(request, reply_to=self.router, now=float(handle))
+        self.scheduler.admission.add(make_group(group))
+
+    def step(self) -> None:
+        """Plans steps until two are in flight, and answers the oldest."""
+        scheduler = self.scheduler
+        now = float(scheduler.num_steps)
+        if self.lengths is not None and not scheduler.admission.groups:
+            self.ask(*self.lengths)
+        while len(scheduler.inflight) < 2:
+            self._timed("plan", lambda: scheduler.schedule(now))
+            new = scheduler.inflight[-1].to_step
+            self._timed("encode", lambda new=new: encode_step(new(epoch=1)).SerializeToString())
+        plan = scheduler.inflight[0]
+        data = answer_to(plan)
+        result = self._timed(
+            "parse", lambda: decode_result(pb.ExecuteModelResponse.FromString(data))
+        )
+        fault = self._timed("check", lambda: find_fault(plan, result, vocab_size=VOCAB_SIZE))
+        assert fault is None
+        outcome = self._timed("update", lambda: scheduler.update(result, now))
+        self._timed("messages", lambda: router_updates(outcome, now=now))
+
+    def _timed(self, part: str, call: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = call()
+        self.times[part].append((time.perf_counter() - start) * 1e3)
+        return result
+
+
+def make_load(num_sequences: int, *, beside: str, num_steps: int) -> Load:
+    """Returns a load with so many sequences that decode."""
+    num_slots = num_sequences + (beside == "prompts")
+    longest = LONG_PROMPT_TOKENS + PROMPT_TOKENS + num_steps
     scheduler = Scheduler(
         limits=StepLimits(
-            max_num_seqs=num_sequences, max_num_batched_tokens=num_sequences * PROMPT_TOKENS
+            max_num_seqs=num_slots, max_num_batched_tokens=num_sequences * PROMPT_TOKENS
         ),
         cache=CacheShape(
-            block_size=16, num_gpu_blocks=num_sequences * (tokens // 16 + 2), max_model_len=8192
+            block_size=16, num_gpu_blocks=num_slots * (longest // 16 + 2), max_model_len=longest
         ),
         admission=AdmissionQueue(),
         grammar_bytes=1,  # no request has a structured output
     )
+    load = Load(scheduler)
+    num_short = num_sequences // 8 if beside == "turnover" else 0
     for i in range(num_sequences):
-        request = Request(
-            request_id=f"r{i}",
-            prompt_token_ids=[1] * PROMPT_TOKENS,
-            params=SamplingParams(),
-            max_tokens=num_steps + 8,
-        )
-        group = new_group(request, reply_to=_NoRouter(), now=float(i))
-        scheduler.admission.add(make_group(group))
-    return scheduler
+        ends_after = FIRST_STEPS + i % SHORT_OUTPUT  # in turns
+        load.ask(PROMPT_TOKENS, ends_after if i < num_short else 2 * FIRST_STEPS + num_steps)
+    for _ in range(FIRST_STEPS):
+        load.step()
+    scheduler.token_budget = num_sequences + CHUNK_TOKENS
+    load.lengths = {"prompts": (LONG_PROMPT_TOKENS, 16), "turnover": (64, SHORT_OUTPUT)}.get(beside)
+    return load
 
 
 def answer_to(plan: StepPlan) -> bytes:
-    ids = [seq.seq_id for seq in plan.seqs]
+    ids = [seq.seq_id for seq, num in zip(plan.seqs, plan.num_samples, strict=True) if num]
     response = pb.ExecuteModelResponse(
         step_id=plan.step_id, seq_ids=pack_int64(ids), token_ids=pack_int32([7] * len(ids))
     )
     return bytes(response.SerializeToString())
 
 
-def timed(times: list[float], call: Callable[[], T]) -> T:
-    start = time.perf_counter()
-    result = call()
-    times.append((time.perf_counter() - start) * 1e3)
-    return result
-
-
-def measure(num_sequences: int, *, num_steps: int) -> str:
-    scheduler = make_scheduler(num_sequences, num_steps=num_steps)
-    times: dict[str, list[float]] = {name: [] for name in ("plan", "encode", "parse", "update")}
-    for step in range(num_steps + 1):
-        plan = timed(times["plan"], lambda: scheduler.schedule(float(step)))  # noqa: B023
-        assert plan is not None
-        timed(
-            times["encode"],
-            lambda: encode_step(plan.to_step(epoch=1)).SerializeToString(),  # noqa: B023
-        )
-        data = answer_to(plan)
-        answer = timed(
-            times["parse"],
-            lambda: decode_result(pb.ExecuteModelResponse.FromString(data)),  # noqa: B023
-        )
-        timed(times["update"], lambda: scheduler.update(answer, float(step)))  # noqa: B023
-    medians = [statistics.median(values[1:]) for values in times.values()]
-    cells = " | ".join(f"{value:.3f}" for value in (*medians, sum(medians)))
-    return f"| {num_sequences} | {cells} |"
+def measure(num_sequences: int, *, beside: str, num_steps: int) -> str:
+    load = make_load(num_sequences, beside=beside, num_steps=num_steps)
+    load.times = {name: [] for name in PARTS}
+    for _ in range(num_steps):
+        load.step()
+    load.scheduler.check()
+    medians = [statistics.median(values) for values in load.times.values()]
+    mean = statistics.mean(map(sum, zip(*load.times.values(), strict=True)))
+    cells = " | ".join(f"{value:.3f}" for value in (*medians, sum(medians), mean))
+    return f"| {num_sequences} | {beside} | {cells} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sequences", type=int, nargs="+", default=[32, 256, 1024])
+    parser.add_argument("--beside", nargs="+", choices=BESIDE, default=list(BESIDE))
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
-    print("| sequences | plan | encode | parse | update | sum |\n|---|---|---|---|---|---|")
+    print(f"| sequences | beside | {' | '.join(PARTS)} | sum | mean |\n|{'---|' * 10}")
     for num_sequences in options.sequences:
-        print(measure(num_sequences, num_steps=options.steps), flush=True)
+        for beside in options.beside:
+            row = measure(num_sequences, beside=beside, num_steps=options.steps)
+            print(row, flush=True)
 
 
 if __name__ == "__main__":
