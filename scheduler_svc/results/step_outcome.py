@@ -1,6 +1,6 @@
 """The outcome of a step for requests, and the messages that tell their routers of it."""
 
-import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from contract.logprobs import TokenLogprobs
@@ -68,23 +68,31 @@ def router_updates(outcome: StepOutcome, *, now: float) -> dict[RouterSession, R
 
 def _token_updates(outcome: StepOutcome) -> dict[RouterSession, RequestUpdates]:
     """Returns the messages with the tokens alone."""
-    updates: dict[RouterSession, RequestUpdates] = {}
-    news, of_router = RequestUpdates(), None
-    of_tokens = map(outcome.logprobs.get, itertools.count())
-    each = of_tokens if outcome.logprobs else itertools.repeat(None)
-    for seq, token_id, logprobs in zip(outcome.seqs, outcome.token_ids, each, strict=False):
-        group = seq.group
-        if group.reply_to is not of_router:
-            of_router = group.reply_to
-            if of_router not in updates:
-                updates[of_router] = RequestUpdates()
-            news = updates[of_router]
-        if logprobs is not None:
-            news.logprobs.append((len(news.token_ids), logprobs))
-        news.handles.append(group.request.handle)
-        news.indices.append(seq.branch)
-        news.token_ids.append(token_id)
+    updates = {}
+    for router, rows in _rows_by_router(outcome.seqs).items():
+        seqs, token_ids = outcome.seqs, outcome.token_ids
+        if len(rows) < len(seqs):
+            seqs, token_ids = [seqs[row] for row in rows], [token_ids[row] for row in rows]
+        updates[router] = RequestUpdates(
+            handles=[seq.group.request.handle for seq in seqs],
+            indices=[seq.branch for seq in seqs],
+            token_ids=token_ids,
+        )
+        if outcome.logprobs:
+            found = enumerate(map(outcome.logprobs.get, rows))
+            updates[router].logprobs = [(i, logprobs) for i, logprobs in found if logprobs]
     return updates
+
+
+def _rows_by_router(seqs: list[Sequence]) -> Mapping[RouterSession, Collection[int]]:
+    """Returns the indices of each router's sequences."""
+    routers = [seq.group.reply_to for seq in seqs]
+    if routers and routers.count(routers[0]) == len(routers):
+        return {routers[0]: range(len(routers))}
+    rows: dict[RouterSession, list[int]] = {}
+    for row, router in enumerate(routers):
+        rows.setdefault(router, []).append(row)
+    return rows
 
 
 def finished_request(group: SequenceGroup, *, now: float) -> FinishedRequest:
