@@ -43,7 +43,7 @@ class StepPlan:
     reached: list[Sequence] = field(default_factory=list)
     """Sequences of the decode columns that fill a block, or compute the last that they ever do."""
     new: list[int] = field(default_factory=list)
-    """Indices of the sequences that are sent in full; the worker knows the others."""
+    """Indices of the sequences that are sent in full, ascending; the worker knows the others."""
     decode_ids: Column = _NO_IDS
     """Ids of the first sequences, those of the decode columns, which many steps have in common."""
     patches: list[TablePatch] = field(default_factory=list)
@@ -135,12 +135,10 @@ class StepPlan:
         count = len(self.seqs)
         if len(self.decode_ids) == count:
             return self.decode_ids, int32s(_ONE * count)
-        new = set(self.new)
-        known = [i for i in range(count) if i not in new]
-        return (
-            int64s([self.seq_ids[i] for i in known]),
-            int32s([self.num_new_tokens[i] for i in known]),
-        )
+        seq_ids, num_new_tokens = self.seq_ids.copy(), self.num_new_tokens.copy()
+        for i in reversed(self.new):
+            del seq_ids[i], num_new_tokens[i]
+        return int64s(seq_ids), int32s(num_new_tokens)
 
     def _pooling(self) -> Pooling | None:
         """Returns how the new sequences are pooled; None on a worker that generates."""

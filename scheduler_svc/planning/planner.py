@@ -139,7 +139,8 @@ class Planner:
             return
         if self.division.is_used or self._has_turns:  # a step of columns has all of them
             return
-        decoding = dict.fromkeys(seq.group for seq in plan.seqs if seq.decode_row < 0)  # in order
+        others = plan.seqs[len(plan.decode_ids) :]
+        decoding = dict.fromkeys(seq.group for seq in others if seq.decode_row < 0)  # in order
         self._decode_columns.join(
             group for group in decoding if self._decode_columns.can_join(group)
         )
@@ -148,16 +149,17 @@ class Planner:
 
     def _add_decodes(self, plan: StepPlan, now: float) -> None:
         """Gives each sequence that has one token left its token; none waits for a prefill."""
-        running, index, left = self._queues.running, 0, self._most_decodes(plan)
-        while index < len(running) and left > 0:  # it may lose its last groups meanwhile
-            group = running[index]
-            for seq in group.sequences if not group.has_decode_rows and plan.takes(group) else ():
+        left = self._most_decodes(plan)
+        others = [group for group in self._queues.running if not group.has_decode_rows]
+        for group in others:  # the last of them may cease to run meanwhile
+            if left <= 0:
+                return
+            for seq in group.sequences if plan.takes(group) else ():
                 if self._can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
                     self._worker_state.add(plan, seq, 1)
                     left = min(left - 1, plan.token_budget)
                     if left <= 0:
-                        break
-            index += 1
+                        return
 
     def _most_decodes(self, plan: StepPlan) -> int:
         """Returns how many decodes the step takes beside those of the columns."""
