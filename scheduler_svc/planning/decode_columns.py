@@ -8,7 +8,8 @@ costs is a few operations on lists, and a little for each sequence to which some
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from contract.columns import Column, int64s
 from contract.step import TablePatch
@@ -18,6 +19,7 @@ from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import Counters, Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
+T = TypeVar("T")
 Boundaries = dict[Sequence, int]
 """Number of planned tokens at which a sequence has filled a block, or computes no more."""
 
@@ -42,7 +44,8 @@ class DecodeColumns:
         """Boundaries at which sequences are: they grow no more, or may need a block."""
         self._flows: Counter[str] = Counter()
         """Number of sequences of each flow that tokens are charged to."""
-        self._stop_token_ids: set[int] = set()  # of all of them
+        self._stop_token_ids: Counter[int] = Counter()
+        """Number of sequences that each token stops."""
 
     def join(self, groups: Iterable[SequenceGroup]) -> None:
         """Adds groups for which `can_join` holds."""
@@ -60,9 +63,10 @@ class DecodeColumns:
             self._await(seq, planned)
             if planned % self._blocks.block_size == 0 or planned == _last(seq):
                 self._reached[seq] = planned
-        self._set_growing(self._growing + seqs)
+        self._growing = self._growing + seqs
+        self._growing_ids = int64s(self._growing_ids.tolist() + [seq.seq_id for seq in seqs])
         self._flows.update(seq.group.flow for seq in seqs)
-        self._find_stop_tokens()
+        self._stop_token_ids.update(_stop_token_ids(seqs))
 
     def can_join(self, group: SequenceGroup) -> bool:
         """Says whether all unfinished sequences decode, each at its pace.
@@ -85,22 +89,24 @@ class DecodeColumns:
         leaving = [seq for group in set(groups) for seq in group.sequences if seq.decode_row >= 0]
         if not leaving:
             return
+        leaving.sort(key=_row)
+        self._stop_growing([seq for seq in leaving if self._grows(seq)])
         for seq in leaving:
             seq.group.has_decode_rows = False
             self._reached.pop(seq, None)
             due_at = self._num_plans + self._num_plans_left(seq, self._num_planned(seq))
             if due_at in self._due:
                 self._due[due_at].pop(seq, None)
-        staying = [row for row, seq in enumerate(self.seqs) if seq.group.has_decode_rows]
+        rows = [seq.decode_row for seq in leaving]
         for seq in leaving:
             self._write_back(seq)
-        self.seqs = [self.seqs[row] for row in staying]
-        self._planned = [self._planned[row] for row in staying]
-        self._computed = [self._computed[row] for row in staying]
-        for row, seq in enumerate(self.seqs):
+        self.seqs = self.seqs.copy()
+        for row in reversed(rows):
+            del self.seqs[row], self._planned[row], self._computed[row]
+        for row, seq in enumerate(self.seqs[rows[0] :], start=rows[0]):
             seq.decode_row = row
-        self._set_growing([seq for seq in self._growing if seq.decode_row >= 0])
-        self._flows -= Counter(seq.group.flow for seq in leaving)  # keeps none of no sequences
+        _subtract(self._flows, (seq.group.flow for seq in leaving))
+        _subtract(self._stop_token_ids, _stop_token_ids(leaving))
 
     def release_all(self) -> None:
         self.release(*{seq.group for seq in self.seqs})
@@ -125,9 +131,20 @@ class DecodeColumns:
     def _num_computed(self, seq: Sequence) -> int:
         return self._num_answers + self._computed[seq.decode_row]
 
-    def _set_growing(self, seqs: list[Sequence]) -> None:
-        self._growing = seqs
-        self._growing_ids = _ids_of(seqs)
+    def _grows(self, seq: Sequence) -> bool:
+        """Says whether a sequence has tokens left to plan, or had until the newest plan."""
+        return seq in self._reached or self._num_planned(seq) < _last(seq)
+
+    def _stop_growing(self, seqs: list[Sequence]) -> None:
+        """Removes some of the sequences that grow, in the order of their rows."""
+        if not seqs:
+            return
+        growing, ids = self._growing.copy(), self._growing_ids.tolist().copy()
+        index = 0
+        for seq in seqs:
+            index = growing.index(seq, index)
+            del growing[index], ids[index]
+        self._growing, self._growing_ids = growing, int64s(ids)
 
     # Planning
 
@@ -147,19 +164,18 @@ class DecodeColumns:
     def _pass_boundaries(self, plan: StepPlan) -> bool:
         """Appends blocks, and drops those that have no tokens left; False if blocks are short."""
         size = self._blocks.block_size
-        ends: set[Sequence] = set()
+        ends: list[Sequence] = []
         needy: list[Sequence] = []
         for seq, planned in self._reached.items():
             if planned == _last(seq):
-                ends.add(seq)
+                ends.append(seq)
             elif planned == len(seq.block_table) * size:
                 needy.append(seq)
         if len(needy) > self._blocks.gpu.num_free:
             return False
         for seq in needy:
             self._append_block(plan, seq)
-        if ends:
-            self._set_growing([seq for seq in self._growing if seq not in ends])
+        self._stop_growing(sorted(ends, key=_row))
         self._reached = {}
         return True
 
@@ -212,7 +228,7 @@ class DecodeColumns:
     def find_stopped(self, seqs: list[Sequence], token_ids: list[int]) -> list[Sequence]:
         """Returns those whose token is a stop token of a sequence in the columns."""
         stop_token_ids = self._stop_token_ids
-        if stop_token_ids.isdisjoint(token_ids):
+        if stop_token_ids.keys().isdisjoint(token_ids):
             return []
         pairs = zip(seqs, token_ids, strict=True)
         return [seq for seq, token_id in pairs if token_id in stop_token_ids]
@@ -226,18 +242,14 @@ class DecodeColumns:
             served = (seq.group for seq in seqs if seq.group.flow == flow)
             self._admission.charge(flow, served, num_output_tokens=count)
 
-    def _find_stop_tokens(self) -> None:
-        """Collects the stop tokens of all groups; those of a group that has left may stay."""
-        self._stop_token_ids = {
-            token_id for seq in self.seqs for token_id in seq.group.params.stop_token_ids
-        }
-
     def check(self) -> None:
         """Asserts that rows belong to their sequences and that none writes a shared block."""
         assert [seq.decode_row for seq in self.seqs] == list(range(len(self.seqs)))
         assert len(self._planned) == len(self._computed) == len(self.seqs)
         assert self._growing_ids == _ids_of(self._growing)
+        assert self._growing == sorted(self._growing, key=_row)
         assert self._flows == Counter(seq.group.flow for seq in self.seqs)
+        assert self._stop_token_ids == Counter(_stop_token_ids(self.seqs))
         size, at_end = self._blocks.block_size, []
         for seq in self.seqs:
             assert seq.group.has_decode_rows
@@ -274,5 +286,22 @@ def _last(seq: Sequence) -> int:
     return seq.group.max_length - 1
 
 
+def _row(seq: Sequence) -> int:
+    return seq.decode_row
+
+
 def _ids_of(seqs: list[Sequence]) -> Column:
     return int64s([seq.seq_id for seq in seqs])
+
+
+def _subtract(counts: Counter[T], elements: Iterable[T]) -> None:
+    """Counts each element once less, and forgets those that are counted no more."""
+    for element in elements:
+        counts[element] -= 1
+        if not counts[element]:
+            del counts[element]
+
+
+def _stop_token_ids(seqs: list[Sequence]) -> Iterator[int]:
+    """Yields the stop tokens of each sequence."""
+    return (token_id for seq in seqs for token_id in seq.group.params.stop_token_ids)
