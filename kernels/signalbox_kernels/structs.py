@@ -157,7 +157,6 @@ DRAW_SIZES = (
     "token_stride",
     "mask_stride",
     "max_logprobs",
-    "reserved",
 )
 DRAW_ARRAYS = (
     "logits",

@@ -60,7 +60,6 @@ struct Phase {
   int32_t panel_tiles;      // of a product: as many tiles in a row are of the same rows
   int32_t panels_per_tile;  // of a product
   int32_t rows_per_tile;
-  int32_t task_rows;        // most rows (queries times heads of a group) of an attention task
   char* pool;
   int64_t block_bytes;
   const AttendTask* tasks;

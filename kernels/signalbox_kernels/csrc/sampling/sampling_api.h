@@ -20,7 +20,6 @@ struct SbDraws {
   int32_t token_stride;    // of tokens
   int32_t mask_stride;     // of masks, in words
   int32_t max_logprobs;    // columns of top_tokens and top_logprobs, at most 128
-  int32_t reserved;
   const float* logits;          // [*, vocab_size]
   const int64_t* logits_row;    // [num_rows], and so are the columns that follow
   const int32_t* targets;       // null, or tokens to report instead of drawing any
