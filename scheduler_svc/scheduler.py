@@ -20,7 +20,8 @@ from contract.worker_role import WorkerRole
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.lending import Lending, PeerIdentity, Peers, most_lent
+from scheduler_svc.kv_moves.lending import Lending, Peers, most_lent
+from scheduler_svc.kv_moves.peer_reads import PeerIdentity
 from scheduler_svc.kv_moves.store_planning import OnCleared, StorePlanning
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.planning.bookkeeping import Bookkeeping

@@ -17,8 +17,9 @@ from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.prefix_cache import FoundBlock
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
 from scheduler_svc.kv_moves.fetch_cost import FetchCost
-from scheduler_svc.kv_moves.lending import PAUSE_S, Lending
+from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv_moves.peer_reads import PAUSE_S
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.requests.sequence_group import SequenceGroup

@@ -14,9 +14,10 @@ from contract.sections.store_moves import ClearMark, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
-from scheduler_svc.kv_moves.lending import Lending, PeerIdentity, Peers
+from scheduler_svc.kv_moves.lending import Lending, Peers
 from scheduler_svc.kv_moves.loading import Loading
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from scheduler_svc.kv_moves.peer_reads import PeerIdentity
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.kv_moves.write_behind import WriteBehind
 from scheduler_svc.planning.bookkeeping import Bookkeeping

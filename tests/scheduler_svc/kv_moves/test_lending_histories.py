@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from contract.model import StoreCapacity
-from scheduler_svc.kv_moves.lending import PeerIdentity, Peers
+from scheduler_svc.kv_moves.lending import Peers
 from scheduler_svc.kv_moves.moves_under_way import MovesUnderWay
+from scheduler_svc.kv_moves.peer_reads import PeerIdentity
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_store import Block, Ending, FakeStore

@@ -1,0 +1,215 @@
+"""Blocks that a worker reads of others of the cluster instead of computing them.
+
+A fetch is a move of its reader's pool. It has bounds of its own and waits for nothing: what does
+not arrive is computed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from contract.sections.store_moves import BlockSource, MoveResult
+from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.moves_under_way import Move, MovesUnderWay
+
+if TYPE_CHECKING:
+    from scheduler_svc.kv_moves.lending import Lending, Peers
+
+MAX_ORIGINS = 1 << 16
+"""Blocks of which it is remembered from which worker they came."""
+PAUSE_S = 10.0
+"""Time for which a worker reads nothing of one from which a fetch has failed or come late, or of a
+store that was late."""
+
+_NONE: Mapping[BlockHash, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIdentity:
+    """Address and name of a worker, for workers that read its blocks."""
+
+    address: str
+    certified_name: str = ""
+    """Name in its certificate; empty if the scheduler is shown none."""
+    epoch: int
+    kv_format: str
+    """Equal of workers that can read each other's blocks."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PeerFetch:
+    """Blocks on their way from one worker to another."""
+
+    owner: "Lending"
+    reader: "PeerReads"
+    source: BlockSource
+    fetch: Move
+    private: Mapping[BlockHash, int]
+    """GPU blocks of the owner that nothing finds, by names of what they hold."""
+    lend: Move | None = None
+    """None until the owner's next plan."""
+    ahead: list[int] = field(default_factory=list)
+    """Blocks of the owner's CPU pool with copies of what comes after the lend, for the next."""
+
+    @property
+    def is_read(self) -> bool:
+        """False once the fetch has ended, so that the lend is about to end, too."""
+        return self.reader.awaits(self.fetch)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the blocks are being read, and neither move was called off."""
+        moves = (self.fetch, self.lend)
+        return self.is_read and all(one is None or one.cancelled_at is None for one in moves)
+
+
+class PeerReads:
+    """The blocks that one worker reads of others.
+
+    Args:
+        peers: all workers of the cluster that lend.
+    """
+
+    def __init__(
+        self,
+        identity: PeerIdentity,
+        peers: "Peers",
+        *,
+        blocks: BlockSpaceManager,
+        moves: MovesUnderWay,
+        cost: CostModel,
+    ) -> None:
+        self.identity = identity
+        self.wake: Callable[[], None] = lambda: None
+        """Makes the worker's driver plan."""
+        self.num_queries = 0  # tokens asked for, and fetched
+        self.num_hits = 0
+        self.num_bytes = 0
+        self.num_failures = 0
+        self.num_late = 0
+        self._peers = peers
+        self._blocks = blocks
+        self._moves = moves
+        self._cost = cost
+        self._fetches: dict[Move, PeerFetch] = {}
+        self._paused: dict[Lending, float] = {}
+        self._origins: OrderedDict[BlockHash, PeerIdentity] = OrderedDict()
+        """Workers of which blocks were read, the last last."""
+
+    @property
+    def num_fetches(self) -> int:
+        """Fetches from other workers that have not ended."""
+        return len(self._fetches)
+
+    @property
+    def has_peers(self) -> bool:
+        """True if there is another worker whose blocks this one can read."""
+        return any(self.can_read(other) for other in self._peers.members)
+
+    def find(self, hashes: Sequence[BlockHash], now: float) -> "tuple[Lending, int] | None":
+        """Returns the worker that has most of the first of these blocks, and how many."""
+        best: tuple[Lending, int] | None = None
+        for other in self._peers.members:
+            if self.can_read(other) and not self.avoids(other, now):
+                num_blocks = other.num_found(hashes)
+                if num_blocks > (best[1] if best else 0):
+                    best = other, num_blocks
+        return best
+
+    def fetch(
+        self,
+        owner: "Lending",
+        hashes: Sequence[BlockHash],
+        now: float,
+        *,
+        private: Mapping[BlockHash, int] = _NONE,
+    ) -> Move:
+        """Begins to read blocks of another worker; ask the CPU pool's `num_free` first.
+
+        Args:
+            private: GPU blocks of the owner that nothing finds, by name; the caller calls the fetch
+                off when they become others'.
+        """
+        source = owner.make_source(self.identity)
+        move = self._moves.fetch(hashes, now, source=source)
+        pair = PeerFetch(owner=owner, reader=self, source=source, fetch=move, private=private)
+        self._fetches[move] = pair
+        owner.want(pair)
+        return move
+
+    def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
+        """Takes the end of a fetch; False if it was not from another worker."""
+        pair = self._fetches.pop(move, None)
+        if pair is None:
+            return False
+        pair.owner.forget_ahead(pair)
+        if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
+            pair.owner.give_up(pair, now)
+        if result.failed and move.cancelled_at is None:
+            self._pause(pair.owner, now)
+        for block_hash in () if move.is_void else move.hashes[: result.num_blocks]:
+            self._origins[block_hash] = pair.owner.identity
+            self._origins.move_to_end(block_hash)
+        while len(self._origins) > MAX_ORIGINS:
+            self._origins.popitem(last=False)
+        return True
+
+    def awaits(self, move: Move) -> bool:
+        """Says whether a fetch from another worker has not ended."""
+        return move in self._fetches
+
+    def cancel(self, move: Move, now: float) -> None:
+        """Calls a fetch off, and what is lent for it."""
+        if (pair := self._fetches.get(move)) is not None:
+            pair.owner.give_up(pair, now)
+            self.call_off(pair, now)
+
+    def came_late(self, move: Move, now: float) -> bool:
+        """Counts a fetch that took too long; False if it is from no other worker."""
+        pair = self._fetches.get(move)
+        if pair is not None:
+            self.num_late += 1
+            self._pause(pair.owner, now)
+        return pair is not None
+
+    def _pause(self, owner: "Lending", now: float) -> None:
+        """Leaves a worker alone for a while."""
+        if owner in self._peers.members:
+            self._paused[owner] = now + PAUSE_S
+
+    def can_read(self, other: "Lending") -> bool:
+        """Says whether another worker's blocks have the same bytes as this one's."""
+        return other is not self and other.identity.kv_format == self.identity.kv_format
+
+    def avoids(self, other: "Lending", now: float) -> bool:
+        """Says whether a fetch from another worker has just failed or come late."""
+        return now < self._paused.get(other, now)
+
+    @property
+    def last_decode_s(self) -> float:
+        """Seconds of the worker's last step of decodes."""
+        return self._cost.last_decode_s
+
+    def call_off(self, pair: PeerFetch, now: float) -> None:
+        """Ends a fetch that nothing is lent for; a no-op if it has ended."""
+        if pair.fetch in self._fetches:
+            self._moves.cancel(pair.fetch, now)
+            self.wake()
+
+    def lose(self, block_hash: BlockHash, owner: "Lending", now: float) -> None:
+        """Forgets a block that came, or comes, from a worker where it went wrong."""
+        for move, pair in self._fetches.items():
+            if pair.owner is owner and block_hash in move.hashes:
+                move.is_void = True
+                self.call_off(pair, now)
+        if self._origins.get(block_hash) is owner.identity:
+            del self._origins[block_hash]
+            self._blocks.forget(block_hash)
+
+    def forget(self, other: "Lending") -> None:
+        """Forgets a worker that is gone."""
+        self._paused.pop(other, None)
