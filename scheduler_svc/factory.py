@@ -49,7 +49,14 @@ def make_scheduler(
         certified_name: name in its certificate, if it has shown one.
 
     A vector that reads all tokens takes no prefix from the cache, so that there is none.
+
+    Raises ValueError if the worker has a store that would not be used, nor cleared.
     """
+    if capacity.store is not None and not (config.prefix_caching and config.cpu_prefix_cache):
+        raise ValueError(
+            "it has a store of KV blocks, which takes prefix caching in the KV cache and in swap"
+            " space; turn prefix_caching and cpu_prefix_cache on, or leave the store out"
+        )
     pooling = model.pooling
     is_bidirectional = pooling is not None and pooling.is_bidirectional
     reads_all_tokens = is_bidirectional or (pooling is not None and pooling.reads_all_tokens)

@@ -132,16 +132,19 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     def _make_scheduler(
         self, worker: WorkerClient, model: ModelInfo, capacity: WorkerCapacity
     ) -> Scheduler:
-        return make_scheduler(
-            self._config,
-            model=model,
-            capacity=capacity,
-            admission=self._cluster.admission,
-            worker_name=worker.address,
-            peers=self._cluster.peers,
-            epoch=worker.epoch,
-            certified_name=worker.certified_name,
-        )
+        try:
+            return make_scheduler(
+                self._config,
+                model=model,
+                capacity=capacity,
+                admission=self._cluster.admission,
+                worker_name=worker.address,
+                peers=self._cluster.peers,
+                epoch=worker.epoch,
+                certified_name=worker.certified_name,
+            )
+        except ValueError as error:
+            raise FailedPrecondition(f"this worker cannot be used: {error}") from None
 
     def _make_engine(self, worker: WorkerClient, scheduler: Scheduler) -> Engine:
         return Engine(

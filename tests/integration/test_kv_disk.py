@@ -218,6 +218,8 @@ def test_blocks_arrive_in_the_pools_of_an_engine_that_has_slept(
     ("options", "message"),
     [
         ({"swap_space": 0}, "swap"),
+        ({"enable_prefix_caching": False}, "prefix_caching"),
+        ({"cpu_prefix_cache": False}, "prefix_caching"),
         ({"kv_disk_space": 0.1}, "kv_disk_space"),
         ({"kv_disk": None, "kv_disk_space": 1}, "no effect without"),
         ({"kv_disk": "/proc/kv"}, "folder"),

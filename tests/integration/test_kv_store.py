@@ -16,6 +16,7 @@ from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.memory_store import MemoryStore
+from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_config import SimulatedConfig
 from gpu_worker.simulated.simulated_draws import expected_tokens
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
@@ -143,6 +144,18 @@ async def test_a_worker_that_starts_again_finds_its_prefixes_in_the_store() -> N
     assert worker.store.num_fetched_bytes == 8 * store.block_bytes
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
     assert (event.num_blocks, event.num_bytes) == (8, 8 * store.block_bytes)
+
+
+@pytest.mark.parametrize("setting", ["prefix_caching", "cpu_prefix_cache"])
+async def test_a_store_that_the_scheduler_would_not_use_is_refused(setting: str) -> None:
+    """It would not be cleared either, by a clear that says that it was."""
+    config = SchedulerConfig(port=0).model_copy(update={setting: False})
+    async with (
+        running_scheduler(config) as scheduler,
+        running_worker(scheduler.address, with_store(make_store())) as worker,
+    ):
+        with pytest.raises(RegistrationRefused, match=f"turn .*{setting}"):
+            await worker.task
 
 
 @pytest.mark.parametrize("tenant", [None, "", "another"])
