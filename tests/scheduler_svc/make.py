@@ -243,6 +243,12 @@ class Loop:
             self.ended += self.scheduler.pop_failed()
         return prepared is not None
 
+    def turn(self, times: int = 1) -> None:
+        """Sends a step and answers the oldest one, so many times."""
+        for _ in range(times):
+            self.send()
+            self.answer()
+
     def run(self, *, max_steps: int = 5000) -> None:
         """Runs until nothing is left to do."""
         for _ in range(max_steps):

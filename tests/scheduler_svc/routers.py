@@ -54,9 +54,15 @@ def failure_of(router: Router, handle: int) -> tuple[Code, str, float | None]:
     return failure.code, failure.message, failure.retry_after_s
 
 
+def turn(cluster: Cluster, loop: Loop) -> bool:
+    """Runs a step, and tells routers what it brings; False if there is none."""
+    is_busy = loop.send() or bool(loop.sent)
+    if (outcome := loop.answer()) is not None:
+        cluster.requests.send_updates(outcome)
+    return is_busy
+
+
 def finish(cluster: Cluster, loop: Loop) -> None:
     """Runs steps until none is left, and tells routers what they bring."""
-    while loop.send() or loop.sent:
-        if (outcome := loop.answer()) is not None:
-            cluster.requests.send_updates(outcome)
+    while turn(cluster, loop):
         cluster.check()

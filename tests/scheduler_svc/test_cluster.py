@@ -11,7 +11,7 @@ from tests.scheduler_svc.make import (
     join_worker,
     make_cluster,
 )
-from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
+from tests.scheduler_svc.routers import Router, add_request, failure_of, finish, turn
 
 
 class Faulty(FirstComeFirstServed):
@@ -130,9 +130,7 @@ def test_a_preempted_request_waits_for_the_draining_worker_that_had_it() -> None
     for handle in (1, 2):
         add_request(cluster, router, handle, max_tokens=16)
     while not engine.scheduler.preemption.num_preemptions:
-        loop.send()
-        if (outcome := loop.answer()) is not None:
-            cluster.requests.send_updates(outcome)
+        turn(cluster, loop)
     assert len(cluster.admission) == 1
     cluster.drain(engine)
     finish(cluster, loop)
@@ -190,9 +188,7 @@ def test_a_branch_is_stopped_while_its_request_waits_to_be_recomputed() -> None:
     request = add_request(cluster, router, 1)
     assert request is not None
     for _ in range(3):
-        loop.send()
-        if (outcome := loop.answer()) is not None:
-            cluster.requests.send_updates(outcome)
+        turn(cluster, loop)
     join_worker(cluster)
     cluster.leave(engine)
     cluster.requests.stop_sequence(request, index=0, keep_tokens=2)

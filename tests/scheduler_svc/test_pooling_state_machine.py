@@ -95,9 +95,7 @@ class PoolingMachine(RuleBasedStateMachine):
     @rule(data=st.data(), times=st.integers(2, 8))
     def step_often(self, data: st.DataObject, times: int) -> None:
         loop = data.draw(st.sampled_from(self.loops))
-        for _ in range(times):
-            loop.send()
-            loop.answer()
+        loop.turn(times)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

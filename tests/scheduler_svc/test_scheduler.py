@@ -163,9 +163,7 @@ def test_stop_sequence_ends_one_branch_and_keeps_what_it_is_told() -> None:
     loop = make_loop(make_scheduler())
     group = make_request(PROMPT, n=2, max_tokens=12)
     loop.scheduler.admission.add(group)
-    for _ in range(4):
-        loop.send()
-        loop.answer()
+    loop.turn(4)
     assert not loop.scheduler.stop_sequence(group, index=0, keep_tokens=2)
     loop.run()
     first, second = group.sequences
@@ -237,9 +235,7 @@ def test_groups_of_a_lost_worker_go_on_elsewhere() -> None:
     groups = [make_request([i + 1] * 6, n=2, max_tokens=10, arrival=float(i)) for i in range(3)]
     for group in groups:
         loop.scheduler.admission.add(group)
-    for _ in range(5):
-        loop.send()
-        loop.answer()
+    loop.turn(5)
     loop.send()
     other = make_loop(make_scheduler(admission=loop.scheduler.admission))
     for group in loop.scheduler.evacuate():
@@ -263,9 +259,7 @@ def test_a_branch_that_ended_before_the_worker_was_lost_holds_nothing_on_the_nex
     loop = make_loop(make_scheduler())
     group = make_request(PROMPT, n=2, max_tokens=10)
     loop.scheduler.admission.add(group)
-    for _ in range(3):
-        loop.send()
-        loop.answer()
+    loop.turn(3)
     loop.send()  # the branch that is stopped is in flight when the worker goes
     loop.scheduler.stop_sequence(group, index=0, keep_tokens=1)
     other = make_loop(make_scheduler(admission=loop.scheduler.admission))

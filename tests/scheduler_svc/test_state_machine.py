@@ -201,9 +201,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def step(self, data: st.DataObject, times: int) -> None:
         loop = data.draw(st.sampled_from(self.loops))
-        for _ in range(times):
-            loop.send()
-            loop.answer()
+        loop.turn(times)
 
     @rule(data=st.data(), kind=st.integers(1, 4), prompt_len=st.sampled_from([13, 9]))
     def come_back_after_a_loss(self, data: st.DataObject, kind: int, prompt_len: int) -> None:

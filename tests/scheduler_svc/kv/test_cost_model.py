@@ -25,8 +25,7 @@ def test_auto_takes_what_costs_less(cost: CostModel, status: SequenceStatus) -> 
     for group in groups:
         scheduler.admission.add(group)
     while not scheduler.preemption.num_preemptions:
-        loop.send()
-        loop.answer()
+        loop.turn()
     assert groups[1].sequences[0].status is status
     loop.run()
     scheduler.check()
@@ -125,8 +124,7 @@ def test_copies_that_seemed_too_dear_are_tried_again() -> None:
     loop.scheduler.admission.add(make_request([1], max_tokens=most))
     while loop.scheduler.num_steps < STEPS_TO_RETRY:
         assert cost.copy_bytes_per_s < 1e5
-        loop.send()
-        loop.answer()
+        loop.turn()
     assert cost.copy_bytes_per_s == 1e6
 
 

@@ -75,8 +75,7 @@ def test_a_running_request_shares_what_it_has_computed() -> None:
     loop = make_loop(make_scheduler())
     first, second = make_request([*PREFIX, 1]), make_request([*PREFIX, 2], arrival=1.0)
     loop.scheduler.admission.add(first)
-    loop.send()
-    loop.answer()
+    loop.turn()
     loop.scheduler.admission.add(second)
     loop.send()
     assert second.num_cached_tokens == 8
@@ -126,8 +125,7 @@ def test_requests_that_move_to_larger_blocks_find_only_what_is_theirs() -> None:
         group = make_request([1, 2, token, 9, 9, 9], arrival=float(token))
         small = make_loop(make_scheduler(block_size=2, admission=large.scheduler.admission))
         small.scheduler.admission.add(group)
-        small.send()
-        small.answer()
+        small.turn()
         for moved in small.scheduler.evacuate():
             run(large, moved)
         assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=8)]
@@ -159,8 +157,7 @@ def test_blocks_of_a_sequence_that_failed_are_not_found() -> None:
     loop = make_loop(make_scheduler(), depth=1)
     group = make_request([*PREFIX, 1])
     loop.scheduler.admission.add(group)
-    loop.send()
-    loop.answer()
+    loop.turn()
     loop.send()
     answer = loop.worker.execute(loop.sent.popleft())
     answer.failures[group.sequences[0].seq_id] = NOT_FINITE

@@ -23,9 +23,7 @@ def move_requests(
     first, loop = join_worker(cluster, name="a", arithmetic=before)
     for handle in range(2):
         add_request(cluster, router, handle, max_tokens=9)
-    for _ in range(num_steps):
-        loop.send()
-        loop.answer()
+    loop.turn(num_steps)
     _, other = join_worker(cluster, name="b", arithmetic=after)
     cluster.leave(first)
     finish(cluster, other)

@@ -68,8 +68,7 @@ def test_a_branch_that_ends_makes_place_for_another_request() -> None:
     loop = make_loop(make_scheduler(max_num_seqs=2), depth=1)
     pair, single = make_request([1] * 5, n=2, max_tokens=20), make_request([2] * 5, arrival=1.0)
     add(loop, pair, single)
-    loop.send()
-    loop.answer()
+    loop.turn()
     loop.scheduler.stop_sequence(pair, index=1, keep_tokens=1)
     loop.send()
     assert single.sequences[0].status is SequenceStatus.RUNNING
@@ -225,8 +224,7 @@ def test_small_requests_do_not_pass_a_large_one_for_which_a_worker_makes_room() 
     add(loop, running, large)
     for one in small:  # with each step arrives one that would fit beside `running`
         add(loop, one)
-        loop.send()
-        loop.answer()
+        loop.turn()
     loop.run()
     assert large.times.first_scheduled is not None
     assert running.times.last_token is not None
@@ -296,8 +294,7 @@ def test_who_yields_is_the_youngest_of_the_lowest_priority(policy: str) -> None:
     )
     add(loop, old, young, low)
     while not scheduler.preemption.num_preemptions:
-        loop.send()
-        loop.answer()
+        loop.turn()
     victim = low if policy in ("priority", "shortest-prompt") else young
     assert [group for group in (old, young, low) if group.num_preemptions] == [victim]
     loop.run()
@@ -312,14 +309,12 @@ def test_nobody_comes_in_while_somebody_is_swapped(policy: str) -> None:
     groups = [make_request([i] * 7, max_tokens=12, arrival=float(i)) for i in (1, 2)]
     add(loop, *groups)
     while not scheduler.swapped:
-        loop.send()
-        loop.answer()
+        loop.turn()
     newcomer = make_request([9], max_tokens=2, arrival=9.0, priority=-1000, tenant="new")
     add(loop, newcomer)
     while scheduler.swapped:
         assert newcomer.sequences[0].status is SequenceStatus.WAITING
-        loop.send()
-        loop.answer()
+        loop.turn()
     loop.run()
     assert_done([loop], *groups, newcomer)
 
@@ -334,8 +329,7 @@ def test_a_swapped_group_that_can_never_come_back_fails_and_others_go_on(
     )
     add(loop, old, young)
     while not scheduler.swapped:
-        loop.send()
-        loop.answer()
+        loop.turn()
     add(loop, newcomer)
     can_swap_in = scheduler.blocks.can_swap_in
     monkeypatch.setattr(

@@ -88,8 +88,7 @@ def test_no_stream_of_short_prompts_keeps_a_long_one_waiting() -> None:
         others += submit(loop, 3, 3, 3, 3, start=2.0 + 4 * turn)
         if turn == 3:
             loop.scheduler.admission.add(long)
-        loop.send()
-        loop.answer()
+        loop.turn()
         if long in loop.pooled:
             assert turn <= 8
             break

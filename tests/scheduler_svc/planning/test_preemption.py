@@ -35,8 +35,7 @@ def add(loop: Loop, *groups: SequenceGroup) -> None:
 
 
 def step(loop: Loop) -> None:
-    loop.send()
-    loop.answer()
+    loop.turn()
     loop.scheduler.check()
 
 

@@ -69,8 +69,7 @@ def test_what_runs_waits_no_longer() -> None:
     _, loop = join_worker(cluster)
     for handle in range(3):
         assert cluster.requests.add(make_group(handle, router))
-        loop.send()
-        loop.answer()
+        loop.turn()
     cluster.check()
 
 
@@ -210,9 +209,7 @@ def test_a_request_that_ends_while_it_is_out_was_preempted_until_then(state: str
 
 def all_blocks_are_back(loop: Loop, *, except_of: SequenceGroup) -> bool:
     """Within two steps."""
-    for _ in range(2):
-        loop.send()
-        loop.answer()
+    loop.turn(2)
     blocks = loop.scheduler.blocks
     held = sum(len(seq.block_table) for seq in except_of.unfinished)
     is_back = blocks.gpu.num_blocks - blocks.gpu.num_free == held

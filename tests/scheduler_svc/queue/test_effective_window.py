@@ -20,7 +20,7 @@ from tests.scheduler_svc.make import (
     make_request,
     make_scheduler,
 )
-from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
+from tests.scheduler_svc.routers import Router, add_request, failure_of, finish, turn
 
 SMALL, LARGE = 4, 8
 """Blocks of 4 tokens; the last token of a sequence needs none."""
@@ -168,9 +168,7 @@ def test_an_admitted_request_keeps_its_limit_when_the_larger_worker_dies() -> No
     kept, branches = ask(cluster, router, 1), ask(cluster, router, 2, n=2)
     assert kept and branches
     for _ in range(3):
-        loop.send()
-        if (outcome := loop.answer()) is not None:
-            cluster.requests.send_updates(outcome)
+        turn(cluster, loop)
     cluster.leave(large)
     assert kept.max_tokens == 28
     for handle in (1, 2):

@@ -7,7 +7,7 @@ from scheduler_svc.cluster import Cluster
 from tests.clock import Clock
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import MODEL, Loop, join_worker, make_cluster, outputs
-from tests.scheduler_svc.routers import Router, add_request, failure_of, finish
+from tests.scheduler_svc.routers import Router, add_request, failure_of, finish, turn
 from tests.scheduler_svc.test_resumed_requests import add, make_resumed
 
 WAIT_S = 30.0
@@ -19,9 +19,7 @@ def make_waiting(clock: Clock) -> Cluster:
 
 def run_steps(cluster: Cluster, loop: Loop, count: int) -> None:
     for _ in range(count):
-        loop.send()
-        if (outcome := loop.answer()) is not None:
-            cluster.requests.send_updates(outcome)
+        turn(cluster, loop)
 
 
 def test_requests_of_the_last_worker_go_on_at_the_next() -> None:

@@ -243,8 +243,7 @@ def test_a_request_waits_no_longer_than_for_those_before_it(
         adversary.send(now)
         for loop in loops:
             loop.now = now - 1
-            loop.send()
-            loop.answer()
+            loop.turn()
     # As large as fits, as unimportant as may be, of a tenant among others.
     probe = make_request(
         [3] * MAX_PROMPT, max_tokens=MAX_TOKENS, arrival=now, priority=2, tenant="a"

@@ -164,9 +164,7 @@ def test_an_aborted_search_leaves_nothing(num_steps: int) -> None:
     loop = make_loop(make_scheduler())
     group = make_search()
     loop.scheduler.admission.add(group)
-    for _ in range(num_steps):
-        loop.send()
-        loop.answer()
+    loop.turn(num_steps)
     loop.send()
     loop.scheduler.abort(group)
     loop.scheduler.check()
@@ -179,9 +177,7 @@ def test_a_beam_that_fails_ends_the_search_and_its_blocks_are_not_found() -> Non
     loop = make_loop(make_scheduler(), depth=1)
     group = make_search([*PROMPT, 1, 2, 3], stops=())
     loop.scheduler.admission.add(group)
-    for _ in range(3):
-        loop.send()
-        loop.answer()
+    loop.turn(3)
     loop.send()
     answer = loop.worker.execute(loop.sent.popleft())
     answer.failures[group.sequences[1].seq_id] = NOT_FINITE
@@ -213,9 +209,7 @@ def test_a_stop_string_does_not_reach_into_a_search() -> None:
     loop = make_loop(make_scheduler())
     group = make_search()
     loop.scheduler.admission.add(group)
-    for _ in range(3):
-        loop.send()
-        loop.answer()
+    loop.turn(3)
     assert not loop.scheduler.stop_sequence(group, index=0, keep_tokens=1)
     loop.run()
     assert_found(group)
