@@ -250,7 +250,9 @@ def _debug_in_environment() -> bool:
 
 
 def _in_one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    from rpc.telemetry.logs import printable
+
+    text = printable(" ".join(str(error).split()))
     is_ours = type(error).__module__.split(".")[0] in _OUR_PACKAGES
     is_expected = isinstance(error, OSError | ValueError | RuntimeError | MemoryError)
     if text and (is_ours or is_expected):

@@ -91,7 +91,7 @@ class _Text(logging.Formatter):
         self._in_colour = in_colour
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = self._level(record.levelname) + _printable(record.message)
+        record.message = self._level(record.levelname) + printable(record.message)
         ids = "".join(f" {name}={value}" for name, value in _ids().items())
         return super().formatMessage(record) + ids
 
@@ -103,8 +103,8 @@ class _Text(logging.Formatter):
         return f"{name} "
 
 
-def _printable(message: str) -> str:
-    """Escapes control characters that a client may have sent: they could move a terminal's
+def printable(message: str) -> str:
+    """Escapes control characters that a peer may have sent: they could move a terminal's
     cursor."""
     if message.isprintable():
         return message

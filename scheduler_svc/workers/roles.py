@@ -72,8 +72,8 @@ class Roles:
             if one.scheduler.lending is None:
                 return (
                     f"{_name(one, loop)} cannot hand requests over, as a pool with roles does;"
-                    " give it more swap space (--swap-space), or leave --role and"
-                    " --disaggregation out"
+                    " give it more swap space (--swap-space), and the scheduler --prefix-caching"
+                    " and --cpu-prefix-cache, or leave --role and --disaggregation out"
                 )
         own, *others = (one.scheduler.lending for one in pool)
         for other, lending in zip(pool[1:], others, strict=True):

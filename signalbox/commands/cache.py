@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.hub.gguf_file_names import format_bytes
+from rpc.telemetry.logs import printable
 from signalbox.cached_models.hub_cache import age
 from signalbox.client.connection import connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
@@ -113,7 +114,7 @@ async def _clear_service(options: dict[str, Any]) -> None:
             " they join; for --kv-store repeat it then, or name the URL"
         )
     for worker, fault in faults.items():
-        print(f"{worker}: {fault or 'cleared'}")
+        print(f"{worker}: {printable(fault) or 'cleared'}")
     if any(faults.values()):
         raise ValueError(
             "blocks may be left in stores of these workers; repeat it once the store answers"

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import os
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from scheduler_svc.config import SchedulerConfig
 from signalbox.cli import main
+from signalbox.client.scheduler_client import SchedulerClient
 from tests.gpu_worker.kv_disk.disks import held, make_store, write
 from tests.gpu_worker.kv_shared import redis_servers
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis, write_secret
@@ -192,6 +195,37 @@ def test_a_failed_login_at_a_server_names_the_password(
         err = capsys.readouterr().err
         assert f"at 127.0.0.1:{server.port} failed: NOAUTH" in err
         assert "--kv-store-password" in err
+
+
+def test_what_a_server_says_does_not_move_the_cursor_of_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"-ERR \x1b[2J\n0 entries cleared\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        assert main(["cache", "clear", f"redis://127.0.0.1:{listener.getsockname()[1]}"]) == 1
+        thread.join(60)
+    err = capsys.readouterr().err
+    assert "failed: ERR \\x1b[2J 0 entries cleared; check" in err
+    assert err.rstrip("\n").isprintable()
+
+
+def test_what_a_worker_says_does_not_either(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def clear_cache(_client: SchedulerClient, _tenant: str | None) -> dict[str, str]:
+        return {"a:1": "ERR \x1b[2J"}
+
+    monkeypatch.setattr(SchedulerClient, "clear_cache", clear_cache)
+    assert main(["cache", "clear"]) == 1
+    assert capsys.readouterr().out == "a:1: ERR \\x1b[2J\n"
 
 
 def test_a_bucket_that_does_not_answer_is_named_with_what_to_check(
