@@ -53,13 +53,12 @@ class DrawnTokens:
 def _num_leading(plan: StepPlan, result: StepResult) -> int:
     """Returns how many sequences come before the first that does not draw one token; 0 if the
     result has no token of one of them, or has them in another order."""
-    num = num_decodes = len(plan.decode_ids)
-    for num_samples in plan.num_samples[num_decodes:]:
-        if num_samples != 1:
-            break
-        num += 1
     if result.failures or result.num_tokens is not None:
         return 0
+    num = num_decodes = len(plan.decode_ids)
+    if num < len(plan.seqs):
+        after = plan.num_samples[num:]
+        num += next((i for i, num_samples in enumerate(after) if num_samples != 1), len(after))
     if num == num_decodes == len(result.seq_ids):
         is_same = result.seq_ids == plan.decode_ids
     else:

@@ -42,16 +42,18 @@ class OutputProcessor:
         if result.prompt_logprobs:
             _accept_prompt_logprobs(plan, result, outcome)
         drawn, columns = DrawnTokens(plan, result), self._decode_columns
-        self._release_those_without_token(drawn)
+        if drawn.num_leading < len(plan.seqs):
+            self._release_those_without_token(drawn)
         seqs = columns.seqs
         rows: list[int] | range = range(len(seqs))
-        others: Iterable[int] = range(len(seqs), len(plan.seqs))
+        others: list[int] | range = range(len(seqs), len(plan.seqs))
         if len(seqs) > drawn.num_leading or plan.seqs[: len(seqs)] != seqs:
             inside = [i for i, seq in enumerate(plan.seqs) if seq.decode_row >= 0]
             others = [i for i, seq in enumerate(plan.seqs) if seq.decode_row < 0]
             seqs = [plan.seqs[i] for i in inside]
             rows = [row for i in inside for row in drawn.rows(i)]
-        self._accept_each(others, drawn, outcome, now)
+        if others:
+            self._accept_each(others, drawn, outcome, now)
         if seqs:
             self._accept_decodes(seqs, rows, drawn, outcome, now)
         return outcome
