@@ -147,7 +147,7 @@ class Scheduler:
         if store is not None and not plan.is_alone:
             store.finish_plan(plan, now)
         is_empty = self.planner.is_empty(plan) and not self._moves_alone(plan, now)
-        if self.blocks.has_copies:
+        if self.blocks.copies.has_any:
             self._swapping.finish_plan(plan)
         if is_empty and plan.block_moves is NO_MOVES:
             return None

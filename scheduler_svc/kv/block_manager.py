@@ -1,19 +1,18 @@
 """Maps logical KV blocks of sequences to physical blocks on GPU and in CPU swap.
 
-Pure bookkeeping: no tensors, no I/O. The copies that the methods call for are collected until
-`finish_plan` returns them; the worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023,
-sections 4.3 to 4.5).
+Pure bookkeeping: no tensors, no I/O. The methods add the copies that they call for to `copies`; the
+worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 to 4.5).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 
-from contract.sections.block_moves import NO_MOVES, BlockMapping, BlockMoves
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
-from scheduler_svc.kv.block_moves import PlannedCopies, distinct_blocks, move
+from scheduler_svc.kv.block_moves import distinct_blocks, move
 from scheduler_svc.kv.cpu_tier import CopyCosts, CpuTier
 from scheduler_svc.kv.group_sizes import GroupSizes
+from scheduler_svc.kv.planned_copies import PlannedCopies
 from scheduler_svc.kv.prefix_cache import FoundBlock, PrefixCache
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -68,9 +67,10 @@ class BlockSpaceManager:
         )
         self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self.cpu_tier.keep)
         self.cpu = self.cpu_tier.pool
+        self.copies = PlannedCopies(self.gpu, self.cpu_tier)
+        """Copies of the plan in the making."""
         self.on_retract: Callable[[BlockHash], None] = lambda _: None
         """Told of what was found until its sequence went wrong."""
-        self._copies = PlannedCopies()
         self._num_watermark_blocks = num_watermark_blocks
         self._prefix_cache = PrefixCache(
             block_size=block_size, gpu=self.gpu, cpu_tier=self.cpu_tier, is_on=prefix_caching
@@ -133,7 +133,7 @@ class BlockSpaceManager:
             block = found.block
             if not found.is_on_gpu:
                 block = self.gpu.obtain(self._prefix_cache.hash(seq, index)).block
-                self._copies.into_gpu.append(BlockCopy(found.block, block))
+                self.copies.add_in([BlockCopy(found.block, block)])
             seq.block_table.append(block)
         self._prefix_cache.record_shared(seq, len(prefix))
         self.append_slots(seq, seq.num_remaining_tokens)
@@ -253,42 +253,15 @@ class BlockSpaceManager:
             block_size=self.block_size,
             finds=self.cpu_tier.is_cache,
         )
-        self.cpu_tier.hold((copy.dst for copy in copies), arriving=True)
+        self.copies.add_out(copies)
         for block in reversed(left):  # of a chain the end is forgotten first
             self.gpu.free(block)
-        self._copies.out_of_gpu += copies
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""
         copies, left = move(group, self.cpu, self.gpu, block_size=self.block_size, finds=True)
         self.cpu_tier.leave(left)
-        self._copies.into_gpu += copies
-
-    @property
-    def has_swaps(self) -> bool:
-        """True if the plan in the making copies blocks of its groups from one pool to the other."""
-        return self._copies.has_swaps
-
-    @property
-    def has_copies(self) -> bool:
-        """True if the plan in the making copies blocks, or if `finish_plan` may add copies."""
-        copies, tier = self._copies, self.cpu_tier
-        if copies.within_gpu or copies.out_of_gpu or copies.into_gpu:
-            return True
-        return bool(tier.held or tier.kept)
-
-    def finish_plan(self) -> BlockMoves:
-        """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""
-        if self.cpu_tier.held or self.cpu_tier.kept:
-            self._copies.out_of_gpu += self.cpu_tier.finish_plan()
-        copies, self._copies = self._copies, PlannedCopies()
-        if not (copies.within_gpu or copies.has_swaps):
-            return NO_MOVES
-        return BlockMoves(
-            swap_out=BlockMapping.of(copies.out_of_gpu),
-            swap_in=BlockMapping.of(copies.into_gpu),
-            copy=BlockMapping.of(copies.within_gpu),
-        )
+        self.copies.add_in(copies)
 
     def reset_prefix_cache(self, moving: Mapping[int, int] = _NOTHING) -> bool:
         """Forgets all cached blocks of both pools; False, changing nothing, if any is in use.
@@ -325,59 +298,6 @@ class BlockSpaceManager:
         for block in table:
             self.gpu.share(block)
         seq.block_table, seq.num_cached_blocks = table, num_cached_blocks
-
-    def copy_in(self, cpu_block: int, gpu_block: int) -> None:
-        """Copies a block of the CPU pool, which the caller gives up, to a GPU block of its own."""
-        self._copies.into_gpu.append(BlockCopy(cpu_block, gpu_block))
-        self.cpu_tier.leave([cpu_block])
-
-    def give_up(self, gpu_blocks: list[int]) -> None:
-        """Frees GPU blocks of an owner that is no sequence.
-
-        What the plan in the making brings to those without another owner is not copied.
-        """
-        given_up = {block for block in gpu_blocks if not self.gpu.is_shared(block)}
-        copies = self._copies.into_gpu
-        self._copies.into_gpu = [copy for copy in copies if copy.dst not in given_up]
-        for copy in copies:
-            if copy.dst in given_up:
-                self.gpu.retract(copy.dst)
-        for block in reversed(gpu_blocks):  # of a chain the end is forgotten first
-            self.gpu.free(block)
-
-    def copy_out(self, gpu_block: int) -> int | None:
-        """Takes a block of the CPU pool to which the plan in the making copies one of the GPU.
-
-        Nothing finds it. None if there is no room for it, or if the same plan brings the block to
-        the GPU: the worker copies out first.
-        """
-        if not self.cpu.num_free or any(gpu_block == copy.dst for copy in self._copies.into_gpu):
-            return None
-        block = self.cpu.allocate()
-        self._copies.out_of_gpu.append(BlockCopy(gpu_block, block))
-        self.cpu_tier.hold([block], arriving=True)
-        return block
-
-    def store_copy(self, block_hash: BlockHash) -> int | None:
-        """Takes a block of the CPU pool that holds what a hash stands for, to be stored.
-
-        If it is on the GPU alone, the plan in the making copies it. None if it is nowhere, or if
-        it cannot be copied now.
-        """
-        block = self.cpu.find(block_hash)
-        if block is not None:
-            self.cpu.share(block)
-            return block
-        gpu_block = self.gpu.find(block_hash)
-        block = None if gpu_block is None else self.copy_out(gpu_block)
-        if block is not None:
-            self.cpu.cache_block(block, block_hash)
-        return block
-
-    @property
-    def num_copies_out(self) -> int:
-        """Blocks that the plan in the making copies from the GPU to the CPU pool."""
-        return len(self._copies.out_of_gpu)
 
     def check(
         self,
@@ -419,5 +339,5 @@ class BlockSpaceManager:
             self.gpu.retract(copy.dst)
         self.gpu.free(copy.src)
         seq.block_table[index] = copy.dst
-        self._copies.within_gpu.append(copy)
+        self.copies.add_within(copy)
         return copy.dst

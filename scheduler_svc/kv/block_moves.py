@@ -1,28 +1,13 @@
-"""The block copies of a plan; moves a group's block tables to the other pool, each block once.
+"""Moves a group's block tables to the other pool, each block once.
 
 What the other pool holds already, by its hash, is shared and not copied.
 """
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from scheduler_svc.requests.sequence import Sequence
 from scheduler_svc.requests.sequence_group import SequenceGroup
-
-
-@dataclass(slots=True)
-class PlannedCopies:
-    """Copies of the plan in the making, by pools."""
-
-    out_of_gpu: list[BlockCopy] = field(default_factory=list)
-    into_gpu: list[BlockCopy] = field(default_factory=list)
-    within_gpu: list[BlockCopy] = field(default_factory=list)
-
-    @property
-    def has_swaps(self) -> bool:
-        """True if blocks are copied from one pool to the other."""
-        return bool(self.out_of_gpu or self.into_gpu)
 
 
 class Move(NamedTuple):

@@ -58,7 +58,7 @@ class HandoverRounds:
                 self._blocks.cpu.free(block)
             else:
                 found = handover.spare.pop() if handover.spare else gpu.allocate()
-                self._blocks.copy_in(block, found)
+                self._blocks.copies.copy_in(block, found)
                 if self._blocks.cpu.hashes.get(block) == name:
                     gpu.cache_block(found, name)
                 elif name not in handover.private:  # it was forgotten meanwhile

@@ -259,7 +259,7 @@ class WorkerHandovers:
         for seq, table in tables.items():
             self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq])
         self._forget(handover)
-        self.blocks.give_up(kept)
+        self.blocks.copies.give_up(kept)
         self.queues.run(group)
         group.num_handovers += 1
         self._grammars.record_use(group)
@@ -340,7 +340,7 @@ class WorkerHandovers:
             self.lending.cancel(handover.fetch, now)
         kept = handover.reserved
         self._forget(handover)
-        self.blocks.give_up(kept)
+        self.blocks.copies.give_up(kept)
         owner, group = handover.owner, handover.group
         owner.num_given_up += 1
         owner.retry_later(group, now)

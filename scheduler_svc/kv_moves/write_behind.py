@@ -129,16 +129,16 @@ class WriteBehind:
         group: SequenceGroup | None = None
         hashes: list[BlockHash] = []
         blocks: list[int] = []
-        num_before = self._blocks.num_copies_out
+        num_before = len(self._blocks.copies.out_of_gpu)
         while len(hashes) < most and self._wanted:
             block_hash, owner = next(iter(self._wanted.items()))
-            num_copies = self._blocks.num_copies_out - num_before
+            num_copies = len(self._blocks.copies.out_of_gpu) - num_before
             if owner is not (group or owner):
                 break
             if not self._cost.keeps_more_copies(num_copies=num_copies):
                 break
             del self._wanted[block_hash]
-            if (block := self._blocks.store_copy(block_hash)) is not None:
+            if (block := self._blocks.copies.store_copy(block_hash)) is not None:
                 group = owner
                 hashes.append(block_hash)
                 blocks.append(block)

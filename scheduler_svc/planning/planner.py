@@ -130,7 +130,7 @@ class Planner:
 
     def is_empty(self, plan: StepPlan) -> bool:
         """Returns whether the worker has nothing to do; it may swap groups that compute later."""
-        return not plan.seqs and not self._blocks.has_swaps
+        return not plan.seqs and not self._blocks.copies.has_swaps
 
     def _update_decode_columns(self, plan: StepPlan) -> None:
         """Moves decoding groups into the columns; all leave them while blocks are short."""

@@ -73,7 +73,7 @@ class Swapping:
 
     def finish_plan(self, plan: StepPlan) -> None:
         """Gives a filled plan the copies that its sequences, and those it swaps, call for."""
-        plan.block_moves = self._blocks.finish_plan()
+        plan.block_moves = self._blocks.copies.finish_plan()
 
     def observe(self, plan: StepPlan, *, swap_ns: int) -> None:
         """Measures what the swaps of an answered step took.

@@ -13,7 +13,7 @@ from gpu_worker.kv_peers import peer_client
 from gpu_worker.kv_peers.peer_moves import LentBlocks
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.planned_copies import PlannedCopies
 from scheduler_svc.kv_moves.lending import Lending
 from tests.integration.stack import (
     Router,
@@ -161,7 +161,7 @@ def forget_lends(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lose_blocks(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner has evicted them when it is to lend them."""
-    monkeypatch.setattr(BlockSpaceManager, "store_copy", lambda blocks, block_hash: None)
+    monkeypatch.setattr(PlannedCopies, "store_copy", lambda blocks, block_hash: None)
 
 
 def refuse(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,13 +60,13 @@ def start(
 def swap_out(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
     blocks.swap_out(group)
     group.set_status(SequenceStatus.SWAPPED)
-    return copies_of(blocks.finish_plan().swap_out)
+    return copies_of(blocks.copies.finish_plan().swap_out)
 
 
 def swap_in(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
     blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
-    return copies_of(blocks.finish_plan().swap_in)
+    return copies_of(blocks.copies.finish_plan().swap_in)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_shared_block_is_copied_and_needs_room_for_the_copy() -> None:
     assert blocks.append_slots(first, 1) == first.block_table[0]
     assert blocks.append_slots(second, 1) is None  # no sequence reads it any more
     copy = BlockCopy(second.block_table[0], first.block_table[0])
-    assert copies_of(blocks.finish_plan().copy) == [copy]
+    assert copies_of(blocks.copies.finish_plan().copy) == [copy]
     blocks.check(group.sequences)
 
 
@@ -325,7 +325,7 @@ def test_a_group_cannot_come_back_in_the_step_that_takes_it_out() -> None:
     group = start(blocks, prompt_len=10)
     blocks.swap_out(group)
     assert blocks.can_swap_in(group) is AllocStatus.LATER
-    blocks.finish_plan()
+    blocks.copies.finish_plan()
     assert blocks.can_swap_in(group) is AllocStatus.OK
 
 
@@ -336,7 +336,7 @@ def test_blocks_that_a_plan_reads_on_the_cpu_are_not_written_by_it() -> None:
     blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     assert not blocks.can_swap_out(group)
-    blocks.finish_plan()
+    blocks.copies.finish_plan()
     assert blocks.can_swap_out(group)
 
 
@@ -375,7 +375,7 @@ def test_a_group_may_share_an_evicted_block_that_the_plan_is_copying() -> None:
     third = make_request([3] * 12)  # of three blocks: it must not take what the second has got
     third.sequences[0].block_table = [0, 1, 2]
     assert not blocks.can_swap_out(third)
-    copies = copies_of(blocks.finish_plan().swap_out)
+    copies = copies_of(blocks.copies.finish_plan().swap_out)
     assert len(copies) == 2 and copies[1] == BlockCopy(evicted, second.block_table[0])
     assert blocks.cpu.is_shared(second.block_table[0]) is False
     blocks.cpu.check(dict.fromkeys(second.block_table, 1))
@@ -419,15 +419,15 @@ def test_a_copy_that_is_to_be_stored_takes_no_block_of_another() -> None:
     blocks = make_blocks(num_cpu_blocks=2)
     group, other = start(blocks, prompt_len=8), start(blocks, prompt_len=4, kind=2)
     hashes = blocks.prefix_hashes(group.sequences[0], 0, 2)
-    first, second = map(blocks.store_copy, hashes)
-    copies = copies_of(blocks.finish_plan().swap_out)
+    first, second = map(blocks.copies.store_copy, hashes)
+    copies = copies_of(blocks.copies.finish_plan().swap_out)
     assert [copy.dst for copy in copies] == [first, second]
     assert first is not None
     assert second is not None
     blocks.cpu.free(first)  # both are cached now
     blocks.cpu.free(second)
-    assert [blocks.store_copy(one) for one in hashes] == [first, second]
-    assert blocks.store_copy(*blocks.prefix_hashes(other.sequences[0], 0, 1)) is None
+    assert [blocks.copies.store_copy(one) for one in hashes] == [first, second]
+    assert blocks.copies.store_copy(*blocks.prefix_hashes(other.sequences[0], 0, 1)) is None
     blocks.check([*group.sequences, *other.sequences], moving=[first, second])
 
 
@@ -442,10 +442,12 @@ def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None
     blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     (block_hash,) = blocks.prefix_hashes(seq, 0, 1)
-    assert blocks.store_copy(block_hash) is None
-    assert not copies_of(blocks.finish_plan().swap_out)
-    stored = blocks.store_copy(block_hash)
-    assert copies_of(blocks.finish_plan().swap_out) == [BlockCopy(seq.block_table[0], stored or 0)]
+    assert blocks.copies.store_copy(block_hash) is None
+    assert not copies_of(blocks.copies.finish_plan().swap_out)
+    stored = blocks.copies.store_copy(block_hash)
+    assert copies_of(blocks.copies.finish_plan().swap_out) == [
+        BlockCopy(seq.block_table[0], stored or 0)
+    ]
     assert stored is not None
     blocks.check(group.sequences, moving=[stored])
 
@@ -458,11 +460,11 @@ def test_what_is_forgotten_is_not_found_where_its_group_goes_later() -> None:
     blocks.forget_prefixes([group])
     swap_out(blocks, group)
     assert blocks.find_prefix(twin) == []
-    blocks.finish_plan()
+    blocks.copies.finish_plan()
     blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     assert blocks.find_prefix(twin) == []
-    blocks.finish_plan()
+    blocks.copies.finish_plan()
     blocks.check(group.sequences)
 
 

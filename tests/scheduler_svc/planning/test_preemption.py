@@ -136,7 +136,7 @@ def test_a_branch_that_had_no_blocks_when_its_group_was_swapped_shares_its_promp
     scheduler.blocks.free(second)  # as if the group had been recomputed, and this one not yet
     second.forget_progress()
     scheduler._swapping.preempt(group)
-    copies = copies_of(scheduler.blocks.finish_plan().swap_out)
+    copies = copies_of(scheduler.blocks.copies.finish_plan().swap_out)
     loop.worker.cpu |= {copy.dst: dict(loop.worker.gpu[copy.src]) for copy in copies}
     loop.send()
     while not second.block_table:
