@@ -30,7 +30,7 @@ class Bypass:
         self._ask_at: float | None = None
         """Time from which one call may try again; None while the store answers."""
         self._answered_at = -math.inf
-        """When the last bypass ended."""
+        """Time at which the last bypass ended."""
 
     def begin(self, *, in_pause: bool = False) -> int | None:
         """Returns a number for the end of a call; None if the store is not to be asked.
