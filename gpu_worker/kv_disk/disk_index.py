@@ -36,7 +36,8 @@ class StoredBlock(NamedTuple):
 
 
 class DiskIndex:
-    """An open index. Methods raise sqlite3.Error, the constructor IndexUnusable too.
+    """An open index. Methods raise sqlite3.Error, and ValueError for content that makes no sense;
+    the constructor IndexUnusable too.
 
     Args:
         is_read_only: what changes the index raises.
@@ -66,6 +67,8 @@ class DiskIndex:
         if self.num_slots > num_slots:
             raise IndexUnusable("the file of blocks is shorter than it says")
         self.num_blocks()
+        for name in ("day", "written_today"):
+            self._state(name)
         self.cleared()
         self.holes(1)
         self.free_slot()
@@ -197,7 +200,8 @@ class DiskIndex:
             slot = self._one(
                 "SELECT slot FROM blocks WHERE tenant = ? ORDER BY used LIMIT 1", number
             )
-            assert slot is not None and number is not None, "a tenant with blocks has none"
+            if slot is None or number is None:
+                raise ValueError("a tenant with blocks has none")
             self._free(slot, number, into="free")
             return slot
 

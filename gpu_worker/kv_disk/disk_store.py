@@ -23,7 +23,7 @@ from gpu_worker.kv_disk.disk_index import DiskIndex, StoredBlock
 from gpu_worker.kv_disk.disk_space import PIECE_BYTES, DiskSpace
 from gpu_worker.kv_disk.file_calls import FileCalls
 from gpu_worker.kv_disk.index_opening import open_empty_index, open_index
-from gpu_worker.kv_disk.index_schema import LOG_BYTES
+from gpu_worker.kv_disk.index_schema import LOG_BYTES, is_damage, is_full
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 CHECKSUM_BYTES = 16
 YIELD_S = 0.001
 """Pause between two parts of a long task: a lock goes to the thread that asks while it is free."""
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class DiskStore:
@@ -145,20 +144,22 @@ class DiskStore:
     def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         whose = None if tenant is None else hashed_tenant(tenant)
         with self._failing("clearing"), self._lock:
-            if mark is None or not self._index.has_made(whose, mark):
-                self._clear(whose, mark)
+            self._clear(whose, mark)
             self._space.give_back(self._index)
             self._count()
 
     def _clear(self, tenant: bytes | None, mark: ClearMark | None) -> None:
-        if not self._index.is_read_only:
-            try:
-                return self._index.clear(tenant, mark)
-            except sqlite3.Error as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL:
-                    raise
-        self._replace_index()  # there is space to forget all, and not to forget a part
-        return self._index.clear(tenant, mark)
+        try:
+            if mark is not None and self._index.has_made(tenant, mark):
+                return
+            if not self._index.is_read_only:
+                self._index.clear(tenant, mark)
+                return
+        except (sqlite3.Error, ValueError) as error:
+            if not (is_damage(error) or is_full(error)):
+                raise
+        self._replace_index()  # all can be forgotten where a part cannot
+        self._index.clear(tenant, mark)
 
     def maintain(self) -> None:
         """Syncs what was written, and gives space back that others have a right to. Raises
@@ -270,9 +271,9 @@ class DiskStore:
         """Counts errors of the device and the index, and raises them as StoreError."""
         try:
             yield
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, ValueError) as error:
             code = getattr(error, "sqlite_errorcode", None)
-            if code is not None and code & 0xFF in _DAMAGED:
+            if is_damage(error):
                 self._is_damaged = True
             if self._folder.is_deleted:
                 self._fail(

@@ -22,9 +22,9 @@ def open_index(
     """
     try:
         return _open(files, slots, identity)
-    except (IndexUnusable, sqlite3.DatabaseError) as error:
+    except (IndexUnusable, sqlite3.DatabaseError, ValueError) as error:
         fault = error
-    with suppress(IndexUnusable, sqlite3.DatabaseError):
+    with suppress(IndexUnusable, sqlite3.DatabaseError, ValueError):
         return _open(files, slots, identity, is_read_only=True)
     index = open_empty_index(folder, files, slots, identity=identity)
     logger.warning("the index of %s is empty from now on: %s", files.name, fault)

@@ -53,6 +53,30 @@ class IndexUnusable(Exception):
     """The file is no index, is damaged, or belongs to something else."""
 
 
+_DAMAGES = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,  # other tables
+    sqlite3.SQLITE_CONSTRAINT,  # a slot in two of them
+    sqlite3.SQLITE_MISMATCH,
+)
+
+
+def is_damage(error: Exception) -> bool:
+    """Says whether an error is one of what is in an index, and not of its device: a value that is
+    no number, or names that are no text, are a ValueError."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return type(error) in (ValueError, UnicodeDecodeError) or (
+        code is not None and code & 0xFF in _DAMAGES
+    )
+
+
+def is_full(error: Exception) -> bool:
+    """Says whether a disk has no space for a change of an index."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_FULL
+
+
 def connect(path: str) -> sqlite3.Connection:
     """Opens an index; the caller lets one thread at a time use the connection."""
     connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)

@@ -77,10 +77,10 @@ class _Counts(TypedDict):
 
 def _counts(index: Path, *, is_in_use: bool) -> _Counts:
     """Reads an index that a worker may be writing to."""
-    with contextlib.suppress(sqlite3.Error):
+    with contextlib.suppress(sqlite3.Error, ValueError):
         return _read_counts(_shared(index))
     if not is_in_use:
-        with contextlib.suppress(sqlite3.Error):  # of a disk that is full
+        with contextlib.suppress(sqlite3.Error, ValueError):  # of a disk that is full
             return _read_counts(connect_read_only(str(index)))
     return {"model": "", "num_blocks": 0, "num_tenants": 0}
 
@@ -107,7 +107,8 @@ def _clear(folder: StoreFolder, name: str, tenant: str) -> bool:
         return False
     try:
         _clear_owned(folder, files, tenant)
-    except (sqlite3.DatabaseError, IndexUnusable, KeyError):  # nothing can be found by it
+    except (sqlite3.DatabaseError, IndexUnusable, LookupError, ValueError, TypeError):
+        # Nothing can be found by it.
         os.close(files.fd)
         return folder.delete(name)
     return True

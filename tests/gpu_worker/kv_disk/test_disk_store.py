@@ -6,12 +6,14 @@ import shutil
 import sqlite3
 import stat
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_index import DiskIndex
+from gpu_worker.kv_disk.stored_models import clear, stored_models
 from gpu_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.kv_store.move_queue import MoveQueue
@@ -329,6 +331,63 @@ def test_a_lost_index_costs_hits_and_no_start(tmp_path: Path, damage: str) -> No
     assert all(write(again, *range(5)))
     assert held(again, range(40)) == set(range(5))
     again.close()
+
+
+SCHEMA, NUMBER = "text of the schema", "a number that is text"
+IN_TWO_TABLES = "INSERT INTO free SELECT slot FROM blocks"
+OTHER_COLUMN = "ALTER TABLE tenants RENAME COLUMN name TO other"
+
+
+def damage_index(index: Path, damage: str) -> None:
+    """Damages what SQLite itself takes, or cannot even name."""
+    if damage == SCHEMA:
+        content = index.read_bytes()
+        assert content.count(b"CREATE TABLE free") == 1
+        index.write_bytes(content.replace(b"CREATE TABLE free", b"CREATE \xff\xfe\xffLE fre("))
+        return
+    with closing(sqlite3.connect(index)) as connection, connection:
+        if damage == NUMBER:
+            damage = "UPDATE state SET value = 'many' WHERE name = 'num_slots'"
+        connection.execute(damage)
+
+
+@pytest.mark.parametrize("damage", [SCHEMA, NUMBER, IN_TWO_TABLES, OTHER_COLUMN])
+def test_an_index_whose_content_makes_no_sense_is_replaced(tmp_path: Path, damage: str) -> None:
+    store = make_store(tmp_path)
+    write(store, *range(8))
+    store.close()
+    (index,) = files_of(tmp_path, ".index")
+    damage_index(index, damage)
+    assert len(stored_models(tmp_path / "kv")) == 1
+    store = make_store(tmp_path)
+    with suppress(StoreError):
+        write(store, *range(8, 20))
+    store.maintain()
+    assert all(write(store, *range(20, 40)))
+    assert held(store, range(20, 40)) == set(range(20, 40))
+    held(store, range(20))
+    store.close()
+
+
+@pytest.mark.parametrize("damage", [SCHEMA, NUMBER, IN_TWO_TABLES, OTHER_COLUMN])
+def test_a_clear_of_a_damaged_index_leaves_nothing_of_the_tenant(
+    tmp_path: Path, damage: str
+) -> None:
+    for clears_folder in (False, True):
+        path = tmp_path / str(clears_folder)
+        store = make_store(path)
+        write(store, *range(8), tenant=b"a")
+        store.close()
+        damage_index(files_of(path, ".index")[0], damage)
+        if clears_folder:
+            assert clear(path / "kv", "a") == (1, 0)
+            store = make_store(path)
+        else:
+            store = make_store(path)
+            store.clear(b"a")
+        assert held(store, range(8)) == set()
+        assert all(write(store, *range(8)))
+        store.close()
 
 
 def test_an_index_that_is_damaged_while_it_is_open_is_replaced(
