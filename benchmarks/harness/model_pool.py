@@ -33,6 +33,7 @@ END_S = 10.0
 START_S = 120.0
 """Longest that a process may take to serve."""
 LOCAL = "127.0.0.1"
+_SIMULATED = ("--simulate", "--simulated-step-ms", "20")
 
 
 @dataclass(slots=True, eq=False)
@@ -54,12 +55,21 @@ class ModelPool:
     """Workers that share a scheduler, behind a router."""
 
     def __init__(
-        self, model: str, router: pb_grpc.InferenceServiceStub, scheduler: SchedulerClient
+        self,
+        model: str | None,
+        router: pb_grpc.InferenceServiceStub,
+        scheduler: SchedulerClient,
+        scheduler_flags: Sequence[str] = (),
     ) -> None:
+        """Workers are simulated without a model."""
         self.answers: list[ModelAnswer] = []
-        self._model = model
+        self._model = _SIMULATED if model is None else (model, "--num-threads", "1")
         self._router = router
+        self.has_model = model is not None
         self._scheduler = scheduler
+        self._scheduler_flags = scheduler_flags
+        self.scheduler: Child
+        """The process; set by `start_scheduler`."""
         self._children: list[Child] = []
         self._reading: list[asyncio.Task[None]] = []
 
@@ -73,11 +83,18 @@ class ModelPool:
         self._reading.append(asyncio.create_task(_read_all(child)))
         return child
 
+    async def start_scheduler(self) -> None:
+        """Starts the scheduler, or another one in its place."""
+        port = self._scheduler.address.rpartition(":")[2]
+        self.scheduler = await self.start(
+            "scheduler", "scheduler", "--port", port, *self._scheduler_flags
+        )
+
     async def join(self, *flags: str, core: int) -> ModelWorker:
         """Adds a worker, and returns when it has joined."""
         before = {worker.address for worker in await self.workers()}
-        common = ("--scheduler", self._scheduler.address, "--num-threads", "1")
-        process = await self.start("worker", "worker", self._model, *common, *flags, core=core)
+        all_flags = *self._model, "--scheduler", self._scheduler.address, *flags
+        process = await self.start("worker", "worker", *all_flags, core=core)
         while not (new := {one.address for one in await self.workers()} - before):
             assert process.is_alive, f"a worker {process.ending}"
             await asyncio.sleep(POLL_S)
@@ -168,7 +185,7 @@ async def _read_all(child: Child) -> None:
 
 
 @contextlib.asynccontextmanager
-async def model_pool(model: str, *scheduler_flags: str) -> AsyncIterator[ModelPool]:
+async def model_pool(model: str | None, *scheduler_flags: str) -> AsyncIterator[ModelPool]:
     """Yields a pool of which no worker has joined yet."""
     router_port, scheduler_port = str(free_port()), str(free_port())
     async with (
@@ -176,9 +193,9 @@ async def model_pool(model: str, *scheduler_flags: str) -> AsyncIterator[ModelPo
         SchedulerClient(f"{LOCAL}:{scheduler_port}") as scheduler,
     ):
         router = pb_grpc.InferenceServiceStub(channel)
-        pool = ModelPool(model, router, scheduler)
+        pool = ModelPool(model, router, scheduler, scheduler_flags)
         try:
-            await pool.start("scheduler", "scheduler", "--port", scheduler_port, *scheduler_flags)
+            await pool.start_scheduler()
             ports = "--grpc-port", router_port, "--scheduler", scheduler.address
             await pool.start("router", "router", "--no-http", *ports)
             yield pool
