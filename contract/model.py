@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from contract import pooling, sampling_defaults
 from contract.pooling import PoolingModel
 from contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from contract.sections.store_moves import ClearMark, decode_mark, encode_mark
 from protos.common.v1 import common_pb2 as pb
 
 MAX_BLOCKS = 1 << 22
@@ -107,6 +108,8 @@ class StoreCapacity:
     read_bytes_per_s: float = 0.0
     max_write_bytes_per_s: int = 0
     """0 is any number."""
+    clears: tuple[ClearMark, ...] = ()
+    """The last clear of each scheduler of which workers with this folder were told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +289,7 @@ def _encode_store(store: StoreCapacity) -> pb.BlockStore:
         kind=store.kind,
         read_bytes_per_second=int(store.read_bytes_per_s),
         max_write_bytes_per_second=store.max_write_bytes_per_s,
+        clears=map(encode_mark, store.clears),
     )
 
 
@@ -294,6 +298,7 @@ def _decode_store(message: pb.BlockStore) -> StoreCapacity:
         kind=message.kind,
         read_bytes_per_s=message.read_bytes_per_second,
         max_write_bytes_per_s=message.max_write_bytes_per_second,
+        clears=tuple(decode_mark(one, "capacity.store.clears") for one in message.clears),
     )
 
 

@@ -212,7 +212,7 @@ class Registration:
             epoch=epoch,
             address=self._advertised_address,
             model=encode_model(worker.model),
-            capacity=encode_capacity(worker.capacity),
+            capacity=encode_capacity(worker.announced_capacity),
             launched_as=self._launched_as,
             role=self._role,
         )

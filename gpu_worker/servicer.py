@@ -49,7 +49,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.GetWorkerInfoResponse(
             epoch=worker.epoch,
             model=encode_model(worker.model),
-            capacity=encode_capacity(worker.capacity),
+            capacity=encode_capacity(worker.announced_capacity),
             memory=worker_codec.encode_memory(worker.memory(), worker.capacity),
         )
 

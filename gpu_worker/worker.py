@@ -248,6 +248,14 @@ class Worker:
         if self._block_reader is not None:
             self._block_reader.close()
 
+    @property
+    def announced_capacity(self) -> WorkerCapacity:
+        """The capacity, with the clears of its store that are known by now."""
+        store, usage = self.capacity.store, self._store_usage()
+        if store is None or usage is None:
+            return self.capacity
+        return replace(self.capacity, store=replace(store, clears=usage.clears))
+
     def memory(self) -> MemoryReport | None:
         """Returns the use of memory; None if the runner does not report it."""
         return self._runner.memory() if isinstance(self._runner, Inspectable) else None

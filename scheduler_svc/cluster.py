@@ -125,7 +125,9 @@ class Cluster:
             self.peers.join(lending)
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.join(handovers)
-        self._unfinished_clears.join(step_loop.scheduler)
+        self._unfinished_clears.join(
+            step_loop.scheduler, [loop.scheduler for loop in self.step_loops[:-1]]
+        )
         step_loop.answered = self._balance
         self.roles.settle()
         self.tell_watchers()

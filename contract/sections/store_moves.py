@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from contract.columns import check_length, int32_list, int64_list, pack_int32, pack_int64
 from contract.errors import InvalidArgument
+from protos.common.v1 import common_pb2 as common_pb
 from protos.worker.v1 import worker_pb2 as pb
 
 HASH_BYTES = 16
@@ -73,6 +74,8 @@ class ClearMark(NamedTuple):
 
     issuer: bytes
     number: int
+    catches_up: bool = False
+    """All clears of the issuer up to this one, whose tenants are not known any more."""
 
 
 class Clear(NamedTuple):
@@ -150,7 +153,7 @@ def encode_store_moves(moves: StoreMoves) -> pb.StoreMoves:
             pb.ClearStore(
                 move_id=one.move_id,
                 tenant=one.tenant,
-                mark=None if one.mark is None else pb.ClearMark(**one.mark._asdict()),
+                mark=None if one.mark is None else encode_mark(one.mark),
             )
             for one in moves.clears
         ],
@@ -195,7 +198,11 @@ def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
     return StoreMoves(
         cancels=int64_list(message.cancelled_move_ids, "store_moves.cancelled_move_ids"),
         clears=[
-            Clear(one.move_id, one.tenant if one.HasField("tenant") else None, _mark(one))
+            Clear(
+                one.move_id,
+                one.tenant if one.HasField("tenant") else None,
+                decode_mark(one.mark, "store_moves.clears.mark") if one.HasField("mark") else None,
+            )
             for one in message.clears
         ],
         finds=[
@@ -210,15 +217,17 @@ def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
     )
 
 
-def _mark(message: pb.ClearStore) -> ClearMark | None:
-    if not message.HasField("mark"):
-        return None
-    mark = message.mark
-    if len(mark.issuer) != _ISSUER_BYTES:
+def encode_mark(mark: ClearMark) -> common_pb.ClearMark:
+    return common_pb.ClearMark(**mark._asdict())
+
+
+def decode_mark(message: common_pb.ClearMark, field: str) -> ClearMark:
+    """Raises InvalidArgument if it names no scheduler."""
+    if len(message.issuer) != _ISSUER_BYTES:
         raise InvalidArgument(
-            "store_moves.clears.mark.issuer", f"{len(mark.issuer)} bytes", f"{_ISSUER_BYTES} bytes"
+            f"{field}.issuer", f"{len(message.issuer)} bytes", f"{_ISSUER_BYTES} bytes"
         )
-    return ClearMark(mark.issuer, mark.number)
+    return ClearMark(message.issuer, message.number, message.catches_up)
 
 
 def _source(message: pb.FetchBlocks) -> BlockSource | None:

@@ -21,6 +21,7 @@ from gpu_worker.kv_disk.index_schema import (
     connect_read_only,
     prepare,
 )
+from gpu_worker.kv_disk.known_clears import KnownClears
 
 _NUM_KEYS = (1, 15, 240, 256)
 """Keys of the first statements of a lookup; later ones have as many as the last."""
@@ -217,6 +218,8 @@ class DiskIndex:
 
     def has_made(self, tenant: bytes | None, mark: ClearMark) -> bool:
         """Says whether a clear of a tenant, or all, was made, or a later one that includes it."""
+        if mark.catches_up:
+            return self._known_clears().has(mark)
         number = self._one(
             "SELECT max(number) FROM clears WHERE issuer = ? AND tenant IN (?, ?)",
             mark.issuer,
@@ -230,7 +233,7 @@ class DiskIndex:
         whose space is to be given back. Returns when that is on the device.
 
         Args:
-            mark: kept for `has_made`; marks of another issuer are forgotten.
+            mark: kept for `has_made`; marks of another issuer's tenants are forgotten.
         """
         with self._transaction() as connection:
             with self._touching:
@@ -250,6 +253,11 @@ class DiskIndex:
         self.checkpoint(is_full=True)
 
     def _keep_mark(self, tenant: bytes, mark: ClearMark) -> None:
+        known = self._known_clears()
+        known.add(mark)
+        self._writer.execute("INSERT OR REPLACE INTO state VALUES ('clears', ?)", (known.text,))
+        if mark.catches_up:  # later clears of tenants may have been made before
+            return
         self._writer.execute(
             "DELETE FROM clears WHERE issuer != ? OR (? AND number < ?)",
             (mark.issuer, tenant == _ALL, mark.number),
@@ -257,6 +265,11 @@ class DiskIndex:
         self._writer.execute(
             "INSERT OR REPLACE INTO clears VALUES (?, ?, ?)", (tenant, mark.issuer, mark.number)
         )
+
+    def _known_clears(self) -> KnownClears:
+        with self._writing:
+            row = self._writer.execute("SELECT value FROM state WHERE name = 'clears'").fetchone()
+        return KnownClears(row[0] if row else "")
 
     def release(self, slots: Sequence[int]) -> None:
         """Moves free slots to those whose space is to be given back."""

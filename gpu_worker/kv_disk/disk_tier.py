@@ -8,15 +8,17 @@ from functools import cached_property
 from contract.model import StoreCapacity
 from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_store import DiskStore
+from gpu_worker.kv_disk.known_clears import KnownClears
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
-from gpu_worker.kv_store.block_store import StoreError
+from gpu_worker.kv_store.block_store import StoreError, StoreUsage
 from gpu_worker.kv_store.late_store import Identify, LateStore
 from gpu_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig
 
 logger = logging.getLogger(__name__)
 
 _DIGESTS = "digests.json"
+_CLEARS = "clears.json"
 _MAX_DIGESTS = 1000
 
 
@@ -43,10 +45,12 @@ class DiskTier(LateStore[DiskStore]):
         self._model = model
         self._identify = identify
         self._folder = StoreFolder(config.kv_disk)
+        self._known_clears = KnownClears(self._folder.read_text(_CLEARS))
         self.capacity = StoreCapacity(
             kind="disk",
             read_bytes_per_s=self._folder.measure_read(),
             max_write_bytes_per_s=STORE_WRITE_BYTES_PER_S // num_ranks,
+            clears=self._known_clears.marks,
         )
         self._write_bytes_per_day = config.disk_write_bytes_per_day // num_ranks
         self.start()
@@ -55,9 +59,28 @@ class DiskTier(LateStore[DiskStore]):
         """Raises StoreError before the tier is open, too: it is cleared when it opens, but if it
         does not, what an earlier worker has left is there for a later one."""
         is_open = self.is_open
+        fault = "" if mark is None else self._keep_mark(mark)
         super().clear(tenant, mark)
         if not is_open:
             raise StoreError("the disk tier is not open; it is cleared when it opens")
+        if fault:
+            raise StoreError(fault)
+
+    def usage(self) -> StoreUsage:
+        return super().usage()._replace(clears=self._known_clears.marks)
+
+    def _keep_mark(self, mark: ClearMark) -> str:
+        """Keeps in the folder what schedulers to come are told; returns why it cannot, if so."""
+        try:
+            with self._folder.locked():
+                known = KnownClears(self._folder.read_text(_CLEARS))
+                if not known.has(mark):
+                    known.add(mark)
+                    self._folder.write_text(_CLEARS, known.text)
+        except OSError as error:
+            return f"keeping the mark of a clear: {error}"
+        self._known_clears = known
+        return ""
 
     def closed(self) -> None:
         self._folder.close()

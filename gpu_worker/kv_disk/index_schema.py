@@ -3,7 +3,8 @@
 A slot is in one of four tables: `blocks` has a block in it; `free` has space and nothing that
 counts; `holes` have no space; `cleared` have a block that nothing finds, until its space is given
 back. All slots below `num_slots` of `state` are in one of them. `clears` has the marks of the
-clears that have been made, the last of each tenant; an empty name is all tenants.
+clears that have been made, the last of each tenant; an empty name is all tenants. `state` has the
+last of each scheduler.
 """
 
 import sqlite3

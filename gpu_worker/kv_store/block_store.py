@@ -27,6 +27,8 @@ class StoreUsage(NamedTuple):
     """Reads and writes that failed: errors of the device, bytes that are not what was written."""
     is_open: bool = True
     """False while nothing is found or kept yet."""
+    clears: tuple[ClearMark, ...] = ()
+    """See StoreCapacity."""
 
 
 class StoreError(Exception):

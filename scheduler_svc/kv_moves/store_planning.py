@@ -66,6 +66,8 @@ class StorePlanning:
         stages: StageAccount,
     ) -> None:
         self.kind = store.kind if store is not None else "peer"
+        self.known_clears = store.clears if store is not None else ()
+        """Clears that were known where the store is when the worker joined."""
         self.moves = MovesUnderWay(books.blocks.cpu)
         self.lending: Lending | None = None
         if identity is not None and peers is not None:

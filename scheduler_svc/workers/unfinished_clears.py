@@ -3,11 +3,13 @@
 On a server one worker clears for all, and what it leaves would be found by the worker in its place.
 So workers that join make the clears that none has confirmed. Files on a disk may have no worker
 while others clear. So a worker with a disk that joins is told of all clears, with marks by which
-its files know those that they have made.
+its files know those that they have made. Workers say which clears of earlier schedulers they know,
+so that others catch up with them.
 """
 
 import itertools
 import secrets
+from collections.abc import Iterable
 from functools import partial
 
 from contract.sections.store_moves import ClearMark
@@ -20,6 +22,8 @@ SHARED = "shared"
 """Kind of the stores that several workers have together."""
 MAX_TENANTS = 64
 """Tenants whose clears are remembered; those of more are remembered as one of all tenants."""
+MAX_EARLIER = 16
+"""Earlier schedulers whose last clears are remembered."""
 
 
 class UnfinishedClears:
@@ -30,6 +34,8 @@ class UnfinishedClears:
         self._numbers = itertools.count(1)
         self._of_disks: dict[str | None, int] = {}
         """Number of the last clear, ascending; a clear of all stands for those before."""
+        self._earlier: dict[bytes, int] = {}
+        """Number of the last clear of each scheduler before this one, as workers know it."""
         self._of_servers: dict[tuple[str, str | None], int] = {}
         """Number of the last clear that has not ended, by what the workers' blocks share."""
 
@@ -52,15 +58,29 @@ class UnfinishedClears:
             on_cleared = partial(self._ended, _format(scheduler), tenant, number, on_cleared)
         scheduler.clear_prefix_cache(tenant, on_cleared, ClearMark(self._issuer, number))
 
-    def join(self, scheduler: Scheduler) -> None:
-        """Has a worker that joins make the clears that its store may lack."""
+    def join(self, scheduler: Scheduler, others: Iterable[Scheduler]) -> None:
+        """Has a worker that joins make the clears that its store may lack, and `others` those of
+        earlier schedulers of which this worker is the first to know."""
         clears: dict[str | None, int] = {}
         if _kind(scheduler) == DISK:
+            self._learn(scheduler, others)
+            for issuer, number in self._earlier.items():
+                _catch_up(scheduler, ClearMark(issuer, number, catches_up=True))
             clears = self._of_disks
         elif _kind(scheduler) == SHARED:
             clears = {tenant: number for (_, tenant), number in self._of_servers.items()}
         for tenant, number in clears.items():
             self.begin(scheduler, tenant, number, nothing_waits)
+
+    def _learn(self, scheduler: Scheduler, others: Iterable[Scheduler]) -> None:
+        for issuer, number, _ in scheduler.store.known_clears if scheduler.store else ():
+            if issuer != self._issuer and number > self._earlier.get(issuer, 0):
+                self._earlier[issuer] = number
+                for oldest in list(self._earlier)[:-MAX_EARLIER]:
+                    del self._earlier[oldest]
+                for other in others:
+                    if _kind(other) == DISK:
+                        _catch_up(other, ClearMark(issuer, number, catches_up=True))
 
     def _ended(
         self, of: str, tenant: str | None, number: int, on_cleared: OnCleared, fault: str
@@ -70,6 +90,10 @@ class UnfinishedClears:
             if is_done and not fault:
                 del self._of_servers[key]
         on_cleared(fault)
+
+
+def _catch_up(scheduler: Scheduler, mark: ClearMark) -> None:
+    scheduler.clear_prefix_cache(None, nothing_waits, mark)
 
 
 def _kind(scheduler: Scheduler) -> str:

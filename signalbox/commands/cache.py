@@ -23,8 +23,8 @@ examples
   signalbox cache clear                                       # all that a service has cached
   signalbox cache clear --scheduler HOST:50052 --tenant team-a
 Files in a folder that a worker has open are only cleared through its scheduler.
-A scheduler that starts again has forgotten the clears that stores of absent workers lack.
-Repeat one then that failed, or that a worker with --kv-disk has missed.
+A scheduler that starts again has forgotten the clears that failed: repeat those of a --kv-store.
+It learns what workers with --kv-disk have missed from others, once one of them is back.
 """
 _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 

@@ -11,18 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from contract.model import StoreCapacity, WorkerCapacity
+from contract.model import WorkerCapacity
 from contract.sections.store_moves import ClearMark
-from gpu_worker.kv_disk.disk_store import DiskStore
+from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from gpu_worker.kv_store.memory_store import MemoryStore
 from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.simulated.simulated_config import SimulatedConfig
 from gpu_worker.simulated.simulated_draws import expected_tokens
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from gpu_worker.store_config import DiskConfig
 from protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.replay.replay_codec import Replay
 from tests.gpu_worker.kv_disk import disks
+from tests.gpu_worker.kv_store.stores import key_of
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -193,24 +196,42 @@ async def test_a_clear_of_the_service_reaches_memory_and_stores(
 
 
 class DiskRunner(SimulatedRunner):
-    """Announces its store as one on a disk."""
+    """Has its store on a disk."""
+
+    def __init__(self, tier: DiskTier) -> None:
+        super().__init__(CONFIG, store=tier)
+        self._tier = tier
 
     def profile(self) -> WorkerCapacity:
-        return replace(super().profile(), store=StoreCapacity(kind="disk"))
+        return replace(super().profile(), store=self._tier.capacity)
 
 
 @asynccontextmanager
-async def worker_with_disk(scheduler: RunningScheduler, path: Path) -> AsyncIterator[DiskStore]:
-    store = disks.make_store(path, block_bytes=8 * CONFIG.block_size)
+async def opened_tier(path: Path) -> AsyncIterator[DiskTier]:
+    tier = DiskTier(
+        DiskConfig(kv_disk=path / "kv", kv_disk_space=0.25),
+        block_bytes=8 * CONFIG.block_size,
+        model="simulated",
+        identify=lambda *_: disks.IDENTITY,
+    )
     try:
-        async with running_worker(scheduler.address, lambda: DiskRunner(CONFIG, store=store)):
-            await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
-            await assert_idle(scheduler)  # nothing is looked up during a clear
-            yield store
-            await assert_idle(scheduler)
-        await eventually(lambda: not scheduler.cluster.step_loops)
+        assert await asyncio.to_thread(tier.opened.wait, 60)
+        yield tier
     finally:
-        store.close()
+        await asyncio.to_thread(tier.close)
+
+
+@asynccontextmanager
+async def worker_with_disk(scheduler: RunningScheduler, path: Path) -> AsyncIterator[DiskTier]:
+    loops = scheduler.cluster.step_loops
+    others = list(loops)
+    async with opened_tier(path) as tier:
+        async with running_worker(scheduler.address, lambda: DiskRunner(tier)):
+            await eventually(lambda: len(loops) == len(others) + 1)
+            await assert_idle(scheduler)  # nothing is looked up during a clear
+            yield tier
+            await assert_idle(scheduler)
+        await eventually(lambda: loops == others)
 
 
 @pytest.mark.parametrize("tenant", [None, ""])
@@ -235,6 +256,33 @@ async def test_files_of_a_worker_that_was_away_are_cleared_once_when_it_is_back(
             assert store.usage().num_blocks == 10, "those of the prompt, and of the answer"
         async with worker_with_disk(scheduler, tmp_path):
             assert await ask(client, 6, PROMPT) == 64
+
+
+async def test_a_scheduler_that_starts_again_learns_clears_from_workers(tmp_path: Path) -> None:
+    here, away = tmp_path / "here", tmp_path / "away"
+    here.mkdir()
+    away.mkdir()
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        router(scheduler.address) as client,
+    ):
+        async with worker_with_disk(scheduler, away):
+            assert await ask(client, 1, PROMPT) == 0
+            assert await ask(client, 2, PROMPT) == 64
+        async with worker_with_disk(scheduler, here):
+            (fault,) = (await client.stub.ClearCache(scheduler_pb2.ClearCacheRequest())).workers
+            assert not fault.fault
+    recording = tmp_path / "decisions"
+    for is_cleared in (True, False):
+        async with (
+            running_scheduler(SchedulerConfig(port=0, record=str(recording))) as scheduler,
+            worker_with_disk(scheduler, here),
+            worker_with_disk(scheduler, away) as tier,
+        ):
+            assert tier.usage().num_blocks == (0 if is_cleared else 1)
+            assert tier.write(key_of(1), memoryview(bytes(tier.block_bytes)), b"")
+        replay = Replay(str(recording), checks=True)
+        assert replay.run() is None
 
 
 async def conversations(client: Router, rng: random.Random, kill: Callable[[], None]) -> None:

@@ -141,14 +141,26 @@ class WorkerCapacity(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[WorkerRank, _Mapping]]] = ..., store: _Optional[_Union[BlockStore, _Mapping]] = ..., block_format: _Optional[str] = ...) -> None: ...
 
 class BlockStore(_message.Message):
-    __slots__ = ("kind", "read_bytes_per_second", "max_write_bytes_per_second")
+    __slots__ = ("kind", "read_bytes_per_second", "max_write_bytes_per_second", "clears")
     KIND_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MAX_WRITE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CLEARS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     read_bytes_per_second: int
     max_write_bytes_per_second: int
-    def __init__(self, kind: _Optional[str] = ..., read_bytes_per_second: _Optional[int] = ..., max_write_bytes_per_second: _Optional[int] = ...) -> None: ...
+    clears: _containers.RepeatedCompositeFieldContainer[ClearMark]
+    def __init__(self, kind: _Optional[str] = ..., read_bytes_per_second: _Optional[int] = ..., max_write_bytes_per_second: _Optional[int] = ..., clears: _Optional[_Iterable[_Union[ClearMark, _Mapping]]] = ...) -> None: ...
+
+class ClearMark(_message.Message):
+    __slots__ = ("issuer", "number", "catches_up")
+    ISSUER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CATCHES_UP_FIELD_NUMBER: _ClassVar[int]
+    issuer: bytes
+    number: int
+    catches_up: bool
+    def __init__(self, issuer: _Optional[bytes] = ..., number: _Optional[int] = ..., catches_up: _Optional[bool] = ...) -> None: ...
 
 class WorkerRank(_message.Message):
     __slots__ = ("rank", "stage", "tensor_parallel_rank", "host", "address", "first_layer", "num_layers")

@@ -317,16 +317,8 @@ class ClearStore(_message.Message):
     MARK_FIELD_NUMBER: _ClassVar[int]
     move_id: int
     tenant: str
-    mark: ClearMark
-    def __init__(self, move_id: _Optional[int] = ..., tenant: _Optional[str] = ..., mark: _Optional[_Union[ClearMark, _Mapping]] = ...) -> None: ...
-
-class ClearMark(_message.Message):
-    __slots__ = ("issuer", "number")
-    ISSUER_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    issuer: bytes
-    number: int
-    def __init__(self, issuer: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
+    mark: _common_pb2.ClearMark
+    def __init__(self, move_id: _Optional[int] = ..., tenant: _Optional[str] = ..., mark: _Optional[_Union[_common_pb2.ClearMark, _Mapping]] = ...) -> None: ...
 
 class FindBlocks(_message.Message):
     __slots__ = ("move_id", "hashes")

@@ -199,6 +199,25 @@ def test_a_clear_of_all_counts_for_each_tenant_and_one_of_another_scheduler_does
     store.close()
 
 
+def test_files_catch_up_with_the_clears_of_an_earlier_scheduler_once(tmp_path: Path) -> None:
+    earlier, now = b"an earlier one".ljust(16), b"a scheduler".ljust(16)
+    store = make_store(tmp_path)
+    write(store, 1, tenant=b"b")
+    store.clear(b"a", mark(4, issuer=earlier))
+    store.clear(None, ClearMark(earlier, 4, catches_up=True))
+    assert held(store, [1]) == {1}
+    store.clear(None, ClearMark(earlier, 5, catches_up=True))
+    assert held(store, [1]) == set()
+    store.clear(b"a", mark(1, issuer=now))
+    write(store, 1, tenant=b"b")
+    store.close()
+    store = make_store(tmp_path)
+    store.clear(None, ClearMark(earlier, 5, catches_up=True))
+    store.clear(b"a", mark(1, issuer=now))
+    assert held(store, [1]) == {1}
+    store.close()
+
+
 def test_a_clear_that_failed_is_made_when_it_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_tier import DiskTier
+from gpu_worker.kv_disk.known_clears import MAX_ISSUERS
 from gpu_worker.kv_disk.store_folder import FolderError
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.store_config import DiskConfig
@@ -113,6 +114,37 @@ def test_a_worker_that_starts_again_makes_a_clear_before_anything_is_found_and_o
             assert tier.opened.wait(60)
             assert tier.find(keys_of(1)) == (0 if is_cleared else 1)
             assert write(tier, 1)
+
+
+def test_a_folder_knows_the_last_clear_of_each_scheduler_that_its_workers_were_told(
+    tmp_path: Path,
+) -> None:
+    first, second = b"a scheduler".ljust(16), b"another".ljust(16)
+    known = threading.Event()
+
+    def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        assert known.wait(60)
+        return IDENTITY
+
+    with opened(tmp_path, identify_late) as tier:
+        with pytest.raises(StoreError, match="not open"):
+            tier.clear(None, ClearMark(first, 2))
+        known.set()
+        with opened(tmp_path) as other:
+            assert other.opened.wait(60)
+            other.clear(b"a", ClearMark(second, 1))
+            other.clear(b"a", ClearMark(first, 1))
+            expected = (ClearMark(first, 2), ClearMark(second, 1))
+            assert other.usage().clears == expected
+    with opened(tmp_path) as tier:
+        assert tier.opened.wait(60)
+        assert tier.capacity.clears == tier.usage().clears == expected
+        for number in range(20):
+            tier.clear(b"a", ClearMark(bytes([number]) * 16, 1))
+        assert len(tier.usage().clears) == MAX_ISSUERS
+    (tmp_path / "kv" / "clears.json").write_text("damaged")
+    with opened(tmp_path) as tier:
+        assert tier.usage().clears == ()
 
 
 def test_a_tier_that_cannot_open_stays_off_and_says_so(

@@ -11,6 +11,8 @@ import pytest
 
 from contract.sections.store_moves import (
     BlockSource,
+    Clear,
+    ClearMark,
     Fetch,
     Find,
     Lend,
@@ -82,6 +84,12 @@ class Ranks(ThreadRanks):
         assert result.move_id == move_id
         return result
 
+    def cleared(self, mark: ClearMark) -> MoveResult:
+        """Clears the stores of all ranks, unless they have made the clear."""
+        self._num_moves += 1
+        self.moves.begin(StoreMoves(clears=[Clear(self._num_moves, None, mark)]))
+        return self.end(self._num_moves)
+
     def done(self, kind: type[Find | Fetch | Store], *numbers: int) -> int:
         """Makes a move; returns how many blocks all ranks have found, fetched or kept."""
         result = self.end(self.begin(kind, *numbers))
@@ -131,6 +139,26 @@ def test_blocks_of_all_ranks_outlive_the_worker(
         assert not ranks.holds(1, 2, 3)
         assert ranks.done(Fetch, 1, 2, 3) == 3
         assert ranks.holds(1, 2, 3)
+
+
+def test_each_rank_makes_a_clear_with_a_mark_once(model: Path, tmp_path: Path) -> None:
+    mark = ClearMark(b"a scheduler".ljust(16), 3)
+    with serving(model, tmp_path) as ranks:
+        ranks.await_open()
+        assert ranks.done(Store, 1) == 1
+        assert not ranks.cleared(mark).failed
+        assert found_on_each(ranks, 1) == [0, 0]
+        assert ranks.done(Store, 1) == 1
+        ranks.tiers[1].clear(None)  # one that its worker was not told of
+        assert ranks.moves.usage().clears == (mark,)
+    with serving(model, tmp_path) as ranks:
+        ranks.await_open()
+        assert ranks.moves.usage().clears == (mark,)
+        for again in (mark, mark._replace(catches_up=True)):
+            assert not ranks.cleared(again).failed
+        assert found_on_each(ranks, 1) == [1, 0]
+        assert not ranks.cleared(mark._replace(number=4, catches_up=True)).failed
+        assert found_on_each(ranks, 1) == [0, 0]
 
 
 def test_ranks_of_another_number_find_nothing(model: Path, tmp_path: Path) -> None:

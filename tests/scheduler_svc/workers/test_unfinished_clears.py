@@ -8,12 +8,15 @@ from contract.model import StoreCapacity
 from contract.sections.store_moves import Clear, ClearMark
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.workers.step_loop import StepLoop
-from scheduler_svc.workers.unfinished_clears import MAX_TENANTS
+from scheduler_svc.workers.unfinished_clears import MAX_EARLIER, MAX_TENANTS
 from tests.scheduler_svc.make import Loop, join_worker, make_cluster, make_loop
 
 
-def join(cluster: Cluster, kind: str = "shared") -> tuple[StepLoop, Loop]:
-    options: dict[str, Any] = {"num_cpu_blocks": 16, "store": StoreCapacity(kind=kind)}
+def join(
+    cluster: Cluster, kind: str = "shared", known: tuple[ClearMark, ...] = ()
+) -> tuple[StepLoop, Loop]:
+    store = StoreCapacity(kind=kind, clears=known)
+    options: dict[str, Any] = {"num_cpu_blocks": 16, "store": store}
     steps, _ = join_worker(cluster, name=f"w{len(cluster.step_loops)}:1", **options)
     return steps, make_loop(steps.scheduler, kept={}, step_s=0.001)
 
@@ -129,3 +132,37 @@ def test_a_worker_without_a_store_that_outlives_it_is_told_of_no_clear() -> None
     cluster.clear_prefix_cache(None, lambda *_: None)
     _, loop = join(cluster, "memory")
     assert clears(loop) == []
+
+
+def test_workers_catch_up_with_the_clears_of_earlier_schedulers_that_another_knows() -> None:
+    one, two = b"one".ljust(16), b"two".ljust(16)
+    cluster = make_cluster()
+    _, first = join(cluster, "disk", (ClearMark(one, 3),))
+    assert marks(first) == [ClearMark(one, 3, catches_up=True)]
+    _, server = join(cluster, "shared")
+    _, second = join(cluster, "disk", (ClearMark(one, 2), ClearMark(two, 5)))
+    assert marks(first) == [ClearMark(two, 5, catches_up=True)]
+    assert marks(second) == [ClearMark(one, 3, True), ClearMark(two, 5, True)]
+    assert marks(server) == []
+    cluster.check()
+
+
+def test_a_worker_that_comes_back_tells_its_scheduler_nothing_new() -> None:
+    cluster = make_cluster()
+    _, stays = join(cluster, "disk")
+    first, loop = join(cluster, "disk")
+    cluster.clear_prefix_cache("team-a", lambda *_: None)
+    (mark,) = marks(loop)
+    assert marks(stays) == [mark]
+    cluster.leave(first)
+    _, loop = join(cluster, "disk", (mark,))
+    assert marks(loop) == [mark]
+    assert marks(stays) == []
+    cluster.check()
+
+
+def test_of_earlier_schedulers_the_last_ones_are_remembered() -> None:
+    cluster = make_cluster()
+    for number in range(MAX_EARLIER + 3):
+        _, loop = join(cluster, "disk", (ClearMark(bytes([number]) * 16, 1),))
+    assert [one.issuer[0] for one in marks(loop)] == list(range(3, MAX_EARLIER + 3))
