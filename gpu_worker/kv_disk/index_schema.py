@@ -93,7 +93,7 @@ def connect(path: str) -> sqlite3.Connection:
 def connect_read_only(path: str) -> sqlite3.Connection:
     """Opens an index that no process writes to; needs no space. What is in a log beside it does
     not count."""
-    uri = f"file:{quote(path)}?immutable=1"
+    uri = f"file:{quote(path)}?mode=ro&immutable=1"
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
 

@@ -409,6 +409,19 @@ def test_a_clear_of_a_damaged_index_leaves_nothing_of_the_tenant(
         store.close()
 
 
+def test_listing_files_whose_index_is_gone_makes_none(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, 1)
+    store.close()
+    files_of(tmp_path, ".index")[0].unlink()
+    (found,) = stored_models(tmp_path / "kv")
+    assert (found.num_blocks, found.is_in_use) == (0, False)
+    assert not files_of(tmp_path, ".index")
+    store = make_store(tmp_path)
+    assert write(store, 1) == [True]
+    store.close()
+
+
 def test_an_index_that_is_damaged_while_it_is_open_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
