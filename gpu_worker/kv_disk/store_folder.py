@@ -74,6 +74,8 @@ class StoreFolder:
                 self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             )
         except OSError as error:
+            if makes and not self.path.parent.exists():
+                remedy = f"make {self.path.parent} first"
             raise FolderError(
                 f"{path} cannot be opened as a folder for KV blocks: {error.strerror}; {remedy}"
             ) from None

@@ -46,9 +46,15 @@ def test_what_is_no_folder_or_a_link_to_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").touch()
-    for name in ("link", "file", "absent/kv"):
+    for name in ("link", "file"):
         with pytest.raises(FolderError, match="no link"):
             StoreFolder(tmp_path / name)
+
+
+def test_a_folder_without_a_parent_is_refused_and_the_parent_named(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match=rf"make {tmp_path}/absent first"):
+        StoreFolder(tmp_path / "absent" / "kv")
+    assert not (tmp_path / "absent").exists()
 
 
 @pytest.mark.parametrize("name", ["lock", f"{IDENTITY.hex()[:32]}-0.blocks"])
