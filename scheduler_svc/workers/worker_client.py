@@ -249,7 +249,9 @@ class WorkerClient:
         is_again = now - self._reconnected_at < RECONNECT_INTERVAL_S
         if code not in _TRANSPORT_FAILURES or is_again:
             raise WorkerLostError(f"its step stream ended: {code.name}: {details}")
-        logger.warning("step stream to %s broke (%s); opening it again", self.address, details)
+        # A worker that has drained closes its side just before it leaves.
+        level = logging.WARNING if self._unanswered else logging.INFO
+        logger.log(level, "step stream to %s broke (%s); opening it again", self.address, details)
         self._reconnected_at = now
         self._call = self._stub.ExecuteModel()
         self._is_reconnecting, num_sent = True, 0

@@ -1,6 +1,7 @@
 """Leases outlast what is no silence of the peer, and say why they ended."""
 
 import asyncio
+import logging
 import re
 import threading
 import time
@@ -75,6 +76,7 @@ async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_client, "RECONNECT_INTERVAL_S", 0.2)
+    caplog.set_level(logging.INFO)
     proxy = FaultProxy(target=0)
     await proxy.start()
     async with (
@@ -88,6 +90,8 @@ async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
             await eventually(lambda n=num_breaks: caplog.text.count("opening it again") == n)  # type: ignore[misc]
             await asyncio.sleep(0.5)
         assert scheduler.cluster.step_loops == [step_loop]
+    breaks = [record for record in caplog.records if "opening it again" in record.getMessage()]
+    assert {record.levelname for record in breaks} == {"INFO"}, "as after a drain"
     await proxy.close()
 
 
