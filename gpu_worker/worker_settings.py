@@ -238,8 +238,14 @@ class WorkerSettings(HostSettings, EngineSettings, PlacementSettings, InnerSetti
     )
 
     @model_validator(mode="after")
-    def _has_parts_to_divide(self) -> Self:
-        pools = self.runner == "pooling" or self.simulated_pooling is not None
-        if pools and self.role is not WorkerRole.BOTH:
+    def _can_have_a_role(self) -> Self:
+        if self.role is WorkerRole.BOTH:
+            return self
+        if self.runner == "pooling" or self.simulated_pooling is not None:
             raise ValueError("a model that pools has no tokens to decode; leave --role out")
+        if self.swap_space == 0:
+            raise ValueError(
+                f"--role {self.role} takes swap space, through which requests are handed over;"
+                " raise --swap-space"
+            )
         return self

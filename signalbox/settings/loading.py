@@ -1,5 +1,6 @@
 """Reads the settings of a command from flags, environment and file, in that order of precedence."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox.spelling import did_you_mean
 
 S = TypeVar("S", bound=Settings)
+_PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*@")
+"""The password of a URL, and what is before it."""
 
 
 def load(
@@ -149,7 +152,8 @@ def describe(
     name = shown(field)
     if field in settings_class.model_fields and is_secret(settings_class.model_fields[field]):
         return f"{name}: {reason[0].lower()}{reason[1:]}"
-    return f"{name} is {first['input']!r}: {reason[0].lower()}{reason[1:]}"
+    value = _PASSWORD.sub(r"\1***@", repr(first["input"]))
+    return f"{name} is {value}: {reason[0].lower()}{reason[1:]}"
 
 
 def in_words_of_flags(message: str) -> str:

@@ -96,6 +96,13 @@ def test_an_empty_variable_turns_no_protection_off(
         load(RouterSettings, {})
 
 
+def test_a_password_in_a_url_is_not_repeated() -> None:
+    with pytest.raises(SettingsError, match="no password") as refused:
+        load(WorkerSettings, {"model": "m", "kv_store": "redis://worker:s3cret@localhost:6379"})
+    assert "redis://worker:***@localhost:6379" in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         load(RouterSettings, {"config": str(tmp_path / "none.yaml")})
@@ -129,6 +136,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
             WorkerSettings,
             {"simulate": True, "simulated_pooling": "mean", "role": "prefill"},
             "leave --role out",
+        ),
+        (
+            WorkerSettings,
+            {"model": "m", "role": "decode", "swap_space": 0},
+            "--role decode takes swap space, .*; raise --swap-space",
         ),
         (WorkerSettings, {"placement": "ray", "simulate": True}, "no effect with --simulate"),
         (ServeSettings, {"model": "m", "placement": "environment"}, "use `signalbox worker`"),
