@@ -104,8 +104,8 @@ def exposure(url: str, *, has_key: bool) -> str | None:
         return None
     if not has_key:
         return (
-            f"--kv-store is on {host}, where others may read blocks, and with them prompts, and"
-            " change them, and with them answers; give --kv-store-key, which encrypts them, or"
+            f"--kv-store is on {host}, where others may compute prompts from blocks that they read,"
+            " and change answers by changing blocks; give --kv-store-key, which encrypts blocks, or"
             " --insecure in a network that you trust"
         )
     if not REDIS_SCHEMES.get(parts.scheme, True):

@@ -113,12 +113,20 @@ def _add_store(store: StoreUsage, families: Families, name: dict[str, str]) -> N
             store.is_open,
         ),
         ("worker_kv_store_blocks", "KV blocks in the worker's store.", store.num_blocks),
-        ("worker_kv_store_bytes", "Space that they take.", store.used_bytes),
-        ("worker_kv_store_capacity_bytes", "Space that the store may take.", store.capacity_bytes),
+        ("worker_kv_store_bytes", "Space that the store's blocks take.", store.used_bytes),
+        (
+            "worker_kv_store_capacity_bytes",
+            "Space that the store may take; 0 if a server has no limit, or reports none.",
+            store.capacity_bytes,
+        ),
     ):
         families.gauge(gauge, meaning, number, **name)
     for counter, meaning, number in (
-        ("worker_kv_store_evictions", "Blocks that made room for others.", store.num_evicted),
+        (
+            "worker_kv_store_evictions",
+            "Blocks of the store that made room for others.",
+            store.num_evicted,
+        ),
         (
             "worker_kv_store_errors",
             "Errors of the store's device, and blocks that are not what was written.",

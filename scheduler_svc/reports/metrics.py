@@ -243,8 +243,8 @@ def _add_tier(
 ) -> None:
     """`out` is the number of bytes that went there, and of failures."""
     for name, meaning, number in (
-        ("kv_store_queries", "Prompt tokens that were looked up there.", loads.num_queries),
-        ("kv_store_hits", "Of those, fetched from there.", loads.num_hits),
+        ("kv_store_queries", "Prompt tokens that were looked up in the tier.", loads.num_queries),
+        ("kv_store_hits", "Prompt tokens that were fetched from the tier.", loads.num_hits),
         ("kv_store_late_loads", "Lookups and fetches that took too long.", loads.num_late),
     ):
         families.counter(name, meaning, number, **of_tier)

@@ -93,7 +93,7 @@ class Roles:
             role = self.of(loop)
             loop.scheduler.set_role(role)
             if role is not before.get(loop, WorkerRole.BOTH):
-                logger.info("worker %s computes: %s", loop.worker_name, role)
+                logger.info("worker %s has the role %s", loop.worker_name, role)
         return before != self._roles
 
     def _wanted(self, loop: StepLoop) -> WorkerRole:
