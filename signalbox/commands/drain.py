@@ -10,6 +10,7 @@ from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 EXAMPLES = """\
 examples
   signalbox drain 10.0.0.7:50053       # as signalbox top names it
+The command does not wait: the worker has left when `signalbox top` no longer shows it.
 Workers that `signalbox serve` keeps are started again: take them away with `signalbox scale`.
 """
 
