@@ -129,7 +129,8 @@ def _clear_folder(folder: Path, tenant: str | None) -> None:
     if num_in_use:
         raise ValueError(
             f"{_sets(num_in_use)} of a running worker not cleared; clear them with"
-            " `signalbox cache clear --scheduler HOST:PORT`, or stop the worker and repeat"
+            " `signalbox cache clear --scheduler HOST:PORT`, or stop the worker and repeat. If no"
+            " worker runs, these are not files that this user alone may use: delete them"
         )
 
 

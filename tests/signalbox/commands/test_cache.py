@@ -104,6 +104,17 @@ def test_files_of_a_running_worker_are_left_and_named(
     running.close()
 
 
+def test_files_that_others_may_read_are_left_and_what_to_do_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_store(tmp_path).close()
+    (blocks,) = (tmp_path / "kv").glob("*.blocks")
+    blocks.chmod(0o644)
+    assert main(["cache", "clear", str(tmp_path / "kv")]) == 1
+    assert "not files that this user alone may use: delete them" in capsys.readouterr().err
+    assert blocks.exists()
+
+
 def test_an_index_that_cannot_be_read_is_listed_and_cleared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
