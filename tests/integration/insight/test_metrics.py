@@ -15,8 +15,8 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.reports import metrics, stats_log
 from scheduler_svc.reports.stats_log import StatsLog
 from tests.integration.insight.test_trace import Spans, spans
+from tests.integration.stack import assert_idle, running_scheduler, running_worker, simulated
 from tests.integration.stack import router as bare_router
-from tests.integration.stack import running_scheduler, running_worker, simulated
 from tests.integration.test_stack import ask, make_request, make_stack
 from tests.waiting import eventually
 
@@ -41,7 +41,7 @@ async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
         registry = make_registry(lambda families: metrics.read(cluster, families))
         answers = [ask(stack.stub, make_request([i, 1, 2], max_tokens=40)) for i in range(4)]
         await asyncio.gather(*answers)
-        await stack.until_free()
+        await assert_idle(stack.scheduler)
         assert value(registry, "signalbox_generation_tokens_total") == 160
         assert value(registry, "signalbox_prompt_tokens_total") == 12
         assert value(registry, "signalbox_num_preemptions_total") > 0

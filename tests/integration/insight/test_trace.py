@@ -19,6 +19,7 @@ from rpc.telemetry import tracing
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
+    assert_idle,
     restarted,
     running_router,
     running_scheduler,
@@ -291,7 +292,7 @@ async def test_requests_that_are_aborted_while_a_worker_is_lost_leave_no_span_op
         for call in calls[1::2]:
             while await call.read() is not grpc.aio.EOF:
                 pass
-        await stack.until_free()
+        await assert_idle(stack.scheduler)
         await spans.until_none_is_open()
     codes = Counter(span.status.status_code for span in spans.named(ROUTER_SPAN))
     assert codes == {StatusCode.ERROR: 12, StatusCode.UNSET: 12}
@@ -306,7 +307,7 @@ async def test_a_request_out_of_time_ends_its_spans_with_an_error(spans: Spans) 
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for _ in late:
                 pass
-        await stack.until_free()
+        await assert_idle(stack.scheduler)
         await spans.until_none_is_open()
     _, of_router = spans.named(ROUTER_SPAN)  # in the order of their ends
     # At its deadline the client also resets the stream, and either may reach the router first.
