@@ -68,22 +68,22 @@ async def test_a_deadline_beyond_what_the_wire_holds_is_no_deadline() -> None:
 
 async def test_a_client_that_does_not_read_is_aborted_and_one_that_reads_is_not() -> None:
     async with make_stack(max_unread_tokens=50_000) as stack:
-        reader = asyncio.create_task(stack.generate(request_id="reads"))
+        reader = aiter(stack.client.Generate(make_generate(request_id="reads")))
         call = stack.client.Generate(make_generate(request_id="does not"))
         await stack.added(2)
         handles = {add.request_id: add.handle for add in stack.scheduler.added}
         run = ids_of(" Paris") * 1_000
-        num_steps = 0
+        num_sent, num_read = 0, 0
         async with asyncio.timeout(EVENT_S):
             while not stack.scheduler.aborted:
                 stack.scheduler.send(step(*((handle, 0, run) for handle in handles.values())))
-                num_steps += 1
-                await asyncio.sleep(0.002)
+                num_sent += len(run)
+                while num_read < num_sent:
+                    num_read += sum(len(one.token_ids) for one in (await anext(reader)).outputs)
         assert stack.scheduler.aborted == [handles["does not"]]
         stack.scheduler.send(step(**finished(handles["reads"])))
-        answers = await reader
-        tokens = sum(len(output.token_ids) for answer in answers for output in answer.outputs)
-        assert tokens == num_steps * len(run)
+        rest = [len(one.token_ids) async for answer in reader for one in answer.outputs]
+        assert (num_read, sum(rest)) == (num_sent, 0)
         call.cancel()
 
 
