@@ -88,17 +88,18 @@ async def test_a_process_whose_client_leaves_while_it_starts_ends(
     texts: LongTexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[TextProcess] = []
-    may_start = threading.Event()
+    starts, may_start = threading.Event(), threading.Event()
 
     class Slow(TextProcess):
         def __init__(self, tokenizers: Sequence[bytes]) -> None:
+            starts.set()
             may_start.wait()
             super().__init__(tokenizers)
             started.append(self)
 
     monkeypatch.setattr(long_texts, "TextProcess", Slow)
     asked = asyncio.create_task(texts.run(count, payer=BUSY))
-    await asyncio.sleep(0.05)
+    await eventually(starts.is_set)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked

@@ -80,10 +80,12 @@ async def test_a_client_that_was_refused_and_lingers_makes_room(
 
 
 async def test_a_connection_that_is_answered_is_not_closed_for_others() -> None:
-    done = asyncio.Event()
+    done, num_begun = asyncio.Event(), 0
 
     async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_begun
         if scope["path"] == "/wait":
+            num_begun += 1
             await done.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"waited"})
@@ -91,8 +93,7 @@ async def test_a_connection_that_is_answered_is_not_closed_for_others() -> None:
     waiting = GET.replace(b"GET /", b"GET /wait")
     async with serving(wait, limits=HttpLimits(max_connections=3)) as port:
         asked = [asyncio.create_task(say(port.port, waiting)) for _ in range(3)]
-        await eventually(lambda: port.num_connections == 3)
-        await asyncio.sleep(0.1)
+        await eventually(lambda: num_begun == 3)
         answer = await say(port.port, GET)
         assert (status_of(answer), b"retry-after: 1" in answer) == (503, True)
         assert error_of(answer) == "3 connections are open, the most, and all are answered"

@@ -105,15 +105,23 @@ async def test_calls_without_a_request_do_not_fill_a_connection(no_patience: Non
         assert await call(channel, "unary", text("again")) == ["again"]
 
 
-async def test_places_of_late_calls_come_back(no_patience: None) -> None:
-    async with serving(Echo(), bounds=BOUNDS) as (_, channel), asyncio.timeout(EVENT_S):
-        for _ in range(3):
-            async with calls_of(half_open, channel, NUM_PLACES):
-                await asyncio.sleep(0.2)
-            await asyncio.sleep(0.2)
-        async with calls_of(half_open, channel, NUM_PLACES) as calls:
-            await asyncio.sleep(0.2)
-            assert await codes_of(calls) == {}
+async def test_places_of_late_calls_come_back(
+    no_patience: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Places] = []
+
+    def make_places(**sizes: int) -> Places:
+        made.append(Places(**sizes))
+        return made[-1]
+
+    monkeypatch.setattr(call_bounds, "Places", make_places)
+    async with serving(Echo(), bounds=BOUNDS) as (_, channel):
+        late, _lasting = made
+        for _ in range(4):
+            async with calls_of(half_open, channel, NUM_PLACES) as calls:
+                await eventually(lambda: late.num_reserved == NUM_PLACES)
+                assert await codes_of(calls) == {}
+            await eventually(lambda: not late.num_reserved)
 
 
 async def test_a_gateway_may_send_a_thousand_calls_at_once() -> None:
