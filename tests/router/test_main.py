@@ -43,7 +43,7 @@ async def test_a_router_that_waits_stops_when_told_to() -> None:
     process = await start_router("127.0.0.1:1")
     await read_until(process, "waiting for the scheduler at 127.0.0.1:1")
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), EVENT_S) == 0
 
 
 async def test_a_drain_lets_requests_finish() -> None:
@@ -61,7 +61,7 @@ async def test_a_drain_lets_requests_finish() -> None:
         handle = scheduler.added[0].handle
         scheduler.send(step((handle, 0, ids_of("done")), **finished(handle)))
         assert (await first).outputs[0].text == "done"
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), EVENT_S) == 0
     await scheduler.stop()
 
 

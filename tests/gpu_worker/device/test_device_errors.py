@@ -17,7 +17,7 @@ from scheduler_svc.config import SchedulerConfig
 from tests.gpu_worker.builders import make_config, make_new, make_step
 from tests.gpu_worker.served_worker import init_cache, make_worker
 from tests.integration.stack import router, running_scheduler, running_worker, simulated
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 STICKY = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
 
@@ -76,7 +76,7 @@ async def test_a_worker_notices_at_the_first_step_and_takes_no_other_lease() -> 
     with pytest.raises(Internal):
         await worker.submit(make_step(1, new=[make_new(1, [5, 6], [3]), make_new(2, [7], [4])]))
     with pytest.raises(DeviceLost, match="start the worker again") as caught:
-        await asyncio.wait_for(losing, 10)
+        await asyncio.wait_for(losing, EVENT_S)
     assert "\n" not in str(caught.value)
     assert runner.num_executed == 1  # halves would fail like the whole
     with pytest.raises(FailedPrecondition, match="the device has failed"):
@@ -111,7 +111,7 @@ async def test_a_worker_notices_it_of_steps_that_were_only_enqueued() -> None:
     with pytest.raises(Internal):
         await worker.submit(make_step(1, new=[make_new(1, [5, 6], [3])]))
     with pytest.raises(DeviceLost):
-        await asyncio.wait_for(losing, 10)
+        await asyncio.wait_for(losing, EVENT_S)
     worker.close()
 
 
@@ -132,7 +132,7 @@ async def test_the_process_ends_with_an_error_and_its_requests_go_on_elsewhere()
         async with running_worker(scheduler.address, simulated(num_gpu_blocks=32)):
             (got,) = await client.ended(1)
         with pytest.raises(DeviceLost):
-            await asyncio.wait_for(process, 30)
+            await asyncio.wait_for(process, EVENT_S)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
         assert got.end is not None

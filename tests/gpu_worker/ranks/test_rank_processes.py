@@ -135,8 +135,10 @@ def rank_0(model: Path, folder: Path) -> Iterator[tuple["subprocess.Popen[str]",
     variables = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
         assert process.stdout is not None
-        yield process, [int(pid) for pid in process.stdout.readline().split()]
-        process.kill()
+        try:
+            yield process, [int(pid) for pid in process.stdout.readline().split()]
+        finally:
+            process.kill()
 
 
 def runs(pid: int) -> bool:

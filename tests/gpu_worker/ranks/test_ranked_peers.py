@@ -21,7 +21,7 @@ from tests.gpu_worker.kv_store.stores import keys_of
 from tests.gpu_worker.ranks.thread_pools import ThreadRanks
 from tests.gpu_worker.ranks.thread_ranks import ThreadRank, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama
-from tests.waiting import wait_until
+from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -186,14 +186,17 @@ def test_a_rank_that_does_not_copy_ends_the_move(
         assert "does not copy" in ranks.end().failed
 
 
-def test_ranks_that_are_lost_keep_no_move_waiting(model: Path) -> None:
+def test_ranks_that_are_lost_keep_no_move_waiting(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_blocks, "ANSWER_S", EVENT_S)
     ranks = Ranks(with_sizes(make_start(model, ParallelConfig()), 2, 1))
     try:
         lent = ranks.lend(1)
         ranks.runner._others.lose("a rank was killed")
         began = time.monotonic()
         assert lent.copy_out(0) is None
-        assert time.monotonic() - began < rank_blocks.ANSWER_S / 2
+        assert time.monotonic() - began < EVENT_S / 2
     finally:
         ranks.runner.close()
 

@@ -239,7 +239,7 @@ async def test_a_drain_answers_503_and_lets_requests_finish() -> None:
         http.stack.scheduler.send(step((handle, 0, ids_of("two")), **finished(handle)))
         texts = [chunk.choices[0].delta.content async for chunk in stream]
         assert "two" in texts
-        await asyncio.wait_for(draining, 20)
+        await asyncio.wait_for(draining, EVENT_S)
         with pytest.raises(httpx2.ConnectError):
             await http.raw.get("/health")
 
@@ -250,7 +250,7 @@ async def test_a_drain_cuts_off_what_takes_too_long() -> None:
         stream = aiter(await create(model="tiny", messages=HI, stream=True))
         await anext(stream)
         began = time.monotonic()
-        await asyncio.wait_for(http.stack.router.drain(grace_s=0.1), 20)
+        await asyncio.wait_for(http.stack.router.drain(grace_s=0.1), EVENT_S)
         assert time.monotonic() - began >= 0.1
         await http.stack.check_nothing_is_left()
 

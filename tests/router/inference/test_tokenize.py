@@ -13,7 +13,7 @@ from router.work_limits import list_pieces
 from tests.grpc_errors import code_of
 from tests.router.fakes import BOS, token
 from tests.router.openai.clients import Http, make_http
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 TEXT = 'a "b" \\ 東京 😀\n' * (LONG_TEXT_CHARS // 8)
 MAX_MODEL_LEN = 1 << 20
@@ -91,5 +91,5 @@ async def test_a_client_that_leaves_ends_its_tokenising(
     writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await eventually(lambda: http.stack.router.live.num_live == 1)
     writer.close()
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), EVENT_S)
     await eventually(lambda: not http.stack.router.live.num_live)

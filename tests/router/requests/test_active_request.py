@@ -19,6 +19,7 @@ from router.requests.request_output import (
     FinishReason,
 )
 from tests.router.fakes import EOS, bytewise_ids, ids_of, make_tokenizer, token
+from tests.waiting import EVENT_S
 
 TOKENIZER = make_tokenizer()
 LENGTH = Finish(FinishReason.LENGTH)
@@ -58,7 +59,7 @@ def make_request(
 
 
 async def read_next(request: ActiveRequest) -> Update:
-    return await asyncio.wait_for(request.next_update(), 5)
+    return await asyncio.wait_for(request.next_update(), EVENT_S)
 
 
 async def read_delta(request: ActiveRequest) -> Delta:

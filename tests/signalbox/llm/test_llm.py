@@ -374,5 +374,5 @@ def test_a_model_that_does_not_load_leaves_no_thread() -> None:
 
 
 def _ends(thread: threading.Thread) -> bool:
-    thread.join(5)
+    thread.join(EVENT_S)
     return not thread.is_alive()
