@@ -23,6 +23,17 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+# What a shell sets for services and clients of its user; a test sets what it needs.
+_OF_THE_USER = ("AWS_", "OTEL_", "SIGNALBOX_", "VLLM_")
+_OF_THE_RUN = ("SIGNALBOX_ISA", "SIGNALBOX_TEST_")
+for _name in [*os.environ]:
+    if _name.startswith(_OF_THE_USER) and not _name.startswith(_OF_THE_RUN):
+        del os.environ[_name]
+
+# Services of tests are on this machine; of a proxy, only what fetches packages has need.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join([os.environ.get(_name, ""), "localhost", "127.0.0.1", "::1"])
+
 # The tests' tensors are small, and two processes of tests share the processors with the services
 # that they start. Threads that spin, or wait for each other in each operation, take twice as long.
 # OpenMP decides when PyTorch is first imported; a test of several threads asks for them by number.

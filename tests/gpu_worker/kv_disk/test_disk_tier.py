@@ -197,6 +197,7 @@ def test_digests_are_kept_between_starts_and_made_again_if_they_are_lost(
 
 
 def test_a_folder_that_others_may_enter_is_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "kv").mkdir(mode=0o755)
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv").chmod(0o755)
     with pytest.raises(FolderError, match="mode 700"), opened(tmp_path):
         pass

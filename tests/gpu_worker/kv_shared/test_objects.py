@@ -228,7 +228,8 @@ def test_no_object_has_blocks_of_two_tenants(url: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_may_enter_is_refused(url: str, tmp_path: Path) -> None:
-    (tmp_path / "kv").mkdir(mode=0o755)
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv").chmod(0o755)
     with pytest.raises(ValueError, match="mode 700"):
         make_object_store(url)
 
