@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-_END_S = 1.0
+_END_S = 5.0
+"""Seconds for a rank whose stream has ended to end itself, on a machine that is busy."""
 _LOOK_S = 0.5
 _NUM_LOOKS = 5
 
@@ -71,10 +73,14 @@ class LocalRank:
             self._process.wait()
 
     def how_it_ended(self) -> str:
-        try:
-            code = self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            return "no longer answers"
+        gives_up_at = time.monotonic() + _END_S
+        while True:
+            try:
+                code = self._process.wait(_LOOK_S)
+                break
+            except subprocess.TimeoutExpired:
+                if _is_stopped(self._process.pid) or time.monotonic() > gives_up_at:
+                    return "no longer answers"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with status {code}"
