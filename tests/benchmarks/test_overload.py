@@ -5,6 +5,7 @@ import asyncio
 from benchmarks.overload import MAX_TOKENS, PROMPT_TOKENS, Offered, ask
 from scheduler_svc.config import SchedulerConfig
 from signalbox.bench.workload import random_prompts
+from tests.integration.stack import assert_idle
 from tests.integration.test_stack import make_stack
 
 PLACES = 8
@@ -22,7 +23,7 @@ async def tokens_a_step(num_requests: int) -> tuple[float, Offered]:
             *(ask(stack.stub, next(prompts), offered) for _ in range(num_requests))
         )
         scheduler = stack.scheduler.cluster.step_loops[0].scheduler
-        await stack.until_free()
+        await assert_idle(stack.scheduler)
         return MAX_TOKENS * len(offered.ended_at) / scheduler.num_steps, offered
 
 

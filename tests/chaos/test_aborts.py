@@ -9,6 +9,7 @@ import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from tests.integration.stack import assert_idle
 from tests.integration.test_stack import make_request, make_stack
 
 NUM_ABORTS = int(os.environ.get("CHAOS_ABORTS", "300"))
@@ -68,6 +69,6 @@ async def test_random_aborts_give_every_block_back_on_both_pools() -> None:
         await asyncio.gather(*(client(stack.stub, random.Random(i)) for i in range(NUM_CLIENTS)))
         scheduler = stack.scheduler.cluster.step_loops[0].scheduler
         assert scheduler.preemption.num_preemptions > NUM_ABORTS // 100
-        await stack.until_free()  # free + cached == total, on both pools
+        await assert_idle(stack.scheduler)  # free + cached == total, on both pools
     assert set(endings) <= {"left", "whole", "DEADLINE_EXCEEDED"}
     assert endings["left"] + endings["DEADLINE_EXCEEDED"] >= NUM_ABORTS
