@@ -27,6 +27,8 @@ MAX_LEND_SHARE = 1 / 16
 """Share of a step that those of one lend may take if that is longer. The parts of a lend wait for
 steps of both workers: beside steps of half a second a drain that copies 5 ms of blocks at a time
 would not end."""
+MAX_SPARE_SHARE = 1 / 10
+"""Share of a step that the copies of a lend may take which is not urgent, if more than a block."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,13 +80,19 @@ class CostModel:
         """Bytes per second that come from the store, or from another worker."""
         return self.peer_bytes_per_s if from_peer else self.load_bytes_per_s
 
-    def keeps_more_copies(self, *, num_copies: int, step_s: float = 0.0) -> bool:
+    def keeps_more_copies(
+        self, *, num_copies: int, step_s: float = 0.0, is_urgent: bool = True
+    ) -> bool:
         """Says whether a step that copies blocks out for one purpose should copy one more.
 
         Args:
             step_s: of steps that the purpose waits for; 0 if nothing waits for it.
+            is_urgent: False if the purpose is that steps get shorter.
         """
-        return self.copy_s(num_copies + 1) <= max(MAX_KEEP_S, MAX_LEND_SHARE * step_s)
+        most_s = max(MAX_KEEP_S, MAX_LEND_SHARE * step_s)
+        if num_copies and not is_urgent:
+            most_s = min(most_s, MAX_SPARE_SHARE * step_s)
+        return self.copy_s(num_copies + 1) <= most_s
 
     def copy_s(self, num_blocks: int) -> float:
         """Seconds to copy blocks from one pool to the other."""

@@ -27,6 +27,8 @@ class Handover:
     """Sequences that the taker keeps room for."""
     num_wanted: int
     """GPU blocks that the taker's next plan takes for the group."""
+    is_urgent: bool = True
+    """False if it is to make steps shorter, so that the owner's copy little until the pause."""
     spare: list[int] = field(default_factory=list)
     """GPU blocks of the taker that hold nothing yet."""
     arrived: dict[BlockHash, int] = field(default_factory=dict)

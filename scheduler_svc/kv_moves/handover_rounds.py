@@ -109,7 +109,10 @@ class HandoverRounds:
         load_s = owner.inflight.expected_s() + self._lending.inflight.expected_s()
         load_s += self._cost.load_s(len(names), from_peer=True)
         handover.until = now + 2 * load_s + GRACE_S
-        handover.fetch = self._lending.fetch(owner, names, now, private=private)
+        is_urgent = handover.is_urgent or handover.has_paused
+        handover.fetch = self._lending.fetch(
+            owner, names, now, private=private, is_urgent=is_urgent
+        )
         self._fetches[handover.fetch] = handover
         return True
 

@@ -66,7 +66,7 @@ class Handovers:
         for group in reversed(owner.queues.running):
             fits = 2 * group.num_reserved_sequences <= surplus and owner.may_try(group)
             if fits and _pays(group, owner, taker):
-                if not taker.reserve(group, owner, now):
+                if not taker.reserve(group, owner, now, is_urgent=False):
                     owner.retry_later(group, now)
                 return
 

@@ -148,7 +148,9 @@ class Lending(PeerReads):
     def _keeps_more(self, pair: PeerFetch, num_copies: int) -> bool:
         """Says whether a plan that copies so many blocks for a reader should copy another."""
         step_s = max(self._cost.last_decode_s, pair.reader.last_decode_s)
-        return self._cost.keeps_more_copies(num_copies=num_copies, step_s=step_s)
+        return self._cost.keeps_more_copies(
+            num_copies=num_copies, step_s=step_s, is_urgent=pair.is_urgent
+        )
 
     def forget_ahead(self, pair: PeerFetch) -> None:
         """Gives copies up that were made ahead; the next part takes those that are still here."""

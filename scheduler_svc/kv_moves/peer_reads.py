@@ -50,6 +50,8 @@ class PeerFetch:
     fetch: Move
     private: Mapping[BlockHash, int]
     """GPU blocks of the owner that nothing finds, by names of what they hold."""
+    is_urgent: bool = True
+    """False if steps of the owner are to copy little for it."""
     lend: Move | None = None
     """None until the owner's next plan."""
     ahead: list[int] = field(default_factory=list)
@@ -127,16 +129,25 @@ class PeerReads:
         now: float,
         *,
         private: Mapping[BlockHash, int] = _NONE,
+        is_urgent: bool = True,
     ) -> Move:
         """Begins to read blocks of another worker; ask the CPU pool's `num_free` first.
 
         Args:
             private: GPU blocks of the owner that nothing finds, by name; the caller calls the fetch
                 off when they become others'.
+            is_urgent: see `PeerFetch`.
         """
         source = owner.make_source(self.identity)
         move = self._moves.fetch(hashes, now, source=source)
-        pair = PeerFetch(owner=owner, reader=self, source=source, fetch=move, private=private)
+        pair = PeerFetch(
+            owner=owner,
+            reader=self,
+            source=source,
+            fetch=move,
+            private=private,
+            is_urgent=is_urgent,
+        )
         self._fetches[move] = pair
         owner.want(pair)
         return move

@@ -117,7 +117,14 @@ class WorkerHandovers:
         """Says whether to hand a group over: one that could not be is left alone for a while."""
         return group not in self._retry_at and self.may_leave(group)
 
-    def reserve(self, group: SequenceGroup, owner: "WorkerHandovers", now: float) -> bool:
+    def reserve(
+        self,
+        group: SequenceGroup,
+        owner: "WorkerHandovers",
+        now: float,
+        *,
+        is_urgent: bool = True,
+    ) -> bool:
         """Begins to take a running group over; False, changing nothing, if there is no room.
 
         What follows needs no further call. Until the group runs here it runs at its owner, where it
@@ -146,6 +153,7 @@ class WorkerHandovers:
             taker=self,
             num_slots=num_slots,
             num_wanted=num_spare,
+            is_urgent=is_urgent,
             arrived=found,
         )
         self.queues.num_held_slots += num_slots

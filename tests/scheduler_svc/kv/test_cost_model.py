@@ -94,6 +94,16 @@ def test_more_blocks_are_copied_for_what_waits_for_long_steps(step_s: float, mos
     assert not cost.keeps_more_copies(num_copies=most, step_s=step_s)
 
 
+@pytest.mark.parametrize(("step_s", "most"), [(0.0, 1), (0.01, 1), (0.03, 3), (0.1, 6)])
+def test_copies_that_are_to_make_steps_shorter_take_little_of_a_step(
+    step_s: float, most: int
+) -> None:
+    cost = CostModel(block_bytes=1000, copy_bytes_per_s=1e6)
+    for num_copies in range(10):
+        keeps_more = cost.keeps_more_copies(num_copies=num_copies, step_s=step_s, is_urgent=False)
+        assert keeps_more is (num_copies < most)
+
+
 def test_a_decode_is_expected_to_take_as_long_as_the_last_one_by_its_sequences_at_most() -> None:
     cost = CostModel()
     assert cost.decode_s(8) == 0.0

@@ -74,6 +74,33 @@ def test_a_worker_that_joins_takes_over_until_the_load_is_even() -> None:
     assert sum(map(num_recomputed, busy.groups)) == 0
 
 
+def most_copied(busy: Busy, num_turns: int) -> int:
+    """Returns the most blocks that a step of the first worker copies for groups that compute."""
+    worker, most = busy.loops[0].worker, 0
+    for _ in range(num_turns):
+        num_before = worker.num_swapped_out
+        busy.turn()
+        if not any(handover.has_paused for handover in busy.of(0).leaving.values()):
+            most = max(most, worker.num_swapped_out - num_before)
+    return most
+
+
+@pytest.mark.parametrize(("has_to_leave", "most"), [(False, 3), (True, 5)])
+def test_a_step_copies_less_for_a_group_that_is_rebalanced_than_for_one_that_has_to_leave(
+    has_to_leave: bool, most: int
+) -> None:
+    """A block takes a millisecond to copy, and a step of eight sequences 30."""
+    cost = CostModel(block_bytes=BLOCK_BYTES, copy_bytes_per_s=1e3 * BLOCK_BYTES)
+    busy = Busy(cost=cost, sequence_s=0.0025)
+    busy.fill(num_steps=40)
+    busy.join_now()
+    if has_to_leave:
+        assert busy.begin(busy.groups[-1])
+    assert most_copied(busy, 20) == most
+    busy.assert_right()
+    assert busy.num_moved
+
+
 def test_several_workers_that_join_share_the_load() -> None:
     busy = Busy()
     busy.fill(12)
