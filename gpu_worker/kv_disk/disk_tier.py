@@ -3,7 +3,6 @@
 import json
 import logging
 from contextlib import suppress
-from functools import cached_property
 
 from contract.model import StoreCapacity
 from contract.sections.store_moves import ClearMark
@@ -44,6 +43,7 @@ class DiskTier(LateStore[DiskStore]):
         self._config = config
         self._model = model
         self._identify = identify
+        self._identity: bytes | None = None
         self._folder = StoreFolder(config.kv_disk)
         self._known_clears = KnownClears(self._folder.read_text(_CLEARS))
         self.capacity = StoreCapacity(
@@ -86,6 +86,8 @@ class DiskTier(LateStore[DiskStore]):
         self._folder.close()
 
     def open(self) -> DiskStore:
+        if self._identity is None:
+            self._identity = self._made_identity()
         store = DiskStore(
             self._folder,
             identity=self._identity,
@@ -103,8 +105,7 @@ class DiskTier(LateStore[DiskStore]):
         )
         return store
 
-    @cached_property
-    def _identity(self) -> bytes:
+    def _made_identity(self) -> bytes:
         known = _parsed(self._folder.read_text(_DIGESTS))
         digests = dict(known)
         identity = self._identify(digests, self.is_called_off)

@@ -68,6 +68,21 @@ def test_a_rank_writes_its_share_of_what_its_worker_may_write_in_a_day(tmp_path:
         assert [write(tier, number) for number in range(3)] == [True, True, False]
 
 
+def test_a_tier_does_not_wait_for_the_weights_of_another(tmp_path: Path) -> None:
+    known = threading.Event()
+
+    def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        known.wait()
+        return IDENTITY
+
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with opened(tmp_path / "first", identify_late), opened(tmp_path / "second") as tier:
+        is_open = tier.opened.wait(30)
+        known.set()
+        assert is_open
+
+
 def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         assert tier.opened.wait(60)
