@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,10 @@ def _loaded_code() -> list[Path]:
     return sorted(Path(file) for module in loaded if (file := getattr(module, "__file__", None)))
 
 
+@cache
 def _own_sources() -> bytes:
+    """Returns a digest of the sources as they were when the model was loaded: a package may be
+    replaced while it runs."""
     digest = hashlib.sha256()
     for folder in _SOURCES:
         for path in sorted(folder.rglob("*")):

@@ -1,12 +1,14 @@
 """Workers whose blocks may differ announce different formats, or none."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contract.model import WorkerCapacity
+from gpu_worker.loading import block_content
 from gpu_worker.loading.block_content import BlockContent, foreign_code, format_of_ranks
 from gpu_worker.models.plugins import import_plugins
 
@@ -26,6 +28,22 @@ def test_equal_content_has_one_format_and_other_content_another() -> None:
     formats = [content.format_of(CAPACITY) for content in contents]
     assert len(set(formats)) == 3
     assert replace(CONTENT).format_of(replace(CAPACITY, num_cpu_blocks=5)) == formats[0]
+
+
+def test_blocks_belong_to_the_sources_that_were_there_when_the_model_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identities = []
+    for text in ("old", "new"):  # the package is replaced while a worker runs
+        (tmp_path / "module.py").write_text("old")
+        monkeypatch.setattr(block_content, "_SOURCES", (tmp_path,))
+        block_content._own_sources.cache_clear()
+        CONTENT.format_of(CAPACITY)
+        (tmp_path / "module.py").write_text(text)
+        with ThreadPoolExecutor() as thread:  # whose priority it lowers
+            identities.append(thread.submit(CONTENT.identity, {}, lambda: False).result())
+    block_content._own_sources.cache_clear()
+    assert identities[0] == identities[1]
 
 
 def test_workers_that_exchange_nothing_have_no_format() -> None:
