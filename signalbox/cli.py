@@ -250,7 +250,7 @@ def _debug_in_environment() -> bool:
 
 
 def _in_one_line(error: Exception) -> str:
-    from rpc.telemetry.logs import printable
+    from rpc.telemetry.printable import printable
 
     text = printable(" ".join(str(error).split()))
     is_ours = type(error).__module__.split(".")[0] in _OUR_PACKAGES

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from rpc.telemetry import trace_ids
 from rpc.telemetry.log_limits import LimitedHandler
+from rpc.telemetry.printable import printable
 
 FORMATS = ("text", "json")
 CHATTY = ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub", "asyncio", "grpc")
@@ -101,16 +102,6 @@ class _Text(logging.Formatter):
         if self._in_colour and (colour := self._COLOURS.get(name)):
             return f"\x1b[{colour}m{name}\x1b[0m "
         return f"{name} "
-
-
-def printable(message: str) -> str:
-    """Escapes control characters that a peer may have sent: they could move a terminal's
-    cursor."""
-    if message.isprintable():
-        return message
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in message
-    )
 
 
 class _Json(logging.Formatter):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.hub.gguf_file_names import format_bytes
-from rpc.telemetry.logs import printable
+from rpc.telemetry.printable import printable
 from signalbox.cached_models.hub_cache import age
 from signalbox.client.connection import connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag

@@ -123,8 +123,8 @@ def test_a_pause_of_all_ranks_costs_none(native_tiny: Path, folder: Path) -> Non
 def rank_0(model: Path, folder: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
     """Yields the first of three ranks, and the process ids of the others."""
     program = (
-        "import sys, time; from pathlib import Path; from gpu_worker.config import ParallelConfig;"
-        "from gpu_worker.main import end_at_once;"
+        "import sys, time; from pathlib import Path; from gpu_worker.main import end_at_once;"
+        "from gpu_worker.parallel_config import ParallelConfig;"
         "from gpu_worker.ranks.ranked_runner import RankedRunner;"
         "from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes;"
         "start = with_sizes(make_start(Path(sys.argv[1]), ParallelConfig()), 1, 3);"
