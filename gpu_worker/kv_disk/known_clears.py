@@ -11,7 +11,7 @@ _ISSUER_DIGITS = 32
 
 
 class KnownClears:
-    """Numbers by issuer, which is told last last.
+    """Numbers of clears by issuer, in the order in which the issuers were last told.
 
     Args:
         text: as `text` has returned it; none is known if it is damaged.

@@ -28,7 +28,7 @@ MAX_LEND_SHARE = 1 / 16
 steps of both workers: beside steps of half a second a drain that copies 5 ms of blocks at a time
 would not end."""
 MAX_SPARE_SHARE = 1 / 10
-"""Share of a step that the copies of a lend may take which is not urgent, if more than a block."""
+"""Most of a step that copies of a lend that is not urgent may take; one block is always copied."""
 
 
 @dataclass(slots=True, kw_only=True)

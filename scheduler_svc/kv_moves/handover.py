@@ -28,7 +28,7 @@ class Handover:
     num_wanted: int
     """GPU blocks that the taker's next plan takes for the group."""
     is_urgent: bool = True
-    """False if it is to make steps shorter, so that the owner's copy little until the pause."""
+    """False if it is to make steps shorter: the owner's steps copy little before the pause."""
     spare: list[int] = field(default_factory=list)
     """GPU blocks of the taker that hold nothing yet."""
     arrived: dict[BlockHash, int] = field(default_factory=dict)

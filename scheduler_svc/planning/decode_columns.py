@@ -32,7 +32,7 @@ class DecodeColumns:
         self._blocks = blocks
         self._admission = admission
         self._growing: list[Sequence] = []
-        """Those that have tokens left to plan; the others wait for their last answers."""
+        """Sequences that have tokens left to plan; the others wait for their last answers."""
         self._growing_ids = int64s([])
         self._num_plans = 0  # of all that grow
         self._num_answers = 0  # to all
