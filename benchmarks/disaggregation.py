@@ -160,7 +160,7 @@ async def measure_model(
                 *("--max-num-batched-tokens", str(kind.max_num_batched_tokens)),
                 core=core,
             )
-        size = await pool.vocab_size()
+        size = (await pool.model()).vocab_size
         warm = random_prompts(vocab_size=size, num_tokens=64, seed=seed + 1)
         for _ in range(2 * num_workers):
             pool.ask(next(warm), max_tokens=16)

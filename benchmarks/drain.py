@@ -1,7 +1,7 @@
 """A worker with streams is drained: how long the longest gap between a stream's tokens is.
 
     python -m benchmarks.drain [--profile h100 cpu] [--contexts 512 2048 8192] [--streams 32]
-    python -m benchmarks.drain --model MODEL [--contexts 512 2048] [--streams 1] [--tokens 768]
+    python -m benchmarks.drain --model MODEL [--contexts 512 2048] [--streams 1]
         [--tensor-parallel-size 1] [--pipeline-parallel-size 1]
 
 All streams run on one worker; another joins, and the first is drained: with handover, and without,
@@ -9,7 +9,7 @@ where a stream that is still there when the time to drain is over is computed an
 Without a model the real scheduler plans for workers in simulated time, whose steps cost what was
 measured or what a data sheet says: see simulated_time/step_costs.py. With one all is real, each
 worker has a core, where each of its ranks has one thread, and each stream's tokens are compared
-with those of the same prompt that nothing disturbed.
+with those of the same prompt that nothing disturbs afterwards, which is computed whole.
 """
 
 import argparse
@@ -94,17 +94,12 @@ async def measure_model(
     *,
     context: int,
     num_streams: int,
-    num_tokens: int,
     hands_over: bool,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     kv_gib: float = 3,
 ) -> Gaps:
-    """Does the same with two workers of a model. Raises AssertionError if a token is wrong.
-
-    Args:
-        num_tokens: of each answer, of which the drain has to come before the end.
-    """
+    """Does the same with two workers of a model. Raises AssertionError if a token is wrong."""
     flags = ["--max-num-seqs", str(max(2, num_streams)), "--kv-cache-memory", str(kv_gib)]
     flags += ["--tensor-parallel-size", str(tensor_parallel_size)]
     flags += ["--pipeline-parallel-size", str(pipeline_parallel_size)]
@@ -114,44 +109,39 @@ async def measure_model(
         flags += ["--drain-timeout", "0", "--swap-space", "0"]
     async with model_pool(model) as pool:
         owner = await pool.join(*flags, core=0)
-        prompts = random_prompts(
-            vocab_size=await pool.vocab_size(), num_tokens=context, seed=context
-        )
-        asked = list(itertools.islice(prompts, num_streams))
-        undisturbed = await _undisturbed(pool, asked, num_tokens=num_tokens)
-        answers = [pool.ask(prompt, max_tokens=num_tokens) for prompt in asked]
+        served = await pool.model()
+        prompts = [
+            *itertools.islice(
+                random_prompts(vocab_size=served.vocab_size, num_tokens=context, seed=context),
+                num_streams,
+            )
+        ]
+        most_tokens = served.effective_max_model_len - context
+        answers = [pool.ask(prompt, max_tokens=most_tokens) for prompt in prompts]
         await pool.join(*flags, core=1)
         await _until_each_has_more(pool, answers, num_more_tokens=8)
         gaps = await _drain(pool, owner, answers)
+        undisturbed = [
+            pool.ask(prompt, max_tokens=len(answer.token_ids), cache_salt="undisturbed")
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        await pool.until(lambda: all(answer.is_whole for answer in undisturbed))
     for answer, other in zip(answers, undisturbed, strict=True):
-        wrong = (a != b for a, b in zip(answer.token_ids, other.token_ids, strict=True))
-        assert not any(wrong), f"tokens of {answer.request_id} are not as undisturbed"
+        assert answer.token_ids == other.token_ids, f"tokens of {answer.request_id} are wrong"
     return gaps
 
 
-async def _undisturbed(
-    pool: ModelPool, prompts: list[list[int]], *, num_tokens: int
-) -> list[ModelAnswer]:
-    """Returns whole answers of a pool that has only one worker, which then knows the prompts."""
-    answers = [pool.ask(prompt, max_tokens=num_tokens) for prompt in prompts]
-    await pool.until(lambda: all(answer.is_whole for answer in answers))
-    return answers
-
-
 async def _drain(pool: ModelPool, owner: ModelWorker, answers: list[ModelAnswer]) -> Gaps:
-    """Drains a worker, and reads its streams to their ends."""
+    """Drains a worker, reads on from the other one, and cancels the streams."""
     began_at = time.perf_counter()
     usual = median(gap for answer in answers for gap in answer.gaps_s[-4:])
     pool.drain(owner)
     await pool.until_left(owner)
     duration = time.perf_counter() - began_at
-    await pool.until(lambda: all(answer.is_whole for answer in answers))
+    await _until_each_has_more(pool, answers, num_more_tokens=8)
+    await pool.cancel(answers)
     num_handed_over = await pool.count_handovers(answers)
-    longest = [
-        answer.longest_gap_s(since=began_at)
-        for answer in answers
-        if answer.token_times[-1] >= began_at
-    ]
+    longest = [answer.longest_gap_s(since=began_at) for answer in answers]
     return Gaps(usual, median(longest), max(longest), num_handed_over, duration)
 
 
@@ -194,14 +184,13 @@ def run_simulated(args: argparse.Namespace) -> None:
 
 
 async def run_model(args: argparse.Namespace) -> None:
-    print(f"\n{args.model}: {args.streams} streams of {args.tokens} tokens\n\n{HEADER}")
+    print(f"\n{args.model}: {args.streams} streams\n\n{HEADER}")
     ways = {"anew": (False,), "over": (True,), "both": (False, True)}[args.ways]
     for context, hands_over in itertools.product(args.contexts, ways):
         gaps = await measure_model(
             args.model,
             context=context,
             num_streams=args.streams,
-            num_tokens=args.tokens,
             hands_over=hands_over,
             tensor_parallel_size=args.tensor_parallel_size,
             pipeline_parallel_size=args.pipeline_parallel_size,
@@ -216,7 +205,6 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--within", type=float, default=30.0, help="simulated seconds to drain")
     parser.add_argument("--model", help="of real workers")
-    parser.add_argument("--tokens", type=int, default=768, help="of each answer of a model")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="with a model")
     parser.add_argument("--pipeline-parallel-size", type=int, default=1, help="with a model")
     parser.add_argument(

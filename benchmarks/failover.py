@@ -62,7 +62,7 @@ class Streams:
 
     async def learn(self) -> None:
         """Asks all while nothing happens."""
-        size = await self._pool.vocab_size()
+        size = (await self._pool.model()).vocab_size
         prompts = random_prompts(vocab_size=size, num_tokens=self._context, seed=self._context)
         self._prompts = list(itertools.islice(prompts, self._num_streams))
         self.ask()

@@ -42,6 +42,7 @@ class ModelAnswer(Answer):
 
     request_id: str = ""
     token_ids: list[int] = field(default_factory=list)
+    reading: asyncio.Task[None] | None = None
 
 
 class ModelWorker(NamedTuple):
@@ -98,7 +99,7 @@ class ModelPool:
         while not (new := {one.address for one in await self.workers()} - before):
             assert process.is_alive, f"a worker {process.ending}"
             await asyncio.sleep(POLL_S)
-        await self.vocab_size()  # the router has heard of it
+        await self.model()  # the router has heard of it
         return ModelWorker(new.pop(), process)
 
     async def workers(self) -> Sequence[stats_pb2.WorkerStats]:
@@ -108,15 +109,15 @@ class ModelPool:
                 return (await self._scheduler.stats()).workers
             await asyncio.sleep(POLL_S)
 
-    async def vocab_size(self) -> int:
-        """Returns the size of the vocabulary, once the router serves."""
+    async def model(self) -> pb.GetModelResponse:
+        """Returns what the router says of the model, once it serves."""
         async with asyncio.timeout(START_S):
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    return int((await self._router.GetModel(pb.GetModelRequest())).vocab_size)
+                    return await self._router.GetModel(pb.GetModelRequest())
                 await asyncio.sleep(POLL_S)
 
-    def ask(self, prompt: Sequence[int], *, max_tokens: int) -> ModelAnswer:
+    def ask(self, prompt: Sequence[int], *, max_tokens: int, cache_salt: str = "") -> ModelAnswer:
         """Has a client send a greedy request now that the end of sequence does not end."""
         answer = ModelAnswer(
             Asked(len(prompt), max_tokens),
@@ -124,13 +125,15 @@ class ModelPool:
             request_id=f"r{len(self.answers)}",
         )
         self.answers.append(answer)
-        self._reading.append(asyncio.create_task(self._read(answer, prompt)))
+        answer.reading = asyncio.create_task(self._read(answer, prompt, cache_salt))
+        self._reading.append(answer.reading)
         return answer
 
-    async def _read(self, answer: ModelAnswer, prompt: Sequence[int]) -> None:
+    async def _read(self, answer: ModelAnswer, prompt: Sequence[int], cache_salt: str) -> None:
         request = pb.GenerateRequest(
             request_id=answer.request_id,
             token_ids=pb.TokenIds(ids=prompt),
+            cache_salt=cache_salt,
             sampling_params=pb.SamplingParams(
                 temperature=0, max_tokens=answer.asked.max_tokens, ignore_eos=True
             ),
@@ -145,12 +148,25 @@ class ModelPool:
             answer.failure = f"{error.code().name}: {error.details()}"
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Returns when something is true of the answers. Raises RuntimeError if one fails."""
+        """Returns when something is true of the answers.
+
+        Raises RuntimeError if one fails, and if all end before.
+        """
         while not is_so():
             for answer in self.answers:
                 if answer.failure:
                     raise RuntimeError(f"{answer.request_id}: {answer.failure}")
+            if all(answer.is_whole for answer in self.answers):
+                raise RuntimeError("all answers have ended before what was waited for")
             await asyncio.sleep(POLL_S)
+
+    @staticmethod
+    async def cancel(answers: Sequence[ModelAnswer]) -> None:
+        """Has clients cancel their requests; the answers keep the tokens that have come."""
+        for answer in answers:
+            assert answer.reading is not None
+            answer.reading.cancel()
+            await asyncio.wait([answer.reading])
 
     def drain(self, worker: ModelWorker) -> None:
         """Has a worker leave once it has ended what it had, or its time to drain is over."""

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    make_llama(tmp_path, max_position_embeddings=8192)
+    make_llama(tmp_path, max_position_embeddings=32768)
     return str(tmp_path)
 
 
@@ -21,7 +21,6 @@ async def test_a_stream_of_two_ranks_is_handed_over(model: str) -> None:
         model,
         context=40,
         num_streams=1,
-        num_tokens=1000,
         hands_over=True,
         pipeline_parallel_size=2,
         kv_gib=0.05,
