@@ -22,13 +22,14 @@ HIT_SHARE = 1 / 16
 this share of the time that their tokens took to compute."""
 MAX_KEEP_S = 0.005
 """Longest that a step may take for the copies of evicted blocks, and of those of one write or lend:
-others wait for their tokens."""
+others wait for their tokens. One block of a write or lend is always copied: a rate that was
+measured too low would end both for good, since only copies correct it."""
 MAX_LEND_SHARE = 1 / 16
 """Share of a step that those of one lend may take if that is longer. The parts of a lend wait for
 steps of both workers: beside steps of half a second a drain that copies 5 ms of blocks at a time
 would not end."""
 MAX_SPARE_SHARE = 1 / 10
-"""Most of a step that copies of a lend that is not urgent may take; one block is always copied."""
+"""Most of a step that copies of a lend that is not urgent may take."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,9 +91,9 @@ class CostModel:
             is_urgent: False if the purpose is that steps get shorter.
         """
         most_s = max(MAX_KEEP_S, MAX_LEND_SHARE * step_s)
-        if num_copies and not is_urgent:
+        if not is_urgent:
             most_s = min(most_s, MAX_SPARE_SHARE * step_s)
-        return self.copy_s(num_copies + 1) <= most_s
+        return not num_copies or self.copy_s(num_copies + 1) <= most_s
 
     def copy_s(self, num_blocks: int) -> float:
         """Seconds to copy blocks from one pool to the other."""

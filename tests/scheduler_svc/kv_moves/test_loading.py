@@ -106,6 +106,14 @@ def test_a_block_is_stored_at_its_second_use() -> None:
     assert EventKind.STORED in kinds(second)
 
 
+def test_blocks_are_stored_whatever_rate_of_copies_the_worker_measured() -> None:
+    cost = CostModel(block_bytes=BLOCK_BYTES, copy_bytes_per_s=1.0, prefill_tokens_per_s=1e3)
+    server = Server(cost=cost)
+    server.run()
+    server.run()
+    assert len(server.kept) == 5
+
+
 def test_conversations_that_the_pools_have_no_room_for_are_stored_at_the_second_turn() -> None:
     server = Server(num_gpu_blocks=9, num_cpu_blocks=12)
     conversations = [[number] * 25 for number in range(8)]
