@@ -89,6 +89,8 @@ def _write_fetch(traced: RequestTrace, event: Event) -> None:
     }
     if event.source:
         attributes["signalbox.from_worker"] = event.source
+    if event.store:
+        attributes["signalbox.store"] = event.store
     if event.detail:
         attributes["error.type"] = event.detail
     start = traced.wall_ns(event.at - event.seconds)

@@ -56,7 +56,7 @@ class Loading:
     """The loading requests of one worker, and the blocks that have arrived for waiting ones.
 
     Args:
-        has_store: whether the worker has a store.
+        store_kind: kind of the worker's store; empty if it has none.
         lending: what it reads of other workers; None if it reads nothing.
         distrusted: blocks that are not fetched from the store.
     """
@@ -68,7 +68,7 @@ class Loading:
         *,
         group_selection: GroupSelection,
         cost: CostModel,
-        has_store: bool,
+        store_kind: str,
         lending: Lending | None,
         distrusted: DistrustedBlocks,
     ) -> None:
@@ -88,7 +88,7 @@ class Loading:
         self._store_cost = FetchCost(cost, block_size=size, from_peers=False)
         self._peer_cost = FetchCost(cost, block_size=size, from_peers=True)
         self._paused_until = -math.inf  # because the store did not answer in time
-        self._has_store = has_store
+        self._store_kind = store_kind
         self._lending = lending
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
@@ -129,7 +129,7 @@ class Loading:
 
     def _begin_loads(self, now: float) -> None:
         free = MAX_LOADING - len(self._loads)
-        if free <= 0 or not (self._has_store or self._has_peers):
+        if free <= 0 or not (self._store_kind or self._has_peers):
             return
         waiting = itertools.islice(self._queues.admission.candidates, LOOK_AHEAD)
         chosen = [group for group in waiting if self._may_load(group)]
@@ -147,7 +147,7 @@ class Loading:
             return False
         if not self._group_selection.can_ever_run(group):
             return False
-        return self._has_store or self._group_selection.has_room(group)
+        return bool(self._store_kind) or self._group_selection.has_room(group)
 
     def _begin(self, group: SequenceGroup, now: float) -> None:
         """Fetches what is missing of a request's prefix from another worker, if one has it; else
@@ -160,7 +160,7 @@ class Loading:
         if hashes and (other := self._load_of(hashes[0])):
             self._wait_for(group, other.move, now, until=other.until)
             return
-        if self._begin_from_peer(group, prefix, hashes, now) or not self._has_store:
+        if self._begin_from_peer(group, prefix, hashes, now) or not self._store_kind:
             return
         group.asked_stores = (*group.asked_stores, self._number)
         hashes = hashes[: self._num_trusted(hashes)]
@@ -297,7 +297,13 @@ class Loading:
             self._pool.cache_block(block, block_hash)
         waiting = self._waiting_for(move)
         for group in waiting:
-            group.timeline.moved_blocks(EventKind.FETCHED, now, result, source=move.source)
+            group.timeline.moved_blocks(
+                EventKind.FETCHED,
+                now,
+                result,
+                source=move.source,
+                store="" if move.source else self._store_kind,
+            )
         for block in move.blocks[:num_blocks] if waiting else ():
             self._pool.share(block)
             self._loads[waiting[0]].arrived.append(block)

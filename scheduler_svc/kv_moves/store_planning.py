@@ -95,7 +95,7 @@ class StorePlanning:
             self.moves,
             group_selection=group_selection,
             cost=cost,
-            has_store=store is not None,
+            store_kind=store.kind if store is not None else "",
             lending=self.lending,
             distrusted=self._distrusted,
         )

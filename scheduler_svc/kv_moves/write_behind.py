@@ -56,6 +56,7 @@ class WriteBehind:
         self.num_blocks = 0  # written
         self.num_bytes = 0
         self.num_failures = 0
+        self._store_kind = store.kind
         self._moves = moves
         self._blocks = blocks
         self._cost = cost
@@ -163,7 +164,7 @@ class WriteBehind:
         self.miss(move.hashes[result.num_blocks :])
         group = self._of.pop(move)
         if not group.is_finished:
-            group.timeline.moved_blocks(EventKind.STORED, now, result)
+            group.timeline.moved_blocks(EventKind.STORED, now, result, store=self._store_kind)
         for block in move.blocks:
             self._blocks.cpu.free(block)
 

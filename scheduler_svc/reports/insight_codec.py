@@ -85,6 +85,7 @@ def _event(event: Event, arrival: float) -> explain_pb2.Event:
         num_bytes=event.num_bytes,
         duration_ns=nanoseconds(event.seconds),
         source=event.source,
+        store=event.store,
     )
 
 

@@ -64,6 +64,8 @@ class Event(NamedTuple):
     """Time that a move to or from a store, or from another worker, took."""
     source: str = ""
     """Address of the worker from which blocks came; empty of a store."""
+    store: str = ""
+    """Kind of the store from or to which blocks went; empty of another worker."""
     num_sequences: int = 0
     branch: int = 0
     num_ahead: int = 0
@@ -157,12 +159,13 @@ class Timeline:
         self.add(EventKind.HANDED_OVER, now, **numbers)
 
     def moved_blocks(
-        self, kind: EventKind, now: float, result: MoveResult, *, source: str = ""
+        self, kind: EventKind, now: float, result: MoveResult, *, source: str = "", store: str = ""
     ) -> None:
         """Records that a move of blocks from or to a worker's store has ended.
 
         Args:
             source: address of the worker from which they came instead.
+            store: kind of the store; empty if they came from a worker.
         """
         self.add(
             kind,
@@ -171,6 +174,7 @@ class Timeline:
             num_bytes=result.num_bytes,
             seconds=result.duration_ns / 1e9,
             source=source,
+            store=store,
             detail=result.failed,
         )
 

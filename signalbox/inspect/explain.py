@@ -194,7 +194,10 @@ def _resumed(event: pb.Event) -> str:
 def _moved(event: pb.Event) -> str:
     blocks = _count(event.num_blocks, "block")
     text = f"{blocks}, {event.num_bytes:,} bytes in {_seconds(event.duration_ns)}"
-    if event.source:
+    if event.store:
+        store = "disk" if event.store == "disk" else f"{event.store} store"
+        text += f" {'to' if event.kind == pb.EVENT_KIND_STORED else 'from'} the {store}"
+    elif event.source:
         text += f" from {event.source}"
     return f"{text}: {event.detail}" if event.detail else text
 

@@ -150,7 +150,7 @@ class StageUse(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[_common_pb2.WorkerRank, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageTimings, _Mapping]]] = ..., num_steps: _Optional[int] = ..., in_flight_ns: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "at_ns", "worker", "step_id", "num_tokens", "num_cached_tokens", "num_blocks", "num_sequences", "num_ahead", "num_waiting", "is_swap", "other_request_id", "detail", "waits", "branch", "num_bytes", "duration_ns", "source")
+    __slots__ = ("kind", "at_ns", "worker", "step_id", "num_tokens", "num_cached_tokens", "num_blocks", "num_sequences", "num_ahead", "num_waiting", "is_swap", "other_request_id", "detail", "waits", "branch", "num_bytes", "duration_ns", "source", "store")
     KIND_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class Event(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     kind: EventKind
     at_ns: int
     worker: str
@@ -187,7 +188,8 @@ class Event(_message.Message):
     num_bytes: int
     duration_ns: int
     source: str
-    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., at_ns: _Optional[int] = ..., worker: _Optional[str] = ..., step_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_ahead: _Optional[int] = ..., num_waiting: _Optional[int] = ..., is_swap: _Optional[bool] = ..., other_request_id: _Optional[str] = ..., detail: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., branch: _Optional[int] = ..., num_bytes: _Optional[int] = ..., duration_ns: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    store: str
+    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., at_ns: _Optional[int] = ..., worker: _Optional[str] = ..., step_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_ahead: _Optional[int] = ..., num_waiting: _Optional[int] = ..., is_swap: _Optional[bool] = ..., other_request_id: _Optional[str] = ..., detail: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., branch: _Optional[int] = ..., num_bytes: _Optional[int] = ..., duration_ns: _Optional[int] = ..., source: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason", "duration_ns", "num_plans")

@@ -161,7 +161,7 @@ def test_a_prefix_comes_from_another_worker() -> None:
     assert (reader.num_queries, reader.num_hits, reader.num_failures) == (20, 20, 0)
     (event,) = (one for one in group.timeline.events if one.kind is EventKind.FETCHED)
     assert (event.num_blocks, event.num_bytes) == (5, 5 * BLOCK_BYTES)
-    assert event.source == "w0:1"
+    assert (event.source, event.store) == ("w0:1", "")
 
 
 def test_both_workers_are_told_of_one_ticket() -> None:

@@ -163,7 +163,7 @@ def test_a_prefix_comes_from_the_store_after_a_restart() -> None:
     assert server.loop.worker.num_swapped_in == 5
     (event,) = (one for one in group.timeline.events if one.kind is EventKind.FETCHED)
     assert (event.num_blocks, event.num_bytes, event.detail) == (5, 160, "")
-    assert event.source == ""
+    assert (event.source, event.store) == ("", STORE.kind)
     assert server.scheduler.store is not None
     loading = server.scheduler.store.loading
     assert (loading.num_queries, loading.num_hits, loading.num_failures) == (20, 20, 0)

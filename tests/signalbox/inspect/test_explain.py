@@ -31,17 +31,19 @@ def test_blocks_that_came_or_were_stored_are_told_with_bytes_time_and_place() ->
             age_ns=20 * MS,
             events=[
                 moved(pb.EVENT_KIND_FETCHED, source="host:7"),
-                moved(pb.EVENT_KIND_FETCHED, detail="cancelled"),
+                moved(pb.EVENT_KIND_FETCHED, store="shared", detail="cancelled"),
                 pb.Event(kind=pb.EVENT_KIND_SCHEDULED, worker="host:8", waits=[loading]),
-                moved(pb.EVENT_KIND_STORED),
+                moved(pb.EVENT_KIND_STORED, store="disk"),
                 pb.Event(kind=pb.EVENT_KIND_PREFILL, num_tokens=1, step_id=7),
             ],
         )
     )
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "0.009 s fetched 4 blocks, 4,000 bytes in 0.002 s from host:7" in lines
-    assert "0.009 s fetched 4 blocks, 4,000 bytes in 0.002 s: cancelled" in lines
-    assert "0.009 s stored 4 blocks, 4,000 bytes in 0.002 s" in lines
+    assert (
+        "0.009 s fetched 4 blocks, 4,000 bytes in 0.002 s from the shared store: cancelled" in lines
+    )
+    assert "0.009 s stored 4 blocks, 4,000 bytes in 0.002 s to the disk" in lines
     assert "waited for its prefix to be fetched 0.008 s" in text
     assert "0.000 s prefill 1 token, step 7" in lines
 
