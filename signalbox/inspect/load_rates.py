@@ -31,7 +31,7 @@ class StoreLoad:
     num_loading: int
     """Requests that look for their prefix there, or wait for it."""
     hit_rate: float | None
-    """Share of the tokens that were looked up."""
+    """Share of the tokens that were looked up since the worker joined."""
     fetched_bytes_per_s: float
     stored_bytes_per_s: float
     num_failures: int
@@ -262,11 +262,10 @@ def _handovers(before: pb.HandoverStats, after: pb.HandoverStats) -> HandoverLoa
 
 
 def _store(before: pb.StoreStats, after: pb.StoreStats, seconds: float) -> StoreLoad:
-    queries = after.num_queries - before.num_queries
     return StoreLoad(
         kind=after.kind,
         num_loading=after.num_requests_loading,
-        hit_rate=(after.num_hits - before.num_hits) / queries if queries else None,
+        hit_rate=after.num_hits / after.num_queries if after.num_queries else None,
         fetched_bytes_per_s=(after.num_fetched_bytes - before.num_fetched_bytes) / seconds,
         stored_bytes_per_s=(after.num_stored_bytes - before.num_stored_bytes) / seconds,
         num_failures=after.num_failed_loads + after.num_late_loads + after.num_failed_stores,

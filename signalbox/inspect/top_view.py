@@ -126,7 +126,7 @@ def _bar(used: int, total: int) -> Text:
 def _store(store: StoreLoad | None) -> list[str]:
     if store is None:
         return []
-    hits = "" if store.hit_rate is None else f"hit rate {store.hit_rate:.0%}  "
+    hits = "" if store.hit_rate is None else f"hit rate so far {store.hit_rate:.0%}  "
     failed = f", {store.num_failures:,} failed" if store.num_failures else ""
     return [
         f"{store.kind}: {hits}{store.num_loading} requests loading"

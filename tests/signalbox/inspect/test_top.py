@@ -143,9 +143,10 @@ def test_the_screen_shows_what_comes_from_stores_and_other_workers() -> None:
             )
         )
     text = " ".join(text_of(render(measure(before, after), "host:1")).replace("│", " ").split())
-    assert "disk: hit rate 0% 0 requests loading 0.0 MB/s in 1.0 MB/s out" in text
-    assert "peer: hit rate 75% 2 requests loading 4.0 MB/s in" in text
+    assert "disk: hit rate so far 0% 0 requests loading 0.0 MB/s in 1.0 MB/s out" in text
+    assert "peer: hit rate so far 75% 2 requests loading 4.0 MB/s in" in text
     assert "3 failed" in text
+    assert "hit rate so far 75%" in text_of(render(measure(after, after), "host:1"))
 
 
 def test_the_screen_shows_what_was_handed_over() -> None:
