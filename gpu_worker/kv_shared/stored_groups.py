@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gpu_worker.kv_shared.block_names import NAME_BYTES, BlockNames
 from gpu_worker.kv_shared.block_server import BlockServer
@@ -22,7 +22,7 @@ class StoredGroup(NamedTuple):
     name: str
     """Name that workers log when they start; "unknown" for entries that no worker has named."""
     num_entries: int
-    """Keys, or objects."""
+    """Blocks, or objects of several blocks."""
     num_bytes: int
 
 
@@ -38,6 +38,11 @@ class StoreAccess(NamedTuple):
     is_trusted: bool = False
     """True if the network may see what is asked."""
 
+    @property
+    def entries(self) -> str:
+        """Returns what is counted: blocks, or objects, which have several each."""
+        return "blocks" if urlsplit(self.url).scheme in REDIS_SCHEMES else "objects"
+
     def groups(self) -> list[StoredGroup]:
         """Returns the models, the one with most bytes first."""
         counts: dict[str, tuple[int, int]] = {}
@@ -52,7 +57,7 @@ class StoreAccess(NamedTuple):
     def clear(self, tenant: str | None) -> int:
         """Removes the blocks of a tenant, by the name that this key gives it, or all.
 
-        Returns the number of keys or objects that were removed.
+        Returns the number of blocks or objects that were removed.
         """
         secret = b"" if self.key is None else read_key(self.key)
         names = BlockNames(secret, identity=b"")
@@ -77,7 +82,13 @@ class StoreAccess(NamedTuple):
                 raise OSError(f"the KV store {place} failed: {reason}; check {checks}") from error
 
     def _server(self) -> BlockServer:
-        url = checked_url(self.url)
+        try:
+            url = checked_url(self.url)
+        except ValueError as error:
+            raise ValueError(f"PLACE is no URL of a store: {error}") from None
+        parts = urlsplit(url)
+        if parts.scheme == "file" and not (folder := Path(unquote(parts.path))).exists():
+            raise ValueError(f"there is no folder {folder}")
         reason = exposure(url, has_key=True)
         if reason is not None and not self.is_trusted:
             raise ValueError(reason)

@@ -15,10 +15,10 @@ from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 
 EXAMPLES = """\
 examples
-  signalbox cache list /var/lib/signalbox/kv                  # by model: blocks, space, last use
+  signalbox cache list /var/lib/signalbox/kv                  # by model: blocks, space, last write
   signalbox cache clear /var/lib/signalbox/kv                 # all of them
   signalbox cache clear /var/lib/signalbox/kv --tenant team-a # those of one tenant
-  signalbox cache list rediss://kv.example.com                # by model: keys, space
+  signalbox cache list rediss://kv.example.com                # by model: blocks, space
   signalbox cache clear rediss://kv.example.com --tenant team-a --kv-store-key key
   signalbox cache clear                                       # all that a service has cached
   signalbox cache clear --scheduler HOST:50052 --tenant team-a
@@ -163,14 +163,15 @@ def _at_server(options: dict[str, Any], url: str) -> None:
         is_trusted=options["insecure"],
     )
     if options["action"] == "clear":
-        print(f"{access.clear(options['tenant'])} entries cleared")
+        print(f"{access.clear(options['tenant'])} {access.entries} cleared")
         return
     found = access.groups()
     if options["json"]:
         print(json.dumps([one._asdict() for one in found]))
         return
     for one in found:
-        print(f"{one.name[:8]}  {one.num_entries:>9} entries  {format_bytes(one.num_bytes):>10}")
+        size = format_bytes(one.num_bytes)
+        print(f"{one.name[:8]}  {one.num_entries:>9} {access.entries}  {size:>10}")
     total = format_bytes(sum(one.num_bytes for one in found))
     print(f"{_sets(len(found))}, {total}")
 

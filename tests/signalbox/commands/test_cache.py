@@ -165,7 +165,7 @@ def test_it_lists_and_clears_what_is_on_a_server(
         assert len(server.keys()) == 4
         with_key = [*clear, "--kv-store-key", str(key), "--tenant"]
         assert main([*with_key, "c"]) == 0  # which has no blocks, as the key proves
-        assert "0 entries cleared" in capsys.readouterr().out
+        assert "0 blocks cleared" in capsys.readouterr().out
         assert main([*with_key, "a"]) == 0
         assert redis_servers.held(store, range(5)) == {3}
         assert main(clear) == 0
@@ -288,6 +288,8 @@ def test_it_lists_and_clears_a_folder_of_objects(
         (["list", ".", "--tenant", "a"], "--tenant has no effect"),
         (["clear", ".", "--json"], "--json has no effect"),
         (["list", ".", "--kv-store-key", "k"], "no effect with a folder"),
+        (["list", "file:///nowhere/kv"], "there is no folder /nowhere/kv"),
+        (["list", "memcached://host"], "PLACE is no URL of a store: it must begin with"),
         (["list", "redis://kv.example.com"], "give rediss://"),
         (["list", "redis://:secret@localhost"], "must have no password"),
     ],
