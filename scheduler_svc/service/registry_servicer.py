@@ -118,7 +118,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             model, capacity = await worker.info()
             capacity.check()
         except ValueError as error:
-            raise FailedPrecondition(f"this worker cannot be used: {error}") from None
+            raise FailedPrecondition(str(error)) from None
         self._check_served(model)
         return model, capacity
 
@@ -144,7 +144,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                 certified_name=worker.certified_name,
             )
         except ValueError as error:
-            raise FailedPrecondition(f"this worker cannot be used: {error}") from None
+            raise FailedPrecondition(str(error)) from None
 
     def _make_engine(self, worker: WorkerClient, scheduler: Scheduler) -> Engine:
         return Engine(
@@ -194,12 +194,12 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     def _check_served(self, model: ModelInfo) -> None:
         served = self._cluster.model if self._cluster.step_loops else None
         if served and (difference := served.difference(model)):
-            raise FailedPrecondition(f"this worker serves another model: its {difference}")
+            raise FailedPrecondition(f"it serves another model: its {difference}")
 
     def _check_roles(self, loop: StepLoop, model: ModelInfo) -> None:
         pools = model.pooling is not None
         if refusal := self._cluster.roles.refusal(loop, pools=pools):
-            raise FailedPrecondition(f"this worker cannot be used: {refusal}")
+            raise FailedPrecondition(refusal)
 
     async def _lease(
         self, engine: Engine, requests: Requests

@@ -182,4 +182,4 @@ def divide(num_workers: int, use: Use) -> int:
 
 
 def _name(one: StepLoop, joining: StepLoop) -> str:
-    return "this worker" if one is joining else f"the worker at {one.worker_name}"
+    return "it" if one is joining else f"the worker at {one.worker_name}"
