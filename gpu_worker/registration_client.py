@@ -236,6 +236,7 @@ class Registration:
         while True:
             response = await _read(call, timeout_s=MISSED_HEARTBEATS * interval_s)
             if response.HasField("drained"):
+                logger.info("drained: no request is left here; the worker ends")
                 self._drained.set()
                 await call.done_writing()
                 return

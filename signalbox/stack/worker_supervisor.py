@@ -181,7 +181,8 @@ class WorkerSupervisor:
                     await self._start(place)
                 assert place.worker is not None
                 status = await place.worker.wait()
-                reason = f"{name} {place.worker.ending}"
+                # A worker ends with status 0 when it has drained, as an operator asked it to.
+                reason = f"{name} {place.worker.ending if status else 'has drained and left'}"
             except OSError as error:
                 status, reason = 1, f"{name} cannot be started: {error}"
             place.worker = None
@@ -189,7 +190,8 @@ class WorkerSupervisor:
             if not self._may_go_on(reason, status):
                 return
             again = f"it is started again after {pause_s:g} s"
-            logger.warning("%s; workers left: %d; %s", reason, len(self.workers), again)
+            level = logging.WARNING if status else logging.INFO
+            logger.log(level, "%s; workers left: %d; %s", reason, len(self.workers), again)
             self.waits(name, f"{reason}; {again}")
             await self._has_served.wait()
             await self._sleep(pause_s)

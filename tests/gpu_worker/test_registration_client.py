@@ -252,6 +252,7 @@ async def test_a_signalled_worker_leaves(accepted: bool, caplog: pytest.LogCaptu
     async with asyncio.timeout(EVENT_S):
         await running
     assert (pb.WORKER_STATE_DRAINING in registry.states) is accepted
+    assert ("drained: no request is left here" in caplog.text) is accepted
     await server.drain(grace_s=0)
 
 

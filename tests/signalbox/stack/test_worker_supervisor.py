@@ -74,6 +74,21 @@ async def test_a_worker_that_was_lost_before_another_served_is_started_afterward
     await launcher.stop()
 
 
+async def test_a_worker_that_was_drained_is_started_again_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    launcher = FakeLauncher()
+    await launcher.grown(2)
+    launcher.workers[0].lose(status=0)
+    await run_ready_tasks()
+    assert launcher.running == ["worker 0", "worker 1"]
+    (record,) = (one for one in caplog.records if "workers left" in one.getMessage())
+    again = "worker 0 has drained and left; workers left: 1; it is started again after 1 s"
+    assert (record.levelname, record.getMessage()) == ("INFO", again)
+    await launcher.stop()
+
+
 async def test_a_worker_that_is_removed_is_drained_and_stays_away() -> None:
     launcher = FakeLauncher()
     await launcher.grown(3)
