@@ -32,6 +32,7 @@ class ServiceClient:
         """Args: stub: class of the service's stub; generated without types."""
         self.address = address
         self._name = name
+        self._where = "; under serve its port is the router's + 1" if name == "scheduler" else ""
         self._channel = dial(address, how)
         self._uses_tls = how.tls.ca is not None
         self.stub = stub(self._channel)
@@ -61,10 +62,8 @@ class ServiceClient:
         code, details = error.code(), error.details() or error.code().name
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             hint = tls_hint(self.address, uses_tls=self._uses_tls)
-            return Unreachable(f"no {self._name} answers at {self.address}{hint}")
+            remedy = hint or f"; check that it runs, and --{self._name}{self._where}"
+            return Unreachable(f"no {self._name} answers at {self.address}{remedy}")
         if code is grpc.StatusCode.UNIMPLEMENTED and details == NO_METHOD:
-            where = (
-                "; under serve its port is the router's + 1" if self._name == "scheduler" else ""
-            )
-            return Refused(f"{self.address} is no {self._name} of this version{where}")
+            return Refused(f"{self.address} is no {self._name} of this version{self._where}")
         return NotKnown(details) if code is grpc.StatusCode.NOT_FOUND else Refused(details)

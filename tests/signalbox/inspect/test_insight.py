@@ -96,7 +96,10 @@ def test_commands_name_their_scheduler_as_routers_and_workers_do(command: str, f
 def test_a_scheduler_that_does_not_answer_is_one_line_and_a_status() -> None:
     done = run_here("top", "--once", "--scheduler", "127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["signalbox top: no scheduler answers at 127.0.0.1:1"]
+    assert done.stderr.splitlines() == [
+        "signalbox top: no scheduler answers at 127.0.0.1:1; check that it runs, and --scheduler;"
+        " under serve its port is the router's + 1"
+    ]
 
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
