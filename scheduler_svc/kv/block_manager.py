@@ -76,13 +76,13 @@ class BlockSpaceManager:
             block_size=block_size, gpu=self.gpu, cpu_tier=self.cpu_tier, is_on=prefix_caching
         )
 
-    def can_allocate(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Says whether the group's first sequence fits: all its known tokens, and some slots."""
+    def can_allocate(self, group: SequenceGroup) -> AllocStatus:
+        """Says whether the group's first sequence fits, with all its known tokens."""
         if not self.sizes.can_ever_hold(group):
             return AllocStatus.NEVER
         seq = group.unfinished[0]
         prefix = self.find_prefix(seq)
-        return self._has_room(self._num_taken(seq, prefix, num_lookahead_slots))
+        return self._has_room(self._num_taken(seq, prefix))
 
     def _has_room(self, num_blocks: int) -> AllocStatus:
         """Says whether a group that is admitted can have so many GPU blocks."""
@@ -155,43 +155,30 @@ class BlockSpaceManager:
         self.cpu_tier.forget(block_hash)
         self.on_retract(block_hash)
 
-    def _num_taken(
-        self, seq: Sequence, prefix: list[FoundBlock], num_lookahead_slots: int = 0
-    ) -> int:
+    def _num_taken(self, seq: Sequence, prefix: list[FoundBlock]) -> int:
         """Blocks that can no longer be had by others once the sequence has started."""
-        num_blocks = self._num_blocks_to_append(seq, seq.num_tokens, num_lookahead_slots)
+        num_blocks = self._num_blocks_to_append(seq, seq.num_tokens)
         in_use = sum(f.is_on_gpu and not self.gpu.is_cached(f.block) for f in prefix)
         return num_blocks - in_use
 
-    def can_append_slots(
-        self, seq: Sequence, num_new_tokens: int, *, num_lookahead_slots: int = 0
-    ) -> AllocStatus:
-        """Says whether the sequence can have the blocks of its next tokens, and of some more slots.
-
-        Lookahead slots are for tokens that are only guessed; none are past the sequence's end.
-        """
-        wanted = self._num_blocks_to_append(seq, num_new_tokens, num_lookahead_slots)
+    def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
+        """Says whether the sequence can have the blocks of its next tokens."""
+        wanted = self._num_blocks_to_append(seq, num_new_tokens)
         if len(seq.block_table) + wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
         wanted += self.is_write_shared(seq)
         return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
 
-    def append_slots(
-        self, seq: Sequence, num_new_tokens: int, *, num_lookahead_slots: int = 0
-    ) -> int | None:
+    def append_slots(self, seq: Sequence, num_new_tokens: int) -> int | None:
         """Makes room for the next tokens; returns the block that replaces a shared one, if any."""
         block = self._unshare(seq)
-        for _ in range(self._num_blocks_to_append(seq, num_new_tokens, num_lookahead_slots)):
+        for _ in range(self._num_blocks_to_append(seq, num_new_tokens)):
             self.append_block(seq)
         return block
 
-    def _num_blocks_to_append(
-        self, seq: Sequence, num_new_tokens: int, num_lookahead_slots: int
-    ) -> int:
+    def _num_blocks_to_append(self, seq: Sequence, num_new_tokens: int) -> int:
         num_tokens = seq.num_planned_tokens + num_new_tokens
-        end = max(num_tokens, self.sizes.longest(seq.group) - 1)  # the last token is never computed
-        num_slots = min(num_tokens + num_lookahead_slots, end)
-        return max(self.sizes.num_blocks(num_slots) - len(seq.block_table), 0)
+        return max(self.sizes.num_blocks(num_tokens) - len(seq.block_table), 0)
 
     def append_block(self, seq: Sequence) -> int:
         """Adds a GPU block to the sequence's table and returns it; ask `gpu.num_free` first."""
@@ -228,15 +215,12 @@ class BlockSpaceManager:
         hashes = self.distinct_blocks(group).values()
         return self.cpu_tier.num_taken(hashes) <= self.cpu_tier.num_free
 
-    def can_swap_in(self, group: SequenceGroup, *, num_lookahead_slots: int = 0) -> AllocStatus:
+    def can_swap_in(self, group: SequenceGroup) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
         blocks = distinct_blocks(group, self.cpu, block_size=self.block_size)
         hashes = {block_hash or block for block, block_hash in blocks.items()}  # equals become one
-        growth = sum(
-            max(1, self._num_blocks_to_append(seq, 1, num_lookahead_slots))
-            for seq in group.unfinished
-        )
-        wanted = min(len(hashes) + growth, max(len(hashes), self.sizes.most_blocks(group)))
+        grown = len(hashes) + len(group.unfinished)
+        wanted = min(grown, max(len(hashes), self.sizes.most_blocks(group)))
         if wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
         if self.cpu_tier.is_arriving(blocks):

@@ -92,53 +92,24 @@ def test_admission_leaves_the_watermark_free_unless_nobody_runs(
 
 
 @pytest.mark.parametrize(
-    ("num_lookahead_slots", "num_used", "status"),
+    ("num_new_tokens", "num_used", "status", "num_blocks"),
     [
-        (0, 6, AllocStatus.OK),
-        (3, 6, AllocStatus.OK),  # 5 tokens and 3 slots are two blocks
-        (4, 6, AllocStatus.LATER),
-        (4, 5, AllocStatus.OK),
-        (100, 5, AllocStatus.OK),  # no slot is past the sequence's end: 12 tokens are computed
+        (1, 5, AllocStatus.OK, 3),
+        (1, 6, AllocStatus.LATER, 3),
+        (24, 0, AllocStatus.OK, 8),
+        (25, 0, AllocStatus.NEVER, 9),
     ],
 )
-def test_allocate_counts_lookahead_slots(
-    num_lookahead_slots: int, num_used: int, status: AllocStatus
-) -> None:
-    blocks = make_blocks()
-    for _ in range(num_used):
-        blocks.gpu.allocate()
-    group = make_request([1] * 5)
-    assert blocks.can_allocate(group, num_lookahead_slots=num_lookahead_slots) is status
-
-
-@pytest.mark.parametrize(
-    ("num_new_tokens", "num_lookahead_slots", "num_used", "status", "num_blocks"),
-    [
-        (1, 0, 5, AllocStatus.OK, 3),
-        (1, 0, 6, AllocStatus.LATER, 3),
-        (1, 3, 5, AllocStatus.OK, 3),
-        (1, 4, 5, AllocStatus.LATER, 4),
-        (1, 4, 4, AllocStatus.OK, 4),
-        (1, 100, 4, AllocStatus.OK, 4),  # its 15 tokens that are computed, and no more
-        (24, 0, 0, AllocStatus.OK, 8),
-        (25, 0, 0, AllocStatus.NEVER, 9),
-    ],
-)
-def test_append_counts_lookahead_slots_and_says_never(
-    num_new_tokens: int,
-    num_lookahead_slots: int,
-    num_used: int,
-    status: AllocStatus,
-    num_blocks: int,
+def test_append_counts_blocks_and_says_never(
+    num_new_tokens: int, num_used: int, status: AllocStatus, num_blocks: int
 ) -> None:
     blocks = make_blocks()
     (seq,) = start(blocks, prompt_len=8).sequences
     for _ in range(num_used):
         blocks.gpu.allocate()
-    lookahead = {"num_lookahead_slots": num_lookahead_slots}
-    assert blocks.can_append_slots(seq, num_new_tokens, **lookahead) is status
+    assert blocks.can_append_slots(seq, num_new_tokens) is status
     if status is AllocStatus.OK:
-        assert blocks.append_slots(seq, num_new_tokens, **lookahead) is None
+        assert blocks.append_slots(seq, num_new_tokens) is None
         assert len(seq.block_table) == num_blocks
 
 
@@ -285,16 +256,6 @@ def test_a_swapped_group_comes_back_with_a_block_to_grow_above_the_watermark(
     for _ in range(num_used):
         blocks.gpu.allocate()
     assert blocks.can_swap_in(group) is status
-
-
-def test_a_swapped_group_counts_lookahead_slots() -> None:
-    blocks = make_blocks(prefix_caching=False)
-    group = start(blocks, prompt_len=10)
-    swap_out(blocks, group)
-    for _ in range(4):
-        blocks.gpu.allocate()
-    assert blocks.can_swap_in(group, num_lookahead_slots=5) is AllocStatus.OK  # 16 slots
-    assert blocks.can_swap_in(group, num_lookahead_slots=6) is AllocStatus.LATER
 
 
 def test_blocks_in_use_on_the_gpu_make_room_for_a_swapped_group() -> None:
