@@ -23,7 +23,7 @@ from gpu_worker.kv_disk.disk_index import DiskIndex, StoredBlock
 from gpu_worker.kv_disk.disk_space import PIECE_BYTES, DiskSpace
 from gpu_worker.kv_disk.file_calls import FileCalls
 from gpu_worker.kv_disk.index_opening import open_empty_index, open_index
-from gpu_worker.kv_disk.index_schema import LOG_BYTES, is_damage, is_full
+from gpu_worker.kv_disk.index_schema import LOG_BYTES, is_damage
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
@@ -155,10 +155,11 @@ class DiskStore:
             if not self._index.is_read_only:
                 self._index.clear(tenant, mark)
                 return
-        except (sqlite3.Error, ValueError) as error:
-            if not (is_damage(error) or is_full(error)):
-                raise
-        self._replace_index()  # all can be forgotten where a part cannot
+        except (OSError, sqlite3.Error, ValueError) as error:
+            self._say("clearing", f"a clear failed, so that all blocks are forgotten: {error}")
+        # All can be forgotten where a part cannot. If not even that can be done, nothing is found
+        # until it is: the mark of a later clear says that this one was made, too.
+        self._replace_index()
         self._index.clear(tenant, mark)
 
     def maintain(self) -> None:
@@ -235,11 +236,14 @@ class DiskStore:
         self._exchange_index(open_empty_index)
 
     def _exchange_index(self, opened: Callable[..., DiskIndex]) -> None:
-        with self._lock, self._folder.locked():
+        with self._lock:
             self._is_damaged = True  # unless all goes well
             with suppress(sqlite3.Error):
                 self._index.close()
-            self._index = opened(self._folder, self._files, self._slots, identity=self._identity)
+            with self._folder.locked():
+                self._index = opened(
+                    self._folder, self._files, self._slots, identity=self._identity
+                )
             self._is_damaged = False
             self._use_index()
 

@@ -72,12 +72,6 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def is_full(error: Exception) -> bool:
-    """Says whether a disk has no space for a change of an index."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_FULL
-
-
 def connect(path: str) -> sqlite3.Connection:
     """Opens an index; the caller lets one thread at a time use the connection."""
     connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)

@@ -13,6 +13,7 @@ import pytest
 
 from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_index import DiskIndex
+from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.stored_models import clear, stored_models
 from gpu_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
 from gpu_worker.kv_store.block_store import StoreError
@@ -21,6 +22,7 @@ from gpu_worker.kv_store.move_threads import MoveThreads
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     IDENTITY,
+    FailingCalls,
     data_of,
     files_of,
     held,
@@ -218,19 +220,48 @@ def test_files_catch_up_with_the_clears_of_an_earlier_scheduler_once(tmp_path: P
     store.close()
 
 
-def test_a_clear_that_failed_is_made_when_it_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("then", ["later clear", "maintenance", "restart"])
+@pytest.mark.parametrize("fault", ["truncate", "lock"])
+def test_what_a_clear_that_failed_left_is_not_found_after_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, then: str
 ) -> None:
-    store = make_store(tmp_path)
+    calls = FailingCalls(fault, OSError("the device has failed"))
+    store = make_store(tmp_path, calls=calls)
     write(store, 1, tenant=b"a")
     with monkeypatch.context() as patch:
         patch.setattr(DiskIndex, "_clear_free", failing)
+        if fault == "lock":
+            patch.setattr(StoreFolder, "locked", failing)
         with pytest.raises(StoreError):
             store.clear(b"a", mark(1))
+    with pytest.raises(StoreError):
+        store.find(keys_of(1))
+    calls.fails = False
+    if then == "maintenance":
+        store.maintain()
+    elif then == "restart":  # without the end of the process before: nothing is synced
+        store._close_files()
+        store = make_store(tmp_path)
+        store.clear(b"a", mark(1))
     store.clear(b"b", mark(2))
-    assert held(store, [1]) == {1}
-    store.clear(b"a", mark(1))
-    assert held(store, [1]) == set()
+    store.clear(None, ClearMark(mark(2).issuer, 2, catches_up=True))  # of the next scheduler
+    assert held(store, range(2)) == set()
+    assert write(store, 1) == [True]
+    store.close()
+
+
+def test_a_clear_of_a_tenant_that_fails_once_forgets_all_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path)
+    write(store, 1, tenant=b"a")
+    write(store, 2, tenant=b"b")
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskIndex, "has_made", failing)
+        store.clear(b"a", mark(1))
+    assert held(store, range(3)) == set()
+    (said,) = caplog.messages
+    assert "all blocks are forgotten: the device has failed" in said
     store.close()
 
 
@@ -238,7 +269,7 @@ def mark(number: int, issuer: bytes = b"a scheduler".ljust(16)) -> ClearMark:
     return ClearMark(issuer, number)
 
 
-def failing(index: DiskIndex) -> None:
+def failing(*_: object) -> None:
     raise OSError("the device has failed")
 
 
