@@ -178,13 +178,17 @@ class ObjectServer:
                 del self._places[name]
 
     def _objects(self) -> Iterator[list[tuple[str, int]]]:
-        """Yields paths and sizes."""
-        ends_at = time.monotonic() + SCAN_S
+        """Yields paths and sizes. Raises OSError, also if what is no object store sends an empty
+        list: to the client any page in XML is one."""
+        ends_at, is_empty = time.monotonic() + SCAN_S, True
         with self._asking():
             for found in obstore.list(self._writes, prefix=self._folder, chunk_size=1000):
                 if time.monotonic() > ends_at:
                     raise TimeoutError("the store's list of objects does not end")
+                is_empty = False
                 yield [(one["path"], one["size"]) for one in found]
+        if is_empty and self._list(f"{self._folder}/absent")[1]:
+            raise ConnectionError("it is no object store: an object is there that nothing wrote")
 
     def _names_in(self, end: bytes) -> list[bytes]:
         """Returns the blocks of an object; none if it is not as long as it says."""

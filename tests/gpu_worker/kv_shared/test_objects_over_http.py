@@ -16,6 +16,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from gpu_worker.kv_shared.shared_store import SharedStore
+from gpu_worker.kv_shared.stored_groups import StoreAccess
 from gpu_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
 from tests.gpu_worker.kv_shared.redis_servers import Clock, held, read, write
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.system]
 
 BUCKET = "s3://bucket/of/tests"
 LAST = ends(6)[-1]
+PAGE = b"<html><body>Log in</body></html>"
 _OVERLOADED = b"<Error><Code>SlowDown</Code><Message>Please reduce your rate</Message></Error>"
 
 
@@ -64,6 +66,13 @@ class Moto:
         if self.fault == "overloaded":
             start_response("503 Slow Down", [("Content-Type", "application/xml")])
             return [_OVERLOADED]
+        if self.fault in ("page", "page in ranges"):
+            is_range = self.fault != "page" and "HTTP_RANGE" in environ
+            whole = ("Content-Range", f"bytes 0-{len(PAGE) - 1}/{len(PAGE)}")
+            dated = ("Last-Modified", "Fri, 27 Nov 2026 00:00:00 GMT")
+            length = ("Content-Length", str(len(PAGE)))
+            start_response("206 Partial" if is_range else "200 OK", [whole, dated, length])
+            return [PAGE]
         if self.fault == "silent":
             self._ended.wait()
         if self.fault == "long":
@@ -208,6 +217,26 @@ def await_found(store: SharedStore, clock: Clock) -> None:
             return
         except StoreError:
             assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("page", "non-partial"), ("page in ranges", "no object store")]
+)
+def test_a_page_for_people_is_no_empty_list(moto: Moto, fault: str, reason: str) -> None:
+    store = make_object_store(BUCKET)
+    store.clear(b"t")
+    access = StoreAccess(BUCKET, is_trusted=True)
+    assert access.clear(None) == 0
+    assert access.groups() == []
+    write(store, *range(LAST + 1))
+    moto.fault = fault
+    with pytest.raises(StoreError, match=reason):
+        store.clear(b"t")
+    for call in (access.groups, lambda: access.clear(None)):
+        with pytest.raises(OSError, match="check the bucket's name"):
+            call()
+    moto.fault = ""
+    assert access.clear(None) == 6
 
 
 def test_a_bucket_that_is_not_there_is_empty_and_keeps_nothing(moto: Moto) -> None:
