@@ -17,6 +17,9 @@ from gpu_worker.kv_store.block_store import StoreError, StoreUsage
 
 logger = logging.getLogger(__name__)
 
+MAX_UNFINISHED = 64
+"""Clears of tenants that are kept to be repeated; more are repeated as one of all tenants."""
+
 
 class SharedStore:
     """The blocks of one model; calls may be made by several threads."""
@@ -68,7 +71,11 @@ class SharedStore:
             self._server.remove(self._seal.names.block(key))
 
     def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
-        self._unfinished.append(None if tenant is None else self._seal.names.tenant(tenant))
+        name = None if tenant is None else self._seal.names.tenant(tenant)
+        if len(self._unfinished) >= MAX_UNFINISHED:
+            name = None
+        if name not in self._unfinished[1:]:  # the first one may be under way
+            self._unfinished.append(name)
         with self._calling("clearing", in_pause=True):
             self._finish_clears()
 

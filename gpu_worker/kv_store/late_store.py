@@ -105,7 +105,8 @@ class LateStore(Generic[S]):
     def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         with self._opening:
             if self._clears is not None:
-                self._clears.append((tenant, mark))  # of an earlier worker's blocks
+                if (tenant, mark) not in self._clears:
+                    self._clears.append((tenant, mark))  # of an earlier worker's blocks
                 return
         if (store := self._store) is not None:
             store.clear(tenant, mark)

@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 from gpu_worker.kv_shared.bypass import FIRST_PAUSE_S
+from gpu_worker.kv_shared.shared_store import MAX_UNFINISHED
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.store_url import redis_address
 from tests.gpu_worker.kv_shared.redis_servers import (
@@ -204,6 +205,29 @@ def test_a_clear_that_fails_is_repeated_and_nothing_is_found_before() -> None:
         store.maintain()
         assert store.find(keys_of(1)) == 0
         assert server.keys() == []
+
+
+def test_clears_that_failed_are_repeated_once_and_many_as_one_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    with redis() as server:
+        port = server.port
+        store = make_store(server, clock=clock)
+    for number in range(4 * MAX_UNFINISHED):
+        with pytest.raises(StoreError):
+            store.clear(b"tenant %d" % (number // 2))
+    made: list[bytes | None] = []
+    clear = store._server.clear
+    monkeypatch.setattr(store._server, "clear", lambda of: (made.append(of), clear(of)))
+    with redis(port=port) as server:
+        write(make_store(server), 1)
+        clock.now += 60
+        store.maintain()
+        assert server.keys() == []
+        assert store.find(keys_of(1)) == 0
+    assert made[-1] is None
+    assert len(made) <= MAX_UNFINISHED + 2
 
 
 def test_a_clear_asks_a_server_that_is_bypassed() -> None:
