@@ -10,6 +10,7 @@ replaced by an empty one. One that cannot be written to, as on a disk that is fu
 until it can be.
 """
 
+import errno
 import hashlib
 import logging
 import sqlite3
@@ -32,6 +33,9 @@ from gpu_worker.kv_store.block_store import StoreError, StoreUsage
 logger = logging.getLogger(__name__)
 
 CHECKSUM_BYTES = 16
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a write that say nothing of its slot: a file system that copies on write takes space
+for it, though the slot was allocated."""
 YIELD_S = 0.001
 """Pause between two parts of a long task: a lock goes to the thread that asks while it is free."""
 
@@ -126,9 +130,10 @@ class DiskStore:
                 return False
             try:
                 self._slots.write(slot, data)
-            except OSError:
-                with suppress(sqlite3.Error):
-                    self._index.lose_slot(slot)
+            except OSError as error:
+                if error.errno not in _NO_SPACE:
+                    with suppress(sqlite3.Error):
+                        self._index.lose_slot(slot)
                 raise
             self._index.insert(
                 slot, key=key, checksum=self._checksum(key, data), tenant=hashed_tenant(tenant)
