@@ -9,6 +9,7 @@ from scheduler_svc.config import CacheShape, SchedulerConfig, SchedulingSettings
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.lending import Peers
 from scheduler_svc.kv_moves.peer_reads import PeerIdentity
+from scheduler_svc.kv_moves.write_behind import most_stored
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy
 from scheduler_svc.scheduler import Scheduler
@@ -50,12 +51,17 @@ def make_scheduler(
 
     A vector that reads all tokens takes no prefix from the cache, so that there is none.
 
-    Raises ValueError if the worker has a store that would not be used, nor cleared.
+    Raises ValueError if the worker has a store that would not be used, or not be cleared.
     """
     if capacity.store is not None and not (config.prefix_caching and config.cpu_prefix_cache):
         raise ValueError(
             "it has a store of KV blocks, which takes prefix caching in the KV cache and in swap"
             " space; turn prefix_caching and cpu_prefix_cache on, or leave the store out"
+        )
+    if capacity.store is not None and not most_stored(capacity.num_cpu_blocks):
+        raise ValueError(
+            f"it has a store of KV blocks, and a swap space of {capacity.num_cpu_blocks} blocks,"
+            " too few to move any to the store; raise its --swap-space, or leave the store out"
         )
     pooling = model.pooling
     is_bidirectional = pooling is not None and pooling.is_bidirectional

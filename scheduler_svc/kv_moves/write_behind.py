@@ -42,6 +42,11 @@ REFUSED_PAUSE_S = 1.0
 """Time for which nothing is written after the store has not kept a block: it may not be ready."""
 
 
+def most_stored(num_cpu_blocks: int) -> int:
+    """Returns how many blocks of a CPU pool may be written at a time; 0 if it is too small."""
+    return int(MAX_STORED_SHARE * num_cpu_blocks)
+
+
 class WriteBehind:
     """Chooses what one worker writes to its store, and remembers what it has written."""
 
@@ -148,7 +153,7 @@ class WriteBehind:
     @property
     def _num_storable(self) -> int:
         num_stored = self._moves.num_blocks(MoveKind.STORE)
-        return int(MAX_STORED_SHARE * self._blocks.cpu.num_blocks) - num_stored
+        return most_stored(self._blocks.cpu.num_blocks) - num_stored
 
     def stored(self, move: Move, result: MoveResult, now: float) -> None:
         """Takes the end of a write, and of its ownership of the blocks."""

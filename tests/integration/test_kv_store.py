@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,17 @@ async def test_a_store_that_the_scheduler_would_not_use_is_refused(setting: str)
         running_worker(scheduler.address, with_store(make_store())) as worker,
     ):
         with pytest.raises(RegistrationRefused, match=f"turn .*{setting}"):
+            await worker.task
+
+
+async def test_a_store_with_too_little_swap_space_to_move_blocks_is_refused() -> None:
+    config = replace(CONFIG, num_cpu_blocks=3)
+    runner = partial(SimulatedRunner, config, store=make_store())
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, runner) as worker,
+    ):
+        with pytest.raises(RegistrationRefused, match=r"swap space of 3 blocks.*--swap-space"):
             await worker.task
 
 
