@@ -16,6 +16,9 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # gRPC shares connections between channels, and keeps one that no longer answers after its
+    # channel was closed; a channel that is opened in place of another must not get it.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", -1),
     # Services talk to each other directly; an http_proxy of the environment is for the web.

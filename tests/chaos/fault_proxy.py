@@ -14,6 +14,8 @@ class FaultProxy:
         self.target = target
         self.delay_s = 0.0
         """Added to every chunk of bytes, each way."""
+        self.num_accepted = 0
+        """Connections so far."""
         self._passes = asyncio.Event()
         self._passes.set()
         self._server: asyncio.Server | None = None
@@ -56,6 +58,7 @@ class FaultProxy:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_accepted += 1
         self._writers.add(writer)
         try:
             other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self.target)

@@ -16,6 +16,7 @@ from rpc.transport.channel import open_channel
 from rpc.transport.listening_ports import BindError, PortInUse
 from rpc.transport.server import Server
 from rpc.transport.tls import TlsConfig
+from tests.chaos.fault_proxy import fault_proxy
 from tests.grpc_errors import code_of
 from tests.rpc.echo import NAME, Echo, call, serving, text
 from tests.waiting import EVENT_S, run_ready_tasks
@@ -291,3 +292,12 @@ async def test_a_server_that_stands_still_is_noticed_by_its_silence() -> None:
     finally:
         process.kill()
         await process.wait()
+
+
+async def test_a_channel_that_is_opened_again_does_not_get_the_connection_of_another() -> None:
+    """That one may no longer answer, and gRPC may keep it after its channel was closed."""
+    async with serving(Echo()) as (server, _), fault_proxy(server.port) as link:
+        async with open_channel(link.address) as first, open_channel(link.address) as second:
+            assert await call(first, "unary", text("a")) == ["a"]
+            assert await call(second, "unary", text("b")) == ["b"]
+        assert link.num_accepted == 2
