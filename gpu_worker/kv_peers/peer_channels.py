@@ -42,7 +42,8 @@ class PeerChannels:
 
     @asynccontextmanager
     async def to(self, source: BlockSource) -> AsyncIterator[grpc.aio.Channel]:
-        """Gives a channel to a worker; the next call opens another if this one raises.
+        """Gives a channel to a worker; the next call opens another if this one raises, or is
+        cancelled: that may be because the worker no longer answers.
 
         Raises TlsError.
         """
@@ -56,7 +57,7 @@ class PeerChannels:
         shared.num_users += 1
         try:
             yield shared.channel
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             if self._open.get(key) is shared:
                 del self._open[key]
             raise

@@ -409,6 +409,18 @@ async def test_a_channel_on_which_a_fetch_has_failed_is_not_used_again() -> None
         await eventually(lambda: not len(tasks._channels))
 
 
+async def test_a_channel_on_which_a_fetch_was_called_off_is_not_used_again() -> None:
+    """Its worker may have been lost, which is what calls fetches off."""
+    async with peer() as owner, peer() as reader:
+        await reader.fetch(owner.source())  # the ticket is never told
+        tasks = reader.worker._block_reader
+        assert tasks is not None
+        await eventually(lambda: len(tasks._channels) == 1)
+        await reader.step(StoreMoves(cancels=[1]))
+        assert (await reader.until_ended()).failed == CANCELLED
+        await eventually(lambda: not len(tasks._channels))
+
+
 async def test_a_reader_that_leaves_ends_the_lend() -> None:
     config = replace(CONFIG, block_size=150_000, max_model_len=150_000)
     async with peer(config=config) as owner:
