@@ -3,16 +3,20 @@ wait.
 
     python -m benchmarks.failover [--faults killed stopped paused] [--pauses 1.5 2.0] [--rounds 5]
     python -m benchmarks.failover --faults drain prefill [--victims owner taker scheduler]
+    python -m benchmarks.failover --cut [--faults killed paused drain prefill] [--pauses 1]
 
 Two workers, simulated with steps of 20 ms or of a model (--model), router and scheduler are
 processes. The tokens of each stream are compared with those of the same prompt that nothing
 disturbed. With `drain` and `prefill` a process is killed while one worker reads what the other one
 lends, because it is drained, or computes only prompts: then the time until the others lend and read
-nothing counts.
+nothing counts. With `--cut` scheduler and workers have a host each, a network namespace, which root
+can make. Instead of being killed or paused, a host is cut off: all packets from and to it are
+dropped. Then the worker that is cut off has to lend and read nothing, too.
 """
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import re
 import signal
@@ -22,8 +26,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.harness.hosts import Host, hosts
 from benchmarks.harness.model_pool import (
-    LOCAL,
     POLL_S,
     ModelAnswer,
     ModelPool,
@@ -31,14 +35,18 @@ from benchmarks.harness.model_pool import (
     model_pool,
 )
 from signalbox.bench.workload import random_prompts
+from signalbox.stack.child_processes import Child
 from signalbox.stack.stack_addresses import free_port
 
 NUM_BEFORE = 8
 """Tokens that each stream has when the fault begins."""
-LONGEST_S = 30.0
+LONGEST_S = 120.0
 """Longest time to wait for a loss, or for what must not last."""
 MOVES = re.compile(r'^signalbox_worker_kv_peer_moves\{.*direction="(\w+)".*\} (\d)', re.MULTILINE)
 OWNER, TAKER, SCHEDULER = "owner", "taker", "scheduler"
+Hosts = Sequence[Host | None]
+ON_NONE: Hosts = (None, None)
+"""Workers that share the host of this process."""
 
 
 class Outcome(NamedTuple):
@@ -92,18 +100,20 @@ class Streams:
         return max((one.longest_gap_s(since=since) for one in ended_later), default=0.0)
 
 
-async def fault(pool: ModelPool, streams: Streams, name: str, pause_s: float) -> Outcome:
+async def fault(
+    pool: ModelPool, streams: Streams, name: str, pause_s: float, made: Hosts = ON_NONE
+) -> Outcome:
     """Does something to one of two workers under streams, and undoes it."""
-    workers = [await pool.join(core=core) for core in range(2)]
+    workers = [await pool.join(core=core, host=host) for core, host in enumerate(made)]
     await streams.learn()
     streams.ask()
     await streams.until_begun()
     victim, began = workers[0], time.perf_counter()
-    victim.process.send(signal.SIGKILL if name == "killed" else signal.SIGSTOP)
+    harm(victim.process, victim.host, signal.SIGKILL if name == "killed" else signal.SIGSTOP)
     noticing = asyncio.create_task(_until_lost(pool, victim, began=began))
     if name == "paused":
         await asyncio.sleep(pause_s)
-        victim.process.send(signal.SIGCONT)
+        mend(victim.process, victim.host)
         await asyncio.wait([noticing], timeout=pause_s)  # a loss is known by then
         noticing.cancel()
     await asyncio.wait([noticing])
@@ -111,6 +121,22 @@ async def fault(pool: ModelPool, streams: Streams, name: str, pause_s: float) ->
     gap_s = await streams.longest_gap_s(since=began)
     victim.process.send(signal.SIGKILL)
     return Outcome(after, gap_s)
+
+
+def harm(process: Child, host: Host | None, number: signal.Signals) -> None:
+    """Cuts off the host of a process, or sends the process a signal if it has none of its own."""
+    if host is None:
+        process.send(number)
+    else:
+        host.cut_off()
+
+
+def mend(process: Child, host: Host | None) -> None:
+    """Undoes what does not end a process."""
+    if host is None:
+        process.send(signal.SIGCONT)
+    else:
+        host.connect()
 
 
 async def _until_lost(pool: ModelPool, worker: ModelWorker, *, began: float) -> float:
@@ -121,8 +147,10 @@ async def _until_lost(pool: ModelPool, worker: ModelWorker, *, began: float) -> 
     return time.perf_counter() - began
 
 
-async def kill_in_move(pool: ModelPool, streams: Streams, why: str, victim: str) -> Outcome:
-    """Kills a process while one worker reads what the other one lends."""
+async def harm_in_move(
+    pool: ModelPool, streams: Streams, why: str, victim: str, made: Hosts = ON_NONE
+) -> Outcome:
+    """Kills or cuts off a process while one worker reads what the other one lends."""
     ports = [free_port(), free_port()]
     swap = ("--swap-space", "1") if pool.has_model else ()
     roles = ("prefill", "decode") if why == "prefill" else ("both", "both")
@@ -130,43 +158,60 @@ async def kill_in_move(pool: ModelPool, streams: Streams, why: str, victim: str)
         ("--drain-timeout", "60", "--role", role, "--metrics-port", str(port), *swap)
         for role, port in zip(roles, ports, strict=True)
     ]
-    workers = [await pool.join(*flags[0], core=0)]
+    workers = [await pool.join(*flags[0], core=0, host=made[0])]
     await streams.learn()
     if why == "drain":
         streams.ask()
         await streams.until_begun()
-    workers.append(await pool.join(*flags[1], core=1))
+    workers.append(await pool.join(*flags[1], core=1, host=made[1]))
     if why == "drain":
         pool.drain(workers[0])
     else:
         streams.ask()
-    await _until(lambda: _moves(ports[0], "lend") and _moves(ports[1], "read"))
+    owner, taker = zip(workers, ports, strict=True)
+    await until(lambda: moves(*owner, "lend") and moves(*taker, "read"))
     began = time.perf_counter()
-    killed = {OWNER: workers[0].process, TAKER: workers[1].process, SCHEDULER: pool.scheduler}
-    killed[victim].send(signal.SIGKILL)
-    left = [port for port, one in zip(ports, (OWNER, TAKER), strict=True) if one != victim]
-    await _until(lambda: not any(_moves(port, way) for port in left for way in ("lend", "read")))
+    victims = {OWNER: workers[0], TAKER: workers[1]}
+    process = victims[victim].process if victim in victims else pool.scheduler
+    host = victims[victim].host if victim in victims else pool.host
+    harm(process, host, signal.SIGKILL)
+    left = [
+        one for name, one in ((OWNER, owner), (TAKER, taker)) if name != victim or host is not None
+    ]
+    await until(lambda: not any(moves(*one, way) for one in left for way in ("lend", "read")))
     after = time.perf_counter() - began
-    if victim == SCHEDULER:
+    if host is not None:
+        host.connect()
+    elif victim == SCHEDULER:
         await pool.start_scheduler()
     elif victim == TAKER and why == "drain":
         await pool.join(*flags[1], core=1)
     return Outcome(after, await streams.longest_gap_s(since=began))
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], bool]) -> None:
+    """Waits for what may be asked on another thread."""
     async with asyncio.timeout(LONGEST_S):
         while not await asyncio.to_thread(is_so):
             pass
 
 
-def _moves(port: int, direction: str) -> bool:
+def moves(worker: ModelWorker, port: int, direction: str) -> bool:
     """Returns whether a worker lends something, or reads something of another."""
+    return dict(MOVES.findall(metrics(worker, port))).get(direction, "0") != "0"
+
+
+def metrics(worker: ModelWorker, port: int) -> str:
+    """Returns what a worker shows, also if its host is cut off; nothing if it has ended."""
+    url = f"http://{worker.address.rpartition(':')[0]}:{port}/metrics"
     try:
-        with urllib.request.urlopen(f"http://{LOCAL}:{port}/metrics", timeout=LONGEST_S) as answer:
-            return dict(MOVES.findall(answer.read().decode()))[direction] != "0"
+        with (
+            contextlib.nullcontext() if worker.host is None else worker.host.inside(),
+            urllib.request.urlopen(url, timeout=LONGEST_S) as answer,
+        ):
+            return str(answer.read().decode())
     except OSError:  # a drained worker has ended
-        return False
+        return ""
 
 
 def row(name: str, outcomes: Sequence[Outcome]) -> str:
@@ -191,14 +236,16 @@ async def outcomes(
     """Returns those of all rounds, each of which has a pool of its own."""
     found = []
     for _ in range(args.rounds):
-        async with model_pool(args.model) as pool:
+        async with contextlib.AsyncExitStack() as stack:
+            host, *of_workers = stack.enter_context(hosts(3)) if args.cut else (None, *ON_NONE)
+            pool = await stack.enter_async_context(model_pool(args.model, host=host))
             streams = Streams(
                 pool, num_streams=args.streams, context=args.context, num_tokens=args.tokens
             )
             if victim:
-                found.append(await kill_in_move(pool, streams, name, victim))
+                found.append(await harm_in_move(pool, streams, name, victim, of_workers))
             else:
-                found.append(await fault(pool, streams, name, pause_s))
+                found.append(await fault(pool, streams, name, pause_s, of_workers))
     return found
 
 
@@ -211,16 +258,17 @@ HEADER = (
 async def run(args: argparse.Namespace) -> None:
     print(HEADER)
     for name in args.faults:
+        done = "cut off" if args.cut else name
         if name in ("drain", "prefill"):
             for victim in args.victims:
                 found = await outcomes(args, name, victim=victim)
-                print(row(f"{victim} killed, {name}", found), flush=True)
+                print(row(f"{victim} {'cut off' if args.cut else 'killed'}, {name}", found))
         elif name == "paused":
             for pause_s in args.pauses:
                 found = await outcomes(args, name, pause_s=pause_s)
-                print(row(f"worker paused for {pause_s:g} s", found), flush=True)
+                print(row(f"worker {done} for {pause_s:g} s", found))
         else:
-            print(row(f"worker {name}", await outcomes(args, name)), flush=True)
+            print(row(f"worker {done}", await outcomes(args, name)))
 
 
 def main() -> None:
@@ -228,6 +276,7 @@ def main() -> None:
     parser.add_argument("--model", help="of the workers; without one they are simulated")
     kinds = ("killed", "stopped", "paused", "drain", "prefill")
     parser.add_argument("--faults", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--cut", action="store_true", help="cut hosts off, in place of signals")
     parser.add_argument("--pauses", type=float, nargs="+", default=[1.5, 2.0], help="seconds")
     victims = (OWNER, TAKER, SCHEDULER)
     parser.add_argument("--victims", nargs="+", choices=victims, default=victims)

@@ -19,6 +19,7 @@ import grpc
 import psutil
 
 from benchmarks.harness.answers import Answer, Asked
+from benchmarks.harness.hosts import Host
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from protos.scheduler.v1 import explain_pb2, stats_pb2
@@ -50,6 +51,7 @@ class ModelWorker(NamedTuple):
 
     address: str
     process: Child
+    host: Host | None = None
 
 
 class ModelPool:
@@ -61,22 +63,30 @@ class ModelPool:
         router: pb_grpc.InferenceServiceStub,
         scheduler: SchedulerClient,
         scheduler_flags: Sequence[str] = (),
+        host: Host | None = None,
     ) -> None:
-        """Workers are simulated without a model."""
+        """Workers are simulated without a model; the scheduler may have a host of its own."""
         self.answers: list[ModelAnswer] = []
         self._model = _SIMULATED if model is None else (model, "--num-threads", "1")
         self._router = router
         self.has_model = model is not None
         self._scheduler = scheduler
         self._scheduler_flags = scheduler_flags
+        self.host = host
         self.scheduler: Child
         """The process; set by `start_scheduler`."""
         self._children: list[Child] = []
         self._reading: list[asyncio.Task[None]] = []
 
-    async def start(self, name: str, *flags: str, core: int | None = None) -> Child:
+    async def start(
+        self, name: str, *flags: str, core: int | None = None, host: Host | None = None
+    ) -> Child:
         """Starts a `signalbox` command, with all its threads on one core if one is named."""
-        child = await watch(start(name, [*flags, "--log-level", "warning"]))
+        if host is not None:
+            flags = *flags, "--host", host.address, "--insecure"
+        with contextlib.nullcontext() if host is None else host.inside():
+            started = start(name, [*flags, "--log-level", "warning"])
+        child = await watch(started)
         if core is not None:
             cores = sorted(os.sched_getaffinity(0))
             psutil.Process(child.pid).cpu_affinity([cores[core % len(cores)]])
@@ -88,19 +98,31 @@ class ModelPool:
         """Starts the scheduler, or another one in its place."""
         port = self._scheduler.address.rpartition(":")[2]
         self.scheduler = await self.start(
-            "scheduler", "scheduler", "--port", port, *self._scheduler_flags
+            "scheduler", "scheduler", "--port", port, *self._scheduler_flags, host=self.host
         )
 
-    async def join(self, *flags: str, core: int) -> ModelWorker:
+    async def join(self, *flags: str, core: int, host: Host | None = None) -> ModelWorker:
         """Adds a worker, and returns when it has joined."""
         before = {worker.address for worker in await self.workers()}
         all_flags = *self._model, "--scheduler", self._scheduler.address, *flags
-        process = await self.start("worker", "worker", *all_flags, core=core)
+        process = await self.start("worker", "worker", *all_flags, core=core, host=host)
         while not (new := {one.address for one in await self.workers()} - before):
             assert process.is_alive, f"a worker {process.ending}"
             await asyncio.sleep(POLL_S)
         await self.model()  # the router has heard of it
-        return ModelWorker(new.pop(), process)
+        return ModelWorker(new.pop(), process, host)
+
+    @property
+    def scheduler_address(self) -> str:
+        return self._scheduler.address
+
+    async def is_serving(self) -> bool:
+        """Returns whether the router has a scheduler with a worker."""
+        try:
+            await self._router.GetModel(pb.GetModelRequest())
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     async def workers(self) -> Sequence[stats_pb2.WorkerStats]:
         """Returns what the scheduler counts of each worker that has joined."""
@@ -201,15 +223,17 @@ async def _read_all(child: Child) -> None:
 
 
 @contextlib.asynccontextmanager
-async def model_pool(model: str | None, *scheduler_flags: str) -> AsyncIterator[ModelPool]:
-    """Yields a pool of which no worker has joined yet."""
+async def model_pool(
+    model: str | None, *scheduler_flags: str, host: Host | None = None
+) -> AsyncIterator[ModelPool]:
+    """Yields a pool of which no worker has joined yet; its scheduler may have a host of its own."""
     router_port, scheduler_port = str(free_port()), str(free_port())
     async with (
         open_channel(f"{LOCAL}:{router_port}") as channel,
-        SchedulerClient(f"{LOCAL}:{scheduler_port}") as scheduler,
+        SchedulerClient(f"{host.address if host else LOCAL}:{scheduler_port}") as scheduler,
     ):
         router = pb_grpc.InferenceServiceStub(channel)
-        pool = ModelPool(model, router, scheduler, scheduler_flags)
+        pool = ModelPool(model, router, scheduler, scheduler_flags, host)
         try:
             await pool.start_scheduler()
             ports = "--grpc-port", router_port, "--scheduler", scheduler.address

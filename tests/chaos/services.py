@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.harness.hosts import Host
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from rpc.transport.channel import open_channel
 from tests.chaos.checks.leaks import Sample, sample_of
@@ -51,14 +52,20 @@ class Service:
     """What the arguments are given to."""
     limits: Mapping[int, int] = field(default_factory=dict)
     """Of the process, soft and hard, by `resource.RLIMIT_*`."""
+    host: Host | None = None
+    """Where it runs, if not here."""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         flag = "--grpc-port" if self.arguments[0] == "router" else "--port"
-        ports = (f"{flag}={self.port}", f"--metrics-port={self.metrics_port}")
+        flags = [f"{flag}={self.port}", f"--metrics-port={self.metrics_port}"]
+        within: list[str] = []
+        if self.host is not None:
+            within = self.host.command
+            flags += [f"--host={self.host.address}", "--insecure"]
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
-                [*self.command, *self.arguments, *ports], stderr=sink, env=of_service()
+                [*within, *self.command, *self.arguments, *flags], stderr=sink, env=of_service()
             )
         for kind, limit in self.limits.items():
             resource.prlimit(self.process.pid, kind, (limit, limit))
@@ -70,9 +77,18 @@ class Service:
 
     def sample(self) -> Sample:
         """What the process holds; it must serve."""
-        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=START_S) as answer:
-            return sample_of(self.pid, metrics=answer.read().decode())
+        return sample_of(self.pid, metrics=self.metrics())
+
+    def metrics(self) -> str:
+        """What it shows, also if its host is cut off."""
+        host = "127.0.0.1" if self.host is None else self.host.address
+        with (
+            contextlib.nullcontext() if self.host is None else self.host.inside(),
+            urllib.request.urlopen(
+                f"http://{host}:{self.metrics_port}/metrics", timeout=START_S
+            ) as answer,
+        ):
+            return str(answer.read().decode())
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -1,10 +1,12 @@
 """What several modules of these tests run on."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.harness.hosts import Host, NoHosts, hosts
 from gpu_worker.kv_peers import peer_client
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves import handover_rounds, loading
@@ -29,6 +31,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     make_llama(path)
     return path
+
+
+@pytest.fixture
+def three() -> Iterator[list[Host]]:
+    """Three hosts; skips where network namespaces may not be made."""
+    try:
+        with hosts(3) as made:
+            yield made
+    except NoHosts as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

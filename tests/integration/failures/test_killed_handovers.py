@@ -1,17 +1,17 @@
-"""Processes that are killed while a group goes from one worker to another: nothing stays pinned,
-and clients get what they would have got."""
+"""Processes that are killed, and hosts that are cut off, while a group goes from one worker to
+another: nothing stays pinned, and clients get what they would have got."""
 
 import asyncio
 import contextlib
 import signal
 import sys
-import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.harness.hosts import Host
 from gpu_worker.simulated.simulated_draws import expected_tokens
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
@@ -34,15 +34,9 @@ SIMULATED = ("--simulate", "--simulated-gpu-blocks=1000", "--simulated-cpu-block
 
 async def gauge(worker: Service, name: str, **labels: str) -> float:
     """Returns the value of a gauge that a worker shows."""
-
-    def read() -> str:
-        url = f"http://127.0.0.1:{worker.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=START_S) as answer:
-            return str(answer.read().decode())
-
     samples = [
         sample
-        for family in text_string_to_metric_families(await asyncio.to_thread(read))
+        for family in text_string_to_metric_families(await asyncio.to_thread(worker.metrics))
         for sample in family.samples
     ]
     (value,) = (
@@ -76,18 +70,23 @@ async def started(service: Service) -> AsyncIterator[Service]:
 
 
 class Killing:
-    """A scheduler and two workers, all processes."""
+    """A scheduler and two workers, all processes, each on a host of its own if there are some."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, made: Sequence[Host] = ()) -> None:
         port = free_port()
-        self.address = f"127.0.0.1:{port}"
+        first, *others = made or [None] * 3
+        self.address = f"{first.address if first else '127.0.0.1'}:{port}"
         self.scheduler = Service(
-            ("scheduler", "--worker-wait=60"), port, folder / "scheduler.log", command=HELD
+            ("scheduler", "--worker-wait=60"),
+            port,
+            folder / "scheduler.log",
+            command=HELD,
+            host=first,
         )
         flags = ("worker", *SIMULATED, "--simulated-step-ms=10", f"--scheduler={self.address}")
         self.workers = [
-            Service(flags, free_port(), folder / f"worker{number}.log", command=HELD)
-            for number in range(2)
+            Service(flags, free_port(), folder / f"worker{number}.log", command=HELD, host=host)
+            for number, host in enumerate(others)
         ]
 
     async def until_joined(self, number: int) -> None:
@@ -124,8 +123,8 @@ async def answers(address: str) -> list[list[int]]:
     return [one.token_ids[0] for one in got]
 
 
-@pytest.mark.parametrize(
-    ("killed", "state"),
+CASES = pytest.mark.parametrize(
+    ("harmed", "state"),
     [
         ("scheduler", "copying"),
         ("scheduler", "paused"),
@@ -133,13 +132,33 @@ async def answers(address: str) -> list[list[int]]:
         ("taker", "copying"),
     ],
 )
+
+
+@CASES
 async def test_nothing_stays_pinned_when_a_process_is_killed_in_a_handover(
-    killed: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harmed: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harm_in_a_handover(Killing(tmp_path), harmed, state, tmp_path, monkeypatch)
+
+
+@CASES
+async def test_nothing_stays_pinned_when_a_host_is_cut_off_in_a_handover(
+    harmed: str,
+    state: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    three: list[Host],
+) -> None:
+    """Neither on those that are left, nor on the one that is cut off."""
+    await harm_in_a_handover(Killing(tmp_path, three), harmed, state, tmp_path, monkeypatch)
+
+
+async def harm_in_a_handover(
+    stack: Killing, harmed: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = tmp_path / "hold"
     monkeypatch.setenv(HOLD, str(hold))
     monkeypatch.setenv(STATE, state)
-    stack = Killing(tmp_path)
     async with contextlib.AsyncExitStack() as running:
         for service in (stack.scheduler, *stack.workers):
             await running.enter_async_context(started(service))
@@ -150,17 +169,23 @@ async def test_nothing_stays_pinned_when_a_process_is_killed_in_a_handover(
         await eventually(hold.exists)
         await until(owner, True, "worker_kv_peer_moves", direction="lend")
         await until(taker, True, "worker_kv_peer_moves", direction="read")
-        victim = {"scheduler": stack.scheduler, "owner": owner, "taker": taker}[killed]
+        victim = {"scheduler": stack.scheduler, "owner": owner, "taker": taker}[harmed]
         assert not asked.done()
-        victim.send(signal.SIGKILL)
-        assert await victim.wait() == -signal.SIGKILL
-        survivors = [one for one in (owner, taker) if one is not victim]
-        for worker in survivors:  # while what reads, and what is read, still hangs
-            if victim is stack.scheduler:
+        left = [owner, taker]
+        if victim.host is not None:
+            victim.host.cut_off()
+        else:
+            victim.send(signal.SIGKILL)
+            assert await victim.wait() == -signal.SIGKILL
+            left = [one for one in left if one is not victim]
+        for worker in left:  # while what reads, and what is read, still hangs
+            if victim in (stack.scheduler, worker):
                 await until(worker, False, "worker_lease")
             await until_nothing_moves(worker)
         hold.unlink()
-        if victim is not owner:
+        if victim.host is not None:
+            victim.host.connect()
+        elif victim is not owner:
             victim.command = tuple(COMMAND)
             victim.start()
         expected = [expected_tokens(prompt, num_tokens=NUM_TOKENS) for prompt in PROMPTS]

@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.integration.placement.hosts import Host, hosts
+from benchmarks.harness.hosts import Host
 from tests.integration.placement.ranks import of_set
 from tests.integration.placement.test_environment_ranks import assert_free
 from tests.ports import free_port
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.system
 
 PORT = 50100
 DOCTOR = (*COMMAND, "doctor", "--placement=environment", "--json")
-
-
-@pytest.fixture
-def three() -> Iterator[list[Host]]:
-    with hosts(3) as made:
-        yield made
 
 
 def run_ranks(

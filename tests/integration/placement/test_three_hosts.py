@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.placement.hosts import Host, hosts
+from benchmarks.harness.hosts import Host
 from tests.integration.placement.ranks import StartedRanks, of_set, started_ranks
 from tests.rpc.certificates import Authority
 from tests.signalbox.stacks import COMMAND, environment
@@ -18,12 +18,6 @@ from tests.waiting import EVENT_S, wait_until
 pytestmark = pytest.mark.system
 
 PORT = 50100
-
-
-@pytest.fixture
-def three() -> Iterator[list[Host]]:
-    with hosts(3) as made:
-        yield made
 
 
 def tls_flags(authority: Authority, *names: str, clients: bool = True) -> list[str]:
