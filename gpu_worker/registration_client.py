@@ -21,7 +21,7 @@ from gpu_worker.worker import NO_EPOCH, Worker
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from rpc.limits.peer_timeout import wait_for_first
-from rpc.transport.channel import LEASED_PING_TIMEOUT_S, open_channel
+from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
@@ -167,9 +167,7 @@ class Registration:
         epoch = secrets.randbits(64) or 1
         self._worker.begin_epoch(epoch)
         try:
-            async with open_channel(
-                self._scheduler_address, tls=self._tls, ping_timeout_s=LEASED_PING_TIMEOUT_S
-            ) as channel:
+            async with open_channel(self._scheduler_address, tls=self._tls) as channel:
                 call = scheduler_pb2_grpc.WorkerRegistryServiceStub(channel).Register()
                 self._call = call
                 try:

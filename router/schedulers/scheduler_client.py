@@ -26,6 +26,7 @@ from router.schedulers.model_client import ModelClient
 from router.schedulers.scheduler_request import error_of, request_of
 from router.served_model import ServedModel
 from rpc.interceptors.status import retry_after_s
+from rpc.limits.peer_timeout import wait_for_first
 from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 
@@ -33,12 +34,17 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RECONNECT_AFTER_S = 0.5
+MISSED_HEARTBEATS = 5.5
+"""Intervals without a heartbeat after which the scheduler counts as lost."""
 SERVED_POLLS = 10
 """Intervals of the poll between two while a model is served. The scheduler says when it changes;
 one of a version that does not say so is noticed after this time."""
 _MIN_POLL_S, _MAX_POLL_S = 0.05, 1.0
 _POLL_SHARE = 1 / 20
 """Part of the time waited so far for a worker after which it is asked for again."""
+
+
+_Call = grpc.aio.StreamStreamCall[pb.ConnectRequest, pb.ConnectResponse]
 
 
 class ConnectionListener(Protocol):
@@ -81,6 +87,8 @@ class SchedulerConnection:
         self._requests = RequestTable[ActiveRequest]()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._model_changed = asyncio.Event()
+        self._heard: asyncio.Future[int]
+        """Nanoseconds from the next heartbeat of the stream to the one after it."""
         self._waiting_for = ""
         self.absence = ""
         """The scheduler's reason for serving no model; "" if it serves one or does not answer."""
@@ -115,15 +123,16 @@ class SchedulerConnection:
 
     async def run(self) -> None:
         """Connects, and reconnects, until it is cancelled."""
-        async with open_channel(self.address, tls=self._tls) as channel:
-            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            while True:
+        while True:
+            # One that was lost may not answer on its connection, and its host may be back.
+            async with open_channel(self.address, tls=self._tls) as channel:
+                stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
                 try:
                     served = await self._wait_for_model(channel, stub)
                     await self._run_stream(stub, served)
                 except Exception:  # a bug must not stop the router's reading
                     logger.exception("the connection to %s failed", self.address)
-                await asyncio.sleep(RECONNECT_AFTER_S)
+            await asyncio.sleep(RECONNECT_AFTER_S)
 
     async def _wait_for_model(
         self, channel: grpc.aio.Channel, stub: scheduler_pb2_grpc.SchedulerServiceStub
@@ -158,16 +167,22 @@ class SchedulerConnection:
         outgoing: asyncio.Queue[pb.ConnectRequest | None] = asyncio.Queue()
         self._outgoing = outgoing
         call = stub.Connect(_drain(outgoing))
-        watch = asyncio.create_task(self._watch_model(stub))
+        self._heard = asyncio.get_running_loop().create_future()
+        beside = [
+            asyncio.create_task(self._watch_model(stub)),
+            silence := asyncio.create_task(self._end_when_silent(call)),
+        ]
         is_faulty = False
         try:
             self._serve(served)
             async for answer in call:
-                if answer.model_changed:
-                    self._model_changed.set()
-                else:
-                    self._dispatch(updates.decode(answer.updates))
+                self._take(answer)
             logger.warning("the scheduler at %s has ended the stream", self.address)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not silence.done() or (task is not None and task.cancelling()):
+                raise
+            logger.warning("lost the scheduler at %s: no heartbeat", self.address)
         except grpc.aio.AioRpcError as error:
             logger.warning("lost the scheduler at %s: %s", self.address, _reason(error))
         except (RpcError, ValueError, LookupError) as error:
@@ -176,9 +191,32 @@ class SchedulerConnection:
         finally:
             call.cancel()
             outgoing.put_nowait(None)  # gRPC's task that reads the queue does not end by itself
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            for one in beside:
+                one.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             self._lose(is_faulty=is_faulty)
+
+    def _take(self, answer: pb.ConnectResponse) -> None:
+        if answer.model_changed:
+            self._model_changed.set()
+        elif not answer.heartbeat_interval_ns:
+            self._dispatch(updates.decode(answer.updates))
+        elif not self._heard.done():
+            self._heard.set_result(answer.heartbeat_interval_ns)
+
+    async def _end_when_silent(self, call: _Call) -> None:
+        """Cancels a stream on which heartbeats have come, and come no more.
+
+        gRPC's pings would end it, too, when this process or the scheduler has no processor.
+        """
+        interval_ns = await self._heard
+        while True:
+            self._heard = asyncio.get_running_loop().create_future()
+            silence_s = MISSED_HEARTBEATS * interval_ns / 1e9
+            if not await wait_for_first(self._heard, within_s=silence_s):
+                call.cancel()
+                return
+            interval_ns = self._heard.result()
 
     def _lose(self, *, is_faulty: bool) -> None:
         self._outgoing = None

@@ -1,17 +1,19 @@
-"""Opens channels with keepalive that notices a stopped peer, quick reconnects and no proxy."""
+"""Opens channels with keepalive that notices a lost peer, quick reconnects and no proxy."""
 
 import grpc
 
 from rpc.transport.tls import CLEAR, TlsConfig, channel_credentials
 
-PING_TIMEOUT_S = 1.5
-LEASED_PING_TIMEOUT_S = 10.0
-"""Timeout of pings on the streams of a lease, whose heartbeats say whether the peer lives. gRPC's
-timers take a pause of this process for silence of the peer, and end a stream before what has come
-is read."""
+PING_AFTER_S, PING_TIMEOUT_S = 5.0, 10.0
+"""Silence of a connection with a call after which a ping is sent, and silence after that which ends
+the connection. gRPC's timers take a pause of this process for silence of the peer, and end a stream
+before what has come is read, so a stream that has to end sooner has signs of life of its own."""
 
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_time_ms", int(PING_AFTER_S * 1000)),
+    ("grpc.keepalive_timeout_ms", int(PING_TIMEOUT_S * 1000)),
+    # Without it a stopped peer is noticed after a minute, whatever the keepalive says.
+    ("grpc.http2.ping_timeout_ms", int(PING_TIMEOUT_S * 1000)),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
@@ -27,27 +29,16 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 
 def open_channel(
-    address: str,
-    *,
-    tls: TlsConfig = CLEAR,
-    server_name: str | None = None,
-    ping_timeout_s: float = PING_TIMEOUT_S,
+    address: str, *, tls: TlsConfig = CLEAR, server_name: str | None = None
 ) -> grpc.aio.Channel:
     """Returns a channel to "host:port"; it connects when first used and reconnects by itself.
 
     Args:
         server_name: what the server's certificate must be for, if not the address's host.
-        ping_timeout_s: silence after a ping that ends the connection. Pings are sent after each
-            second of silence.
 
     Raises TlsError.
     """
-    timeout_ms = int(ping_timeout_s * 1000)
-    # Without the second a stopped peer is noticed after a minute, whatever the first says.
-    pings = ("grpc.keepalive_timeout_ms", timeout_ms), ("grpc.http2.ping_timeout_ms", timeout_ms)
-    options = [*_OPTIONS, *pings]
     if not tls.dials:
-        return grpc.aio.insecure_channel(address, options=options)
-    if server_name:
-        options.append(("grpc.ssl_target_name_override", server_name))
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=[*_OPTIONS, *named])

@@ -17,9 +17,13 @@ class ModelChanged:
     """Says that the router should ask for the served model again."""
 
 
-MODEL_CHANGED = ModelChanged()
+class Heartbeat:
+    """Says that the scheduler lives."""
 
-Message = RequestUpdates | ModelChanged
+
+MODEL_CHANGED, HEARTBEAT = ModelChanged(), Heartbeat()
+
+Message = RequestUpdates | ModelChanged | Heartbeat
 
 
 class Session:
@@ -55,8 +59,13 @@ class Session:
 
     def model_changed(self) -> None:
         """Lets the router ask for the model again; a no-op if such a message waits."""
-        if MODEL_CHANGED not in self._messages:
-            self._put(MODEL_CHANGED)
+        self._put_once(MODEL_CHANGED)
+
+    async def beat(self, *, interval_s: float) -> None:
+        """Sends signs of life until it is cancelled."""
+        while True:
+            self._put_once(HEARTBEAT)
+            await asyncio.sleep(interval_s)
 
     async def next_message(self) -> Message | None:
         """Returns what is to be sent next; None after `end`. For one reader.
@@ -71,6 +80,10 @@ class Session:
         if message is not None:
             self._check_read()
         return message
+
+    def _put_once(self, message: Message) -> None:
+        if message not in self._messages:
+            self._put(message)
 
     def _put(self, message: Message | None) -> None:
         self._messages.append(message)

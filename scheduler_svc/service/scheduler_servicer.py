@@ -24,7 +24,7 @@ from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.reports import insight_codec, state_codec
 from scheduler_svc.requests.failures import RETRY_AFTER_S, drains
 from scheduler_svc.service.launcher_servicer import LauncherLink
-from scheduler_svc.service.router_session import Message, ModelChanged, Session
+from scheduler_svc.service.router_session import Heartbeat, Message, ModelChanged, Session
 from scheduler_svc.workers.starting_workers import StartingWorkers
 
 MAX_LIVE_REQUESTS = 100
@@ -68,18 +68,21 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             max_messages=self._config.router_buffer_messages,
             recorder=self._recorder.router(),
         )
+        interval_s = self._config.heartbeat_interval_s
         reader = asyncio.create_task(self._read(requests, session))
+        beating = asyncio.create_task(session.beat(interval_s=interval_s))
         watcher = session.model_changed
         self._cluster.watchers[watcher] = None
         try:
             # Headers at once, so that a router knows that it is connected before it asks.
             await context.send_initial_metadata(())
             while (message := await session.next_message()) is not None:
-                yield _encode(message)
+                yield _encode(message, interval_s)
             reader.result()
         finally:
             del self._cluster.watchers[watcher]
             reader.cancel()
+            beating.cancel()
             session.abort_all()
 
     async def _read(self, requests: AsyncIterator[pb.ConnectRequest], session: Session) -> None:
@@ -230,9 +233,11 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             yield part
 
 
-def _encode(message: Message) -> pb.ConnectResponse:
+def _encode(message: Message, heartbeat_interval_s: float) -> pb.ConnectResponse:
     if isinstance(message, ModelChanged):
         return pb.ConnectResponse(model_changed=True)
+    if isinstance(message, Heartbeat):
+        return pb.ConnectResponse(heartbeat_interval_ns=int(heartbeat_interval_s * 1e9))
     return pb.ConnectResponse(updates=encode_updates(message))
 
 

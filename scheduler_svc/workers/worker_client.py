@@ -16,7 +16,7 @@ from contract.step_result import StepResult, decode_result
 from contract.tokenizer_files import TokenizerTooLarge, read_files
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc as pb_grpc
-from rpc.transport.channel import LEASED_PING_TIMEOUT_S, open_channel
+from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
@@ -79,12 +79,7 @@ class WorkerClient:
         self.epoch = epoch
         self.certified_name = certified_name or ""
         self.recorder = recorder
-        self._channel = open_channel(
-            address,
-            tls=tls,
-            server_name=certified_name,
-            ping_timeout_s=LEASED_PING_TIMEOUT_S,  # heartbeats say whether the worker lives
-        )
+        self._channel = open_channel(address, tls=tls, server_name=certified_name)
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
         self.adapters = AdapterClient(self._stub, address=address, epoch=epoch)
         self._unanswered: deque[_SentStep] = deque()

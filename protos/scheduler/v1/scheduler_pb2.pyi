@@ -61,12 +61,14 @@ class ConnectRequest(_message.Message):
     def __init__(self, add_request: _Optional[_Union[Request, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("updates", "model_changed")
+    __slots__ = ("updates", "model_changed", "heartbeat_interval_ns")
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     MODEL_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
     updates: RequestUpdates
     model_changed: bool
-    def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ..., model_changed: _Optional[bool] = ...) -> None: ...
+    heartbeat_interval_ns: int
+    def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ..., model_changed: _Optional[bool] = ..., heartbeat_interval_ns: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling")

@@ -16,6 +16,7 @@ from router.main import Router
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
+from tests.chaos.fault_proxy import fault_proxy
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,
@@ -194,6 +195,49 @@ async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:
         assert_undisturbed(await asked, alone)
         assert len(second.cluster.requests.history) > NUM_REQUESTS // 2 + 4
         await assert_idle(second)
+
+
+async def test_a_link_that_stands_still_for_less_than_heartbeats_allow_loses_no_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a crowded machine: gRPC's own pings must not be less patient."""
+    config = SchedulerConfig(port=0, heartbeat_interval_s=5.0, lease_s=60)
+    async with (
+        running_scheduler(config) as scheduler,
+        fault_proxy(scheduler.server.port) as link,
+        running_worker(scheduler.address, SLOW),
+        running_router(link.address) as router,
+        client_of(router) as stub,
+    ):
+        asked = asyncio.create_task(ask(stub, request_of(0)))
+        await eventually(lambda: len(scheduler.cluster.requests) == 1)
+        link.freeze()
+        await asyncio.sleep(4.0)
+        link.thaw()
+        assert (await asked).token_ids[0] == tokens_of(0, branch=0)
+        assert len(scheduler.cluster.requests.history) == 1
+    assert "lost the scheduler" not in caplog.text
+
+
+async def test_a_scheduler_of_which_no_heartbeat_comes_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = SchedulerConfig(port=0, heartbeat_interval_s=0.1, lease_s=60)
+    async with (
+        running_scheduler(config) as scheduler,
+        fault_proxy(scheduler.server.port) as link,
+        running_worker(scheduler.address, SLOW),
+        running_router(link.address) as router,
+        client_of(router) as stub,
+    ):
+        asked = asyncio.create_task(ask(stub, request_of(0)))
+        await eventually(lambda: len(scheduler.cluster.requests) == 1)
+        link.freeze()
+        await eventually(lambda: not router.schedulers.num_serving)
+        assert f"lost the scheduler at {link.address}: no heartbeat" in caplog.text
+        link.thaw()
+        assert (await asked).token_ids[0] == tokens_of(0, branch=0)
+        await assert_idle(scheduler)
 
 
 async def test_a_scheduler_that_drains_gets_nothing_new_and_finishes_what_it_has() -> None:

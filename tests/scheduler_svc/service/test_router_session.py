@@ -8,8 +8,9 @@ from contract.errors import InvalidArgument, ResourceExhausted
 from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestUpdates
-from scheduler_svc.service.router_session import MODEL_CHANGED, Session
+from scheduler_svc.service.router_session import HEARTBEAT, MODEL_CHANGED, Session
 from tests.scheduler_svc.make import join_worker, make_cluster
+from tests.waiting import run_ready_tasks
 
 
 def make_request(request_id: str, *, handle: int) -> Request:
@@ -48,6 +49,17 @@ async def test_changes_of_the_model_are_one_message_while_the_router_does_not_re
         cluster.tell_watchers()
     session.end()
     assert await session.next_message() is MODEL_CHANGED
+    assert await session.next_message() is None
+
+
+async def test_heartbeats_are_one_message_while_the_router_does_not_read() -> None:
+    session = Session(make_cluster().requests, max_messages=2)
+    beating = asyncio.create_task(session.beat(interval_s=0.0))
+    for _ in range(5):
+        await run_ready_tasks()
+    beating.cancel()
+    session.end()
+    assert await session.next_message() is HEARTBEAT
     assert await session.next_message() is None
 
 
