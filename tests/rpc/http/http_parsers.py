@@ -11,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rpc.http import client_connection
 from rpc.http.server import HttpPort
+from tests.waiting import run_ready_tasks
 
 PARSERS = ("h11", "httptools")
 
@@ -55,3 +56,16 @@ async def serving(app: ASGIApp = echo, **options: Any) -> AsyncIterator[HttpPort
         yield port
     finally:
         await port.stop(flush_s=0)
+
+
+@contextlib.asynccontextmanager
+async def accepted(
+    port: int,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection that a server of this loop has: bounds set now are of what is sent later."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        await run_ready_tasks()
+        yield reader, writer
+    finally:
+        writer.transport.abort()

@@ -21,7 +21,7 @@ from rpc.http.port_limits import HttpLimits
 from rpc.limits import open_files
 from rpc.transport.tls import TlsConfig
 from tests.rpc.certificates import Authority
-from tests.rpc.http.http_parsers import PARSERS, serving, use_parser
+from tests.rpc.http.http_parsers import PARSERS, accepted, serving, use_parser
 from tests.rpc.http.test_client_connection import error_of, say, status_of
 from tests.waiting import EVENT_S, eventually
 
@@ -69,9 +69,10 @@ async def test_a_client_that_was_refused_and_lingers_makes_room(
     parser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_parser(parser, monkeypatch)
-    monkeypatch.setattr(port_limits, "HEAD_S", 0.05)
     async with serving(limits=HttpLimits(max_connections=1)) as port:
-        async with connections(port.port, 1, b"GET / HT") as (late,):
+        async with accepted(port.port) as (late, writer):
+            monkeypatch.setattr(port_limits, "HEAD_S", 0.05)
+            writer.write(b"GET / HT")
             async with asyncio.timeout(EVENT_S):
                 assert status_of(await late.readline()) == 408
             monkeypatch.setattr(port_limits, "HEAD_S", EVENT_S)

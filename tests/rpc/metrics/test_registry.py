@@ -1,5 +1,6 @@
 """What Prometheus reads, and where: at a port that is refused if others reach it unprotected."""
 
+import asyncio
 import ssl
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.listening_ports import BindError, PortInUse
 from rpc.transport.tls import CLEAR, TlsConfig
 from tests.rpc.certificates import Authority
+from tests.rpc.http.http_parsers import accepted
 from tests.rpc.http.test_acceptor import connections
 from tests.rpc.http.test_client_connection import say, status_of
+from tests.waiting import EVENT_S
 
 
 def make_histogram() -> Histogram:
@@ -81,7 +84,6 @@ async def test_the_port_serves_metrics_and_nothing_else() -> None:
 async def test_the_port_bounds_its_clients_as_that_of_the_api_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(port_limits, "HEAD_S", 0.3)
     get = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n"
     config = MetricsConfig(port=0, allowed_hosts=("scheduler",))
     async with serving_metrics(config, read, host="127.0.0.1", tls=CLEAR) as server:
@@ -93,9 +95,14 @@ async def test_the_port_bounds_its_clients_as_that_of_the_api_does(
             (b"Host: localhost\r\nOrigin: https://evil.example\r\n\r\n", 403),
             (b"Host: localhost\r\nSec-Fetch-Site: cross-site\r\n\r\n", 403),
             (b"Host: localhost\r\n" + b"a: b\r\n" * 10_000, 431),
-            (b"Host: localhost\r\n", 408),
         ):
             assert status_of(await say(server.port, get + rest)) == status, rest[:60]
+        async with accepted(server.port) as (reader, writer):
+            with monkeypatch.context() as hurried:
+                hurried.setattr(port_limits, "HEAD_S", 0.3)
+                writer.write(get)
+                async with asyncio.timeout(EVENT_S):
+                    assert status_of(await reader.readline()) == 408
         async with connections(server.port, port_limits.METRICS_CONNECTIONS + 10, b"GET"):
             assert status_of(await say(server.port, get + b"Host: localhost\r\n\r\n")) == 200
 
