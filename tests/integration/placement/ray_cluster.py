@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.waiting import EVENT_S
+
 STORE_BYTES = 80 << 20
 NUM_NODES = 3
 
@@ -17,6 +19,7 @@ def three_nodes() -> Iterator[Any]:
         initialize_head=True,
         head_node_args={
             "num_cpus": 2,
+            "wait": False,
             "object_store_memory": STORE_BYTES,
             "include_dashboard": False,
         },
@@ -30,7 +33,9 @@ def three_nodes() -> Iterator[Any]:
 
 
 def add_node(cluster: Any, **options: Any) -> Any:
-    return cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES, **options)
+    node = cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES, wait=False, **options)
+    cluster.wait_for_nodes(EVENT_S)  # Ray's own wait is of 30 s
+    return node
 
 
 def a_worker_node(cluster: Any) -> Any:

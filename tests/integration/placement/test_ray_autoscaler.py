@@ -27,10 +27,10 @@ def test_a_node_comes_for_a_worker_that_no_node_could_hold(version: int, tmp_pat
         )
         assert never.returncode == 1
         assert "no autoscaler has added nodes for {CPU: 3} (PACK) within 2 s; " in never.stderr
-        timeout = "--placement-timeout=100"
+        timeout = "--placement-timeout=1000"
         with serve(tmp_path / "log", str(tmp_path), timeout, *flags) as stack:
             log = stack.log.read_text()
-            assert "waits up to 100 s for an autoscaler to add nodes for {CPU: 2} (PACK); " in log
+            assert "waits up to 1000 s for an autoscaler to add nodes for {CPU: 2} (PACK); " in log
             running = ranks(tmp_path)
             assert len(running) == 1
             assert stack.stop() == 0

@@ -93,7 +93,7 @@ def streaming(stack: Stack) -> Iterator[list[list[list[int]]]]:
 def test_a_node_goes_in_the_middle_of_streams_and_another_one_comes(
     cluster: Any, model: Path, tmp_path: Path
 ) -> None:
-    flags = (f"--placement=ray={cluster.address}", "--workers=3", "--placement-timeout=5")
+    flags = (f"--placement=ray={cluster.address}", "--workers=3", "--placement-timeout=60")
     with serve(tmp_path / "log", str(model), *flags, f"--rank-port={free_port()}", *FLAGS) as stack:
         until_joined(stack, 3)
         with grpc.insecure_channel(stack.address) as channel:
