@@ -28,7 +28,7 @@ MARKER = "<!-- The table below is generated: make test-clients CLIENTS=--write-d
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 COMMON = "common"
 RUBY_VERSION = "1.51 (Debian 12)"
-LIMIT_S = 120
+LIMIT_S = 600
 """Seconds that a script may take; a client that waits for ever fails."""
 
 

@@ -22,7 +22,7 @@ def chat(temperature)
     messages: [{ role: :CHAT_ROLE_USER, content: [{ text: QUESTION }] }],
     sampling_params: { temperature: temperature, max_tokens: 24 }
   )
-  ROUTER.chat(request, deadline: Time.now + 60).to_a
+  ROUTER.chat(request, deadline: Time.now + 300).to_a
 end
 
 def check(found, expected)

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 from demo import ANSWER, BAD_TEMPERATURE, COMPLETION_TOKENS, GRPC, MESSAGES, MODEL, PROMPT_TOKENS
 
-STARTS_S = 90
+STARTS_S = 300
 
 
 def free_port() -> int:
