@@ -24,7 +24,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 TOKENIZER = Tokenizer.from_str(
     tokenizer_files(vocab_size=512, max_model_len=4096)["tokenizer.json"].decode()
@@ -62,11 +62,9 @@ class Answer:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     finish: dict[int, pb.Finish] = field(default_factory=dict)
     usage: pb.Usage | None = None
-    num_messages: int = 0
 
     def add(self, response: pb.GenerateResponse) -> None:
         assert self.usage is None, "a message after the last"
-        self.num_messages += 1
         for delta in response.outputs:
             assert delta.index not in self.finish, "a delta after the last"
             self.text[delta.index] = self.text.get(delta.index, "") + delta.text
@@ -116,8 +114,11 @@ async def test_sixty_four_streams_of_different_lengths_finish() -> None:
 
 async def test_tokens_arrive_while_later_ones_are_computed() -> None:
     async with make_stack(step_ns=3_000_000) as stack:
-        answer = await ask(stack.stub, make_request([1, 2, 3], max_tokens=30))
-        assert answer.num_messages > 15
+        call = stack.stub.Generate(make_request([1, 2, 3], max_tokens=2000))
+        for _ in range(3):
+            await call.read()
+        assert len(stack.scheduler.cluster.requests) == 1
+        call.cancel()
 
 
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
@@ -137,7 +138,9 @@ async def test_a_client_that_leaves_frees_its_blocks_within_two_steps(state: str
         call.cancel()
         await eventually(lambda: len(cluster.requests) == 1)
         step_of_abort = scheduler.num_steps
-        await eventually(lambda: num_used_blocks(scheduler) == num_held_blocks(scheduler))
+        async with asyncio.timeout(EVENT_S):
+            while num_used_blocks(scheduler) != num_held_blocks(scheduler):  # noqa: ASYNC110
+                await asyncio.sleep(0)  # a slow machine may compute steps in 5 ms of the loop
         assert scheduler.num_steps - step_of_abort <= 2
         assert (await other).token_ids[0] == expected_tokens([9], num_tokens=40)
 
