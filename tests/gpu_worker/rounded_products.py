@@ -2,7 +2,7 @@
 checkpoint must equal.
 
 A value that lies between two codes, to float rounding, may become either of them, which moves
-logits by far more than float rounding does. A prompt of three tokens has few values, so most of
+logits by far more than float rounding does. A prompt of three tokens has few values, so many of
 such prompts have none there, and their logits are those of the reference to float rounding; a
 matrix whose inputs are not rounded, or are rounded otherwise, moves the logits of all.
 """
@@ -26,6 +26,8 @@ PROMPTS: list[list[int]] = (3 + (_PLACES * 2654435761 >> 16) % 45).tolist()
 ONE_CODE = 0.2
 """How far a log probability may be off where a value became the code beside its own, which differs
 by an eighth of the value at most, and is one of 48 values or more of a product."""
+SHARE = 0.2
+"""Least share of prompts without such a value: there were 0.4 to 1, by checkpoint and processor."""
 _SUMMED = ("o_proj", "down_proj")
 """Ends of the names of matrices whose products tensor-parallel ranks sum."""
 
@@ -84,12 +86,13 @@ def runner_log_probabilities(runner: Any) -> Tensor:
 
 
 def share_of_equal(found: Tensor, expected: Tensor) -> float:
-    """Returns the share of prompts that are equal to float rounding."""
+    """Returns the share of prompts that are equal to float rounding: none where inputs are rounded
+    otherwise, and `SHARE` at least where they are not."""
     return float(((found - expected).abs() < LOGITS).all(dim=1).float().mean())
 
 
 def assert_rounds_as(runner: Any, expected: Tensor) -> None:
     """Args: expected: of `reference_log_probabilities`."""
     found = runner_log_probabilities(runner)
-    assert share_of_equal(found, expected) > 0.5
+    assert share_of_equal(found, expected) > SHARE
     torch.testing.assert_close(found, expected, rtol=0, atol=ONE_CODE)
