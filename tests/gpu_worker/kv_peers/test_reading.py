@@ -425,9 +425,9 @@ async def test_a_reader_that_leaves_ends_the_lend() -> None:
     config = replace(CONFIG, block_size=150_000, max_model_len=150_000)
     async with peer(config=config) as owner:
         await owner.lend()
-        async with open_channel(owner.address) as channel:
+        async with grpc.aio.insecure_channel(owner.address, options=SMALL_WINDOW) as channel:
             call = owner.stub(channel).ReadBlocks(pb.ReadBlocksRequest(ticket=TICKET))
-            await call.read()
+            await call.read()  # the others do not fit into the window
             call.cancel()
         lent = await owner.until_ended()
     assert lent.num_blocks < 3
