@@ -164,9 +164,9 @@ async def measure_model(
         warm = random_prompts(vocab_size=size, num_tokens=64, seed=seed + 1)
         for _ in range(2 * num_workers):
             pool.ask(next(warm), max_tokens=16)
-        await pool.until(lambda: all(answer.is_whole for answer in pool.answers))
+        await pool.until_whole(pool.answers)
         answers = await _ask_all(pool, load, size, rate=rate, seconds=seconds, seed=seed)
-        await pool.until(lambda: all(answer.is_whole for answer in answers))
+        await pool.until_whole(answers)
         num_handed_over = await pool.count_handovers(answers)
         return answers, num_handed_over
 

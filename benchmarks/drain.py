@@ -110,24 +110,16 @@ async def measure_model(
     async with model_pool(model) as pool:
         owner = await pool.join(*flags, core=0)
         served = await pool.model()
-        prompts = [
-            *itertools.islice(
-                random_prompts(vocab_size=served.vocab_size, num_tokens=context, seed=context),
-                num_streams,
-            )
-        ]
+        prompts = random_prompts(vocab_size=served.vocab_size, num_tokens=context, seed=context)
         most_tokens = served.effective_max_model_len - context
-        answers = [pool.ask(prompt, max_tokens=most_tokens) for prompt in prompts]
-        await pool.join(*flags, core=1)
-        await _until_each_has_more(pool, answers, num_more_tokens=8)
-        gaps = await _drain(pool, owner, answers)
-        undisturbed = [
-            pool.ask(prompt, max_tokens=len(answer.token_ids), cache_salt="undisturbed")
-            for prompt, answer in zip(prompts, answers, strict=True)
+        answers = [
+            pool.ask(prompt, max_tokens=most_tokens)
+            for prompt in itertools.islice(prompts, num_streams)
         ]
-        await pool.until(lambda: all(answer.is_whole for answer in undisturbed))
-    for answer, other in zip(answers, undisturbed, strict=True):
-        assert answer.token_ids == other.token_ids, f"tokens of {answer.request_id} are wrong"
+        await pool.join(*flags, core=1)
+        await pool.until_more(answers, 8)
+        gaps = await _drain(pool, owner, answers)
+        await pool.check(answers)
     return gaps
 
 
@@ -138,19 +130,11 @@ async def _drain(pool: ModelPool, owner: ModelWorker, answers: list[ModelAnswer]
     pool.drain(owner)
     await pool.until_left(owner)
     duration = time.perf_counter() - began_at
-    await _until_each_has_more(pool, answers, num_more_tokens=8)
+    await pool.until_more(answers, 8)
     await pool.cancel(answers)
     num_handed_over = await pool.count_handovers(answers)
     longest = [answer.longest_gap_s(since=began_at) for answer in answers]
     return Gaps(usual, median(longest), max(longest), num_handed_over, duration)
-
-
-async def _until_each_has_more(
-    pool: ModelPool, answers: list[ModelAnswer], *, num_more_tokens: int
-) -> None:
-    wanted = [len(answer.token_times) + num_more_tokens for answer in answers]
-    pairs = list(zip(answers, wanted, strict=True))
-    await pool.until(lambda: all(len(answer.token_times) >= number for answer, number in pairs))
 
 
 def row(context: int, gaps: Gaps, *, hands_over: bool) -> str:

@@ -6,12 +6,13 @@ wait.
     python -m benchmarks.failover --cut [--faults killed paused drain prefill] [--pauses 1]
 
 Two workers, simulated with steps of 20 ms or of a model (--model), router and scheduler are
-processes. The tokens of each stream are compared with those of the same prompt that nothing
-disturbed. With `drain` and `prefill` a process is killed while one worker reads what the other one
-lends, because it is drained, or computes only prompts: then the time until the others lend and read
-nothing counts. With `--cut` scheduler and workers have a host each, a network namespace, which root
-can make. Instead of being killed or paused, a host is cut off: all packets from and to it are
-dropped. Then the worker that is cut off has to lend and read nothing, too.
+processes. The streams run until the fault is over, and their tokens are compared with those of the
+same prompts that nothing disturbs afterwards. With `drain` and `prefill` a process is killed while
+one worker reads what the other one lends, because it is drained, or computes only prompts: then the
+time until the others lend and read nothing counts. With `--cut` scheduler and workers have a host
+each, a network namespace, which root can make. Instead of being killed or paused, a host is cut
+off: all packets from and to it are dropped. Then the worker that is cut off has to lend and read
+nothing, too.
 """
 
 import argparse
@@ -40,6 +41,8 @@ from signalbox.stack.stack_addresses import free_port
 
 NUM_BEFORE = 8
 """Tokens that each stream has when the fault begins."""
+NUM_AFTER = 8
+"""Tokens that each stream gets once the loss is known, or the moves have ended."""
 LONGEST_S = 120.0
 """Longest time to wait for a loss, or for what must not last."""
 MOVES = re.compile(r'^signalbox_worker_kv_peer_moves\{.*direction="(\w+)".*\} (\d)', re.MULTILINE)
@@ -59,45 +62,41 @@ class Outcome(NamedTuple):
 
 
 class Streams:
-    """Streams of one pool, with what they say undisturbed."""
+    """Streams of one pool, which run until the fault is over."""
 
-    def __init__(self, pool: ModelPool, *, num_streams: int, context: int, num_tokens: int) -> None:
+    def __init__(self, pool: ModelPool, *, num_streams: int, context: int) -> None:
         self._pool = pool
-        self._num_streams, self._context, self._num_tokens = num_streams, context, num_tokens
-        self._prompts: list[list[int]] = []
-        self._expected: list[list[int]] = []
+        self._num_streams, self._context = num_streams, context
         self._answers: list[ModelAnswer] = []
 
-    async def learn(self) -> None:
-        """Asks all while nothing happens."""
-        size = (await self._pool.model()).vocab_size
-        prompts = random_prompts(vocab_size=size, num_tokens=self._context, seed=self._context)
-        self._prompts = list(itertools.islice(prompts, self._num_streams))
-        self.ask()
-        await self.until_whole()
-        self._expected = [answer.token_ids for answer in self._answers]
+    async def warm_up(self) -> None:
+        """Has the workers compute all prompts."""
+        await self.ask(max_tokens=NUM_BEFORE)
+        await self._pool.until_whole(self._answers)
 
-    def ask(self) -> None:
+    async def ask(self, *, max_tokens: int | None = None) -> None:
+        """Begins all. Args: max_tokens: of each; by default what the model's window leaves."""
+        served = await self._pool.model()
+        most = served.effective_max_model_len - self._context
+        prompts = random_prompts(
+            vocab_size=served.vocab_size, num_tokens=self._context, seed=self._context
+        )
         self._answers = [
-            self._pool.ask(prompt, max_tokens=self._num_tokens) for prompt in self._prompts
+            self._pool.ask(prompt, max_tokens=max_tokens or most)
+            for prompt in itertools.islice(prompts, self._num_streams)
         ]
 
     async def until_begun(self) -> None:
         """Waits until each stream has some tokens."""
-        await self._pool.until(
-            lambda: all(len(one.token_times) >= NUM_BEFORE for one in self._answers)
-        )
-
-    async def until_whole(self) -> None:
-        await self._pool.until(lambda: all(one.is_whole for one in self._answers))
+        await self._pool.until_more(self._answers, NUM_BEFORE)
 
     async def longest_gap_s(self, *, since: float) -> float:
-        """Waits for all tokens. Raises AssertionError if one is wrong."""
-        await self.until_whole()
-        for answer, expected in zip(self._answers, self._expected, strict=True):
-            assert answer.token_ids == expected, f"tokens of {answer.request_id} are wrong"
-        ended_later = [one for one in self._answers if one.token_times[-1] > since]
-        return max((one.longest_gap_s(since=since) for one in ended_later), default=0.0)
+        """Waits until each stream goes on, and ends all. Raises AssertionError if a token is
+        wrong."""
+        await self._pool.until_more(self._answers, NUM_AFTER)
+        await self._pool.cancel(self._answers)
+        await self._pool.check(self._answers)
+        return max(one.longest_gap_s(since=since) for one in self._answers)
 
 
 async def fault(
@@ -105,8 +104,8 @@ async def fault(
 ) -> Outcome:
     """Does something to one of two workers under streams, and undoes it."""
     workers = [await pool.join(core=core, host=host) for core, host in enumerate(made)]
-    await streams.learn()
-    streams.ask()
+    await streams.warm_up()
+    await streams.ask()
     await streams.until_begun()
     victim, began = workers[0], time.perf_counter()
     harm(victim.process, victim.host, signal.SIGKILL if name == "killed" else signal.SIGSTOP)
@@ -159,15 +158,15 @@ async def harm_in_move(
         for role, port in zip(roles, ports, strict=True)
     ]
     workers = [await pool.join(*flags[0], core=0, host=made[0])]
-    await streams.learn()
+    await streams.warm_up()
     if why == "drain":
-        streams.ask()
+        await streams.ask()
         await streams.until_begun()
     workers.append(await pool.join(*flags[1], core=1, host=made[1]))
     if why == "drain":
         pool.drain(workers[0])
     else:
-        streams.ask()
+        await streams.ask()
     owner, taker = zip(workers, ports, strict=True)
     await until(lambda: moves(*owner, "lend") and moves(*taker, "read"))
     began = time.perf_counter()
@@ -239,9 +238,7 @@ async def outcomes(
         async with contextlib.AsyncExitStack() as stack:
             host, *of_workers = stack.enter_context(hosts(3)) if args.cut else (None, *ON_NONE)
             pool = await stack.enter_async_context(model_pool(args.model, host=host))
-            streams = Streams(
-                pool, num_streams=args.streams, context=args.context, num_tokens=args.tokens
-            )
+            streams = Streams(pool, num_streams=args.streams, context=args.context)
             if victim:
                 found.append(await harm_in_move(pool, streams, name, victim, of_workers))
             else:
@@ -283,7 +280,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--context", type=int, default=1024, help="tokens of each prompt")
-    parser.add_argument("--tokens", type=int, default=200, help="of each answer")
     asyncio.run(run(parser.parse_args()))
 
 

@@ -31,7 +31,6 @@ from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.local_stack import running
 
 _MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
-_STREAM_TOKENS = 4000
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]"
 HEADER = (
     "| tokens | computed ms | fetched ms | of them fetched | MB | fetch ms |"
@@ -75,11 +74,11 @@ class Served:
 
     @contextlib.asynccontextmanager
     async def busy(self, worker: str, prompt: Sequence[int]) -> AsyncIterator[None]:
-        """Keeps one worker busy with a stream."""
-        name, call = await self._begin(prompt, max_tokens=_STREAM_TOKENS)
+        """Keeps one worker busy with a stream, as long as the model's window leaves tokens."""
+        name, call = await self._begin(prompt)
         if (await self._explain(name)).worker != worker:
             other = call
-            _, call = await self._begin(prompt, max_tokens=_STREAM_TOKENS)
+            _, call = await self._begin(prompt)
             other.cancel()
         reading = asyncio.create_task(_read(call))
         try:
@@ -88,7 +87,9 @@ class Served:
             call.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _begin(self, prompt: Sequence[int], *, max_tokens: int) -> tuple[str, Call]:
+    async def _begin(
+        self, prompt: Sequence[int], *, max_tokens: int | None = None
+    ) -> tuple[str, Call]:
         """Returns the id of a request and its stream, of which the first token has been read."""
         self.num_requests += 1
         request = pb.GenerateRequest(

@@ -42,8 +42,14 @@ class ModelAnswer(Answer):
     """Tokens that a client got, and when, by time.perf_counter."""
 
     request_id: str = ""
+    prompt: Sequence[int] = ()
     token_ids: list[int] = field(default_factory=list)
     reading: asyncio.Task[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Says whether the client reads no more of it, for whatever reason."""
+        return self.reading is not None and self.reading.done()
 
 
 class ModelWorker(NamedTuple):
@@ -145,16 +151,17 @@ class ModelPool:
             Asked(len(prompt), max_tokens),
             time.perf_counter(),
             request_id=f"r{len(self.answers)}",
+            prompt=prompt,
         )
         self.answers.append(answer)
-        answer.reading = asyncio.create_task(self._read(answer, prompt, cache_salt))
+        answer.reading = asyncio.create_task(self._read(answer, cache_salt))
         self._reading.append(answer.reading)
         return answer
 
-    async def _read(self, answer: ModelAnswer, prompt: Sequence[int], cache_salt: str) -> None:
+    async def _read(self, answer: ModelAnswer, cache_salt: str) -> None:
         request = pb.GenerateRequest(
             request_id=answer.request_id,
-            token_ids=pb.TokenIds(ids=prompt),
+            token_ids=pb.TokenIds(ids=answer.prompt),
             cache_salt=cache_salt,
             sampling_params=pb.SamplingParams(
                 temperature=0, max_tokens=answer.asked.max_tokens, ignore_eos=True
@@ -178,9 +185,30 @@ class ModelPool:
             for answer in self.answers:
                 if answer.failure:
                     raise RuntimeError(f"{answer.request_id}: {answer.failure}")
-            if all(answer.is_whole for answer in self.answers):
+            if all(answer.has_ended for answer in self.answers):
                 raise RuntimeError("all answers have ended before what was waited for")
             await asyncio.sleep(POLL_S)
+
+    async def until_whole(self, answers: Sequence[ModelAnswer]) -> None:
+        await self.until(lambda: all(answer.is_whole for answer in answers))
+
+    async def until_more(self, answers: Sequence[ModelAnswer], num_tokens: int) -> None:
+        """Returns when each answer has so many more tokens."""
+        wanted = [(answer, len(answer.token_times) + num_tokens) for answer in answers]
+        await self.until(lambda: all(len(one.token_times) >= number for one, number in wanted))
+
+    async def check(self, answers: Sequence[ModelAnswer]) -> None:
+        """Has all computed anew while nothing disturbs. Raises AssertionError if a token differs.
+
+        The prompts are computed whole: a salt hides what workers have cached of them.
+        """
+        again = [
+            self.ask(one.prompt, max_tokens=len(one.token_ids), cache_salt="undisturbed")
+            for one in answers
+        ]
+        await self.until_whole(again)
+        for one, other in zip(answers, again, strict=True):
+            assert one.token_ids == other.token_ids, f"tokens of {one.request_id} are wrong"
 
     @staticmethod
     async def cancel(answers: Sequence[ModelAnswer]) -> None:

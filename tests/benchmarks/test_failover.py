@@ -10,7 +10,7 @@ pytestmark = pytest.mark.system
 
 async def test_streams_of_a_worker_that_is_killed_go_on_with_the_same_tokens() -> None:
     async with model_pool(None) as pool:
-        streams = Streams(pool, num_streams=4, context=512, num_tokens=60)
+        streams = Streams(pool, num_streams=4, context=512)
         outcome = await fault(pool, streams, "killed", 0.0)
         assert outcome.after is not None
         assert outcome.longest_gap > 0

@@ -17,13 +17,13 @@ async def test_clients_of_a_worker_that_drains_get_their_tokens(tmp_path: Path) 
         first = await pool.join(*FLAGS, core=0)
         prompts = [[10 + number] * 20 for number in range(2)]
         answers = [pool.ask(prompt, max_tokens=200) for prompt in prompts]
-        await pool.until(lambda: all(answer.is_whole for answer in answers))
+        await pool.until_whole(answers)
         await pool.join(*FLAGS, core=1)
         again = [pool.ask(prompt, max_tokens=200) for prompt in prompts]
         await pool.until(lambda: all(answer.token_times for answer in again))
         pool.drain(first)
         await pool.until_left(first)
-        await pool.until(lambda: all(answer.is_whole for answer in again))
+        await pool.until_whole(again)
         assert [one.token_ids for one in again] == [one.token_ids for one in answers]
         assert [worker.address for worker in await pool.workers()] != [first.address]
 

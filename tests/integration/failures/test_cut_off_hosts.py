@@ -22,8 +22,8 @@ async def pool(three: list[Host]) -> AsyncIterator[ModelPool]:
         yield made
 
 
-def make_streams(pool: ModelPool, *, num_tokens: int = 300) -> Streams:
-    return Streams(pool, num_streams=4, context=512, num_tokens=num_tokens)
+def make_streams(pool: ModelPool) -> Streams:
+    return Streams(pool, num_streams=4, context=512)
 
 
 async def until_joined(pool: ModelPool, number: int) -> None:
@@ -41,8 +41,8 @@ async def test_a_worker_that_is_cut_off_is_lost_stops_and_joins_again(
         for core, port in enumerate(ports)
     ]
     streams = make_streams(pool)
-    await streams.learn()
-    streams.ask()
+    await streams.warm_up()
+    await streams.ask()
     await streams.until_begun()
     three[1].cut_off()
     await until_joined(pool, 1)
@@ -79,8 +79,8 @@ async def test_a_router_that_is_cut_off_from_its_scheduler_goes_on_when_the_link
     for core in range(2):
         await pool.join(core=core, host=three[1 + core])
     streams = make_streams(pool)
-    await streams.learn()
-    streams.ask()
+    await streams.warm_up()
+    await streams.ask()
     await streams.until_begun()
     three[0].cut_off()
     await until_unserved(pool)
