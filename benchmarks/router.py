@@ -41,6 +41,10 @@ from signalbox.stack.stack_addresses import free_port
 
 UNENDING = 1 << 19
 """Tokens of a request that lasts as long as the run."""
+START_S = 120.0
+"""Longest that the router may take to serve."""
+POLL_S = 0.1
+"""Seconds between two looks for a first message in the window."""
 ROUTER, BARE = "router", "bare gRPC"
 HEADER = (
     "| server | offered/s | tokens/s | tokens a message | µs CPU/token | µs CPU/message"
@@ -158,8 +162,8 @@ async def router(scheduler_port: int, arguments: list[str]) -> AsyncIterator[tup
     flags += ["--no-http", "--log-level", "warning", "--trace-exporter", "none", *arguments]
     child = await watch(start("router", ["router", *flags]))
     try:
-        async with asyncio.timeout(60):
-            await child.news.readline()
+        async with asyncio.timeout(START_S):
+            assert await child.news.readline(), f"the router {child.ending}"
         yield address, child.pid
     finally:
         await child.end(within_s=5)
@@ -193,6 +197,7 @@ async def serving(
 
 
 async def measure(server: str, options: argparse.Namespace, *, tokens_per_s: float) -> Run:
+    """Measures for `options.seconds`, and until a message has come in that time."""
     cores = sorted(os.sched_getaffinity(0)) if options.pin else []
     groups = min(options.workers, options.clients)
     pace = Pace(num_requests=options.clients, num_groups=groups, tokens_per_s=tokens_per_s)
@@ -210,7 +215,9 @@ async def measure(server: str, options: argparse.Namespace, *, tokens_per_s: flo
             await asyncio.sleep(options.warm_up)
             before, cpu, start = await clients.ask(), cpu_s(pid), time.perf_counter()
             await asyncio.sleep(options.seconds)
-            after, cpu, end = await clients.ask(), cpu_s(pid) - cpu, time.perf_counter()
+            while (after := await clients.ask()) == before:  # noqa: ASYNC110 (it is asked)
+                await asyncio.sleep(POLL_S)
+            cpu, end = cpu_s(pid) - cpu, time.perf_counter()
             read_ns, first_token = await clients.ask(is_last=True)
             sent_ns = await source.ask()
     return Run(

