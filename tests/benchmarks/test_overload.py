@@ -1,39 +1,63 @@
 """More than can be served: what is served is served whole, in full steps; the rest is told when."""
 
 import asyncio
+import threading
 
-from benchmarks.overload import MAX_TOKENS, PROMPT_TOKENS, Offered, ask
+import pytest
+
+from benchmarks.overload import PROMPT_TOKENS, Offered, ask
+from gpu_worker.batch.batch import Batch, BatchOutput
+from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from scheduler_svc.config import SchedulerConfig
 from signalbox.bench.workload import random_prompts
 from tests.integration.stack import assert_idle
 from tests.integration.test_stack import make_stack
+from tests.waiting import eventually
 
 PLACES = 8
 QUEUE = 24
 FACTOR = 5
 
 
-async def tokens_a_step(num_requests: int) -> tuple[float, Offered]:
-    """Offers so many requests at once; returns how full the worker's steps were, and the ends."""
-    offered = Offered()
+async def serve(
+    num_requests: int, *, queue: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, Offered]:
+    """Offers so many requests during the first step; returns the number of steps, and the ends."""
+    offered, all_have_come = Offered(), threading.Event()
+    execute = SimulatedRunner.execute
+
+    def wait_and_execute(runner: SimulatedRunner, batch: Batch) -> BatchOutput:
+        all_have_come.wait()
+        return execute(runner, batch)
+
+    monkeypatch.setattr(SimulatedRunner, "execute", wait_and_execute)
     prompts = random_prompts(vocab_size=512, num_tokens=PROMPT_TOKENS, seed=1)
-    config = SchedulerConfig(port=0, max_queued_requests=QUEUE)
-    async with make_stack(config=config, max_num_seqs=PLACES, step_ns=2_000_000) as stack:
-        await asyncio.gather(
+    config = SchedulerConfig(port=0, max_queued_requests=queue)
+    async with make_stack(config=config, max_num_seqs=PLACES) as stack:
+        requests = stack.scheduler.cluster.requests
+        asking = asyncio.gather(
             *(ask(stack.stub, next(prompts), offered) for _ in range(num_requests))
         )
+        try:
+            await eventually(lambda: len(offered.refused_s) + len(requests) == num_requests)
+        finally:
+            all_have_come.set()
+        await asking
         scheduler = stack.scheduler.cluster.step_loops[0].scheduler
         await assert_idle(stack.scheduler)
-        return MAX_TOKENS * len(offered.ended_at) / scheduler.num_steps, offered
+        monkeypatch.undo()
+        return scheduler.num_steps, offered
 
 
-async def test_overload_costs_no_goodput_and_refusals_say_when_to_come_again() -> None:
-    saturated, alone = await tokens_a_step(QUEUE)
-    overloaded, offered = await tokens_a_step(FACTOR * QUEUE)
-    assert len(alone.ended_at) == QUEUE
-    assert not alone.refused_s
-    assert len(offered.ended_at) >= QUEUE
-    assert len(offered.refused_s) == FACTOR * QUEUE - len(offered.ended_at) > 0
-    assert not alone.other
+async def test_overload_costs_no_goodput_and_refusals_say_when_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    overloaded, offered = await serve(FACTOR * QUEUE, queue=QUEUE, monkeypatch=monkeypatch)
+    num_served = len(offered.ended_at)
+    alone, served = await serve(num_served, queue=num_served, monkeypatch=monkeypatch)
+    assert len(served.ended_at) == num_served >= QUEUE
+    assert not served.refused_s
+    assert len(offered.refused_s) == FACTOR * QUEUE - num_served > 0
+    assert not served.other
     assert not offered.other
-    assert overloaded > 0.9 * saturated
+    assert 0.9 * overloaded < alone
