@@ -220,11 +220,12 @@ async def chaos_stack(
         registrations = await stack.enter_async_context(fault_proxy(ports[1]))
         requests = await stack.enter_async_context(fault_proxy(ports[1]))
         steps = [await stack.enter_async_context(fault_proxy(port)) for port in ports[2:]]
-        router = ("router", "--no-http", f"--scheduler={requests.address}", "--resume-wait=60")
+        waits = f"--resume-wait={START_S:g}"
+        router = ("router", "--no-http", f"--scheduler={requests.address}", waits)
         chaos = ChaosStack(
             router=Service((*router, "--log-level=info"), ports[0], folder / "router.log"),
             scheduler=Service(
-                ("scheduler", "--worker-wait=60"), ports[1], folder / "scheduler.log"
+                ("scheduler", f"--worker-wait={START_S:g}"), ports[1], folder / "scheduler.log"
             ),
             workers=[
                 ChaosWorker(

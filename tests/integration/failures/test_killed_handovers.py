@@ -3,10 +3,13 @@ another: nothing stays pinned, and clients get what they would have got."""
 
 import asyncio
 import contextlib
+import operator
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +22,7 @@ from signalbox.client.scheduler_client import SchedulerClient
 from tests.chaos.services import START_S, Service, stats_of, until_free
 from tests.integration.failures.held_handovers import HOLD, STATE
 from tests.integration.stack import running_router
-from tests.integration.test_stack import ask, make_request
+from tests.integration.test_stack import make_request
 from tests.ports import free_port
 from tests.signalbox.stacks import COMMAND
 from tests.waiting import eventually
@@ -27,9 +30,10 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.system
 
 HELD = (sys.executable, "-m", "tests.integration.failures.held_handovers")
-NUM_STREAMS, NUM_TOKENS = 4, 400
+NUM_STREAMS, MOST_TOKENS = 4, 4000
+"""Streams last for more than a minute, and are cancelled when all is over."""
 PROMPTS = [[number + 1] * (90 + number) for number in range(NUM_STREAMS)]
-SIMULATED = ("--simulate", "--simulated-gpu-blocks=1000", "--simulated-cpu-blocks=200")
+SIMULATED = ("--simulate", "--simulated-gpu-blocks=1200", "--simulated-cpu-blocks=200")
 
 
 async def gauge(worker: Service, name: str, **labels: str) -> float:
@@ -48,9 +52,12 @@ async def gauge(worker: Service, name: str, **labels: str) -> float:
 
 
 async def until(worker: Service, expected: bool, name: str, **labels: str) -> None:
-    """Waits until a gauge of a worker is not 0, or is."""
+    """Waits until a gauge of a worker, which may not listen yet, is not 0, or is."""
     async with asyncio.timeout(START_S):
-        while bool(await gauge(worker, name, **labels)) is not expected:  # noqa: ASYNC110
+        while True:
+            with contextlib.suppress(URLError):
+                if bool(await gauge(worker, name, **labels)) is expected:
+                    return
             await asyncio.sleep(0.02)
 
 
@@ -77,13 +84,13 @@ class Killing:
         first, *others = made or [None] * 3
         self.address = f"{first.address if first else '127.0.0.1'}:{port}"
         self.scheduler = Service(
-            ("scheduler", "--worker-wait=60"),
+            ("scheduler", f"--worker-wait={START_S:g}"),
             port,
             folder / "scheduler.log",
             command=HELD,
             host=first,
         )
-        flags = ("worker", *SIMULATED, "--simulated-step-ms=10", f"--scheduler={self.address}")
+        flags = ("worker", *SIMULATED, "--simulated-step-ms=20", f"--scheduler={self.address}")
         self.workers = [
             Service(flags, free_port(), folder / f"worker{number}.log", command=HELD, host=host)
             for number, host in enumerate(others)
@@ -115,12 +122,40 @@ class Killing:
         return owner, taker
 
 
-async def answers(address: str) -> list[list[int]]:
-    async with open_channel(address) as channel:
-        stub = pb_grpc.InferenceServiceStub(channel)
-        requests = [make_request(prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS]
-        got = await asyncio.gather(*(ask(stub, request) for request in requests))
-    return [one.token_ids[0] for one in got]
+class Streams:
+    """Clients of a router that read until they cancel."""
+
+    def __init__(self, stub: pb_grpc.InferenceServiceStub) -> None:
+        self._token_ids: list[list[int]] = [[] for _ in PROMPTS]
+        self._calls = [
+            stub.Generate(make_request(prompt, max_tokens=MOST_TOKENS)) for prompt in PROMPTS
+        ]
+        self._reading = [
+            asyncio.create_task(self._read(call, token_ids))
+            for call, token_ids in zip(self._calls, self._token_ids, strict=True)
+        ]
+
+    @staticmethod
+    async def _read(call: Any, token_ids: list[int]) -> None:
+        async for response in call:
+            for output in response.outputs:
+                token_ids += output.token_ids
+
+    async def cancel(self, *, after: int) -> None:
+        """Leaves after so many more tokens of each. Raises AssertionError if one is wrong."""
+        wanted = [len(token_ids) + after for token_ids in self._token_ids]
+
+        def have_come() -> bool:
+            for one in self._reading:
+                assert not one.done(), one.result()
+            return all(map(operator.ge, map(len, self._token_ids), wanted))
+
+        await eventually(have_come)
+        for call, one in zip(self._calls, self._reading, strict=True):
+            call.cancel()
+            await asyncio.wait([one])
+        for prompt, token_ids in zip(PROMPTS, self._token_ids, strict=True):
+            assert token_ids == expected_tokens(prompt, num_tokens=len(token_ids))
 
 
 CASES = pytest.mark.parametrize(
@@ -163,14 +198,16 @@ async def harm_in_a_handover(
         for service in (stack.scheduler, *stack.workers):
             await running.enter_async_context(started(service))
         await stack.until_joined(2)
-        router = await running.enter_async_context(running_router(stack.address, resume_wait=60))
-        asked = asyncio.create_task(answers(router.server.address))
+        router = await running.enter_async_context(
+            running_router(stack.address, resume_wait=START_S)
+        )
+        channel = await running.enter_async_context(open_channel(router.server.address))
+        streams = Streams(pb_grpc.InferenceServiceStub(channel))
         owner, taker = await stack.drain_the_busier()
         await eventually(hold.exists)
         await until(owner, True, "worker_kv_peer_moves", direction="lend")
         await until(taker, True, "worker_kv_peer_moves", direction="read")
         victim = {"scheduler": stack.scheduler, "owner": owner, "taker": taker}[harmed]
-        assert not asked.done()
         left = [owner, taker]
         if victim.host is not None:
             victim.host.cut_off()
@@ -188,11 +225,14 @@ async def harm_in_a_handover(
         elif victim is not owner:
             victim.command = tuple(COMMAND)
             victim.start()
-        expected = [expected_tokens(prompt, num_tokens=NUM_TOKENS) for prompt in PROMPTS]
-        assert await asked == expected
+        await streams.cancel(after=8)
         if victim is stack.scheduler:
             await stack.until_joined(2)
+        else:
+            await until(taker, True, "worker_lease")
         await until_free(stack.address)
-        for worker in stack.workers:
+        if victim is taker:
+            assert await owner.wait() == 0, "it has drained, and leaves"
+        for worker in (owner, taker):
             if worker.process is not None and worker.process.poll() is None:
                 await until_nothing_moves(worker)
