@@ -20,6 +20,7 @@ from gpu_worker.registration_client import RegistrationRefused
 from gpu_worker.runner_factory import make_runner
 from scheduler_svc.config import Disaggregation, SchedulerConfig
 from scheduler_svc.scheduler import Scheduler
+from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -37,9 +38,11 @@ PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
 
 
-def loading(model: Path, tp: int = 2, pp: int = 1) -> Callable[[], Runner]:
+def loading(
+    model: Path, tp: int = 2, pp: int = 1, *, max_model_len: int = 250
+) -> Callable[[], Runner]:
     return lambda: make_runner(
-        ModelConfig(model=str(model), max_model_len=250),
+        ModelConfig(model=str(model), max_model_len=max_model_len),
         CacheConfig(kv_cache_memory=0.05, swap_space=0.05),
         device_config=DeviceConfig(device="cpu", cpu_backend="native", num_threads=1),
         parallel_config=ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp),
@@ -142,10 +145,12 @@ async def test_a_rank_that_is_killed_while_blocks_move_costs_a_recompute(
 
 
 async def test_a_prompt_of_one_worker_is_decoded_by_another_of_the_same_sizes_only(
-    model: Path,
+    tmp_path: Path,
 ) -> None:
+    """The stream runs until it has been handed over, however long that takes."""
+    make_llama(tmp_path, max_position_embeddings=8192)
     config = SchedulerConfig(port=0, disaggregation=Disaggregation.STATIC)
-    load = loading(model)
+    load = loading(tmp_path, max_model_len=8192)
     async with (
         running_scheduler(config) as scheduler,
         router(scheduler.address) as client,
@@ -153,8 +158,7 @@ async def test_a_prompt_of_one_worker_is_decoded_by_another_of_the_same_sizes_on
     ):
         loops = scheduler.cluster.step_loops
         await eventually(lambda: len(loops) == 1)
-        expected, _ = await ask(client, 1, max_tokens=40)
-        other = loading(model, tp=1, pp=2)
+        other = loading(tmp_path, tp=1, pp=2, max_model_len=8192)
         async with running_worker(scheduler.address, other, role=WorkerRole.DECODE) as refused:
             with pytest.raises(
                 RegistrationRefused, match="tensor-parallel size and pipeline-parallel size"
@@ -162,9 +166,19 @@ async def test_a_prompt_of_one_worker_is_decoded_by_another_of_the_same_sizes_on
                 await refused.task
         async with running_worker(scheduler.address, load, role=WorkerRole.DECODE):
             await eventually(lambda: len(loops) == 2)
-            tokens, _ = await ask(client, 2, max_tokens=40)
-            assert tokens == expected
             handovers = loops[1].scheduler.handovers
             assert handovers is not None
-            assert handovers.num_taken_over == 1
+            await client.add(1, PROMPT, max_tokens=8000)
+            await eventually(lambda: handovers.num_taken_over == 1)
+            num_before = len(tokens_of(client, 1))
+            await eventually(lambda: len(tokens_of(client, 1)) >= num_before + 16)
+            await client.abort(1)
             await assert_idle(scheduler)
+        await eventually(lambda: len(loops) == 1)
+        tokens = tokens_of(client, 1)
+        expected, _ = await ask(client, 2, max_tokens=len(tokens))
+        assert tokens == expected
+
+
+def tokens_of(client: Router, handle: int) -> list[int]:
+    return client.got[handle].tokens.get(0, [])

