@@ -50,6 +50,13 @@ def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def keeping_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one slow copy between the pools, of a busy machine, ends the use of the CPU pool."""
+    monkeypatch.setattr(CostModel, "keeps_another", lambda *_, **__: True)
+    monkeypatch.setattr(CostModel, "fetches", lambda *_, **__: True)
+
+
+@pytest.fixture
 def patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no move of blocks be late because the machine is busy."""
     monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)

@@ -152,6 +152,7 @@ async def test_cached_prefixes_do_not_change_the_tokens(
         assert cluster.step_loops[0].scheduler.planner.num_prefix_hits > 0
 
 
+@pytest.mark.usefixtures("keeping_pays")
 async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
     runners: list[Runner], reference: list[list[int]]
 ) -> None:
@@ -165,6 +166,7 @@ async def test_prefixes_that_come_back_from_the_cpu_do_not_change_the_tokens(
         assert cluster.step_loops[0].scheduler.planner.num_cpu_prefix_hits > 0
 
 
+@pytest.mark.usefixtures("keeping_pays")
 async def test_a_chat_finds_its_own_prompt_and_answer(runners: list[Runner]) -> None:
     config = SchedulerConfig(port=0, num_gpu_blocks_override=15)  # the CPU keeps what does not fit
     async with make_stack(runners[:1], config) as (cluster, stub):
