@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.scheduler import Scheduler
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import NotKnown
@@ -67,6 +68,7 @@ async def test_streams_of_a_worker_that_is_drained_go_on_without_recompute(
             take_nothing_new(taker, monkeypatch)
             handles = await start(client, 100)
             await eventually(lambda: all(client.got[handle].tokens for handle in handles))
+            hold_until_drained(owner, monkeypatch)
             await drain(how, owner, first, scheduler.address)
             assert await outputs(client, handles) == expected
             assert taker.handovers is not None
@@ -75,6 +77,17 @@ async def test_streams_of_a_worker_that_is_drained_go_on_without_recompute(
             assert await asyncio.to_thread(first.wait, EVENT_S) == 0
             await eventually(lambda: len(loops) == 1)
             await assert_idle(scheduler)
+
+
+def hold_until_drained(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans nothing more before the worker drains, however long the command for that takes."""
+    fill = scheduler.planner.fill
+
+    def fill_if_drained(plan: StepPlan, now: float) -> None:
+        if not scheduler.is_accepting:
+            fill(plan, now)
+
+    monkeypatch.setattr(scheduler.planner, "fill", fill_if_drained)
 
 
 async def drain(
