@@ -1,7 +1,6 @@
 """Templates of clients that take all the time they get, beside an honest one of another client."""
 
 import asyncio
-import time
 
 import httpx2
 
@@ -10,7 +9,8 @@ from tests.hostile.case import HTTP_S, Answer, Case, Target
 NUM_BOMBS = 40
 OTHER_ADDRESS = "127.0.0.2"
 """Address of this machine that the bombs come from."""
-MAX_WAIT_S = 5.0
+MOST_BEFORE = 10
+"""Bombs that may end before both honest clients have their answers; each takes its CPU time."""
 BOMB = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -21,7 +21,7 @@ def asked(template: str, number: int) -> dict[str, object]:
 
 
 async def template_bombs(target: Target) -> list[Answer]:
-    """Returns what the honest clients are told; fails if one of them waits long."""
+    """Returns what the honest clients are told; fails if they wait for the bombs."""
     source = httpx2.AsyncHTTPTransport(local_address=OTHER_ADDRESS)
     url = f"http://{target.host}:{target.http_port}"
     path = "/v1/chat/completions"
@@ -31,12 +31,12 @@ async def template_bombs(target: Target) -> list[Answer]:
         ]
         try:
             await asyncio.sleep(1)  # until the bombs have all they can get
-            answers = []
-            for number in range(2):
-                began = time.monotonic()
-                answers.append(await target.post(path, asked("{{ messages[0].content }}", number)))
-                waited_s = time.monotonic() - began
-                assert waited_s < MAX_WAIT_S, f"an honest template took {waited_s:.1f} s"
+            answers = [
+                await target.post(path, asked("{{ messages[0].content }}", number))
+                for number in range(2)
+            ]
+            num_ended = sum(bomb.done() for bomb in bombs)
+            assert num_ended <= MOST_BEFORE, f"honest templates waited for {num_ended} bombs"
             return answers
         finally:
             for bomb in bombs:
