@@ -127,9 +127,12 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     started = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {started}; wait"
     log = tmp_path / "log"
-    end = run_process(["bash", "-c", script], environment={}, limit_s=2, log=log)
-    assert end == "not done within 2 s"
-    wait_until_ended(int(started.read_text()))
+    for limit_s in (2, 20):  # a busy machine may not have started it within 2 s
+        end = run_process(["bash", "-c", script], environment={}, limit_s=limit_s, log=log)
+        assert end == f"not done within {limit_s} s"
+        if started.exists() and (pid := started.read_text()):
+            break
+    wait_until_ended(int(pid))
 
 
 def test_the_program_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,8 +206,12 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
         assert terminal.process.wait(timeout=EVENT_S) == 0
     finally:
         terminal.close()
-    done = run_here("models", "--json", "--router", stack.address)
-    assert json.loads(done.stdout)["load"]["num_running_requests"] == 0
+
+    def is_idle() -> bool:
+        done = run_here("models", "--json", "--router", stack.address)
+        return bool(json.loads(done.stdout)["load"]["num_running_requests"] == 0)
+
+    wait_until(is_idle)
 
 
 def test_sampling_parameters_are_set_and_taken_back_within_a_conversation() -> None:
@@ -290,7 +294,8 @@ def test_bench_counts_what_a_router_and_its_http_api_answered(stack: Stack) -> N
         figures = json.loads(done.stdout)
         assert (figures["completed"], figures["failed"]) == (6, 0)
         assert figures["output_tokens"] == 48
-        assert figures["inter_token_latency_ms"]["p50"] > 10  # a step takes 20 ms
+        # A step takes 20 ms; a client that comes late reads several tokens at once.
+        assert figures["inter_token_latency_ms"]["p99"] > 10
     assert json.loads(over_grpc.stdout)["prompt_tokens"] == 54
 
 

@@ -10,6 +10,7 @@ from contract.errors import Unauthenticated
 from router.keys.api_keys import KeyRing, read_keys
 from signalbox import cli
 from tests.signalbox.stacks import COMMAND, environment, run_here, serve, signalbox
+from tests.waiting import EVENT_S
 
 
 def test_a_created_key_is_let_in_and_its_file_does_not_hold_it(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def path(tmp_path: Path) -> Path:
     assert keys("create", "red", "--file", str(path), "--max-concurrent-requests=3") == 0
     with path.open("a") as file:
         created = subprocess.run(
-            [*COMMAND, "keys", "create", "blue"], stdout=file, env=environment(), timeout=60
+            [*COMMAND, "keys", "create", "blue"], stdout=file, env=environment(), timeout=EVENT_S
         )
     assert created.returncode == 0
     return path
@@ -93,7 +94,7 @@ def test_a_name_is_not_given_twice(path: Path, capsys: pytest.CaptureFixture[str
             stderr=subprocess.PIPE,
             env=environment(),
             text=True,
-            timeout=60,
+            timeout=EVENT_S,
         )
     assert again.returncode == 1
     assert "has a key for red" in again.stderr
