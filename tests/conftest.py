@@ -2,14 +2,11 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
-
-from tests.waiting import EVENT_S
 
 TESTS = Path(__file__).parent
 SYSTEM = (
@@ -61,14 +58,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.system)
         if hasattr(config, "workerinput") and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(module))
-
-
-@pytest.fixture(autouse=True)
-def patient_pings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a pause of this process, in which both peers run, end no connection between them."""
-    channel = sys.modules.get("rpc.transport.channel")
-    if channel is not None and request.node.get_closest_marker("system") is None:
-        monkeypatch.setitem(channel.open_channel.__kwdefaults__, "ping_timeout_s", EVENT_S)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from rpc.transport.channel import PING_TIMEOUT_S, open_channel
+from rpc.transport.channel import open_channel
 from rpc.transport.listening_ports import BindError, PortInUse
 from rpc.transport.server import Server
 from rpc.transport.tls import TlsConfig
@@ -283,7 +283,7 @@ async def test_a_second_signal_exits_at_once_with_1() -> None:
 async def test_a_server_that_stands_still_is_noticed_by_its_silence() -> None:
     process, address = await start_sleeper()
     try:
-        async with open_channel(address, ping_timeout_s=PING_TIMEOUT_S) as channel:
+        async with open_channel(address) as channel:
             answer = asyncio.ensure_future(call(channel, "unary", text("a")))
             await called(process)
             os.kill(process.pid, signal.SIGSTOP)
