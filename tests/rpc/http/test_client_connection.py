@@ -168,11 +168,11 @@ async def test_of_too_many_unfinished_bytes_those_that_come_slowest_are_given_up
 
 
 async def test_an_honest_upload_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_limits, "BODY_GRACE_S", 2.0)
+    monkeypatch.setattr(port_limits, "BODY_GRACE_S", 8.0)
     part = b"a" * 100
     request = HEAD + b"Content-Length: 2000\r\nConnection: close\r\n\r\n"
     async with serving(limits=HttpLimits(min_body_rate=25)) as port:  # 100 bytes in 4 s
-        answer = await say(port.port, request, *[part] * 20, pause_s=0.15)
+        answer = await say(port.port, request, *[part] * 20, pause_s=0.45)
     assert b"2000 bytes" in answer
 
 
