@@ -13,7 +13,7 @@ from functools import partial
 from contract.model import Adapter, ModelInfo
 from scheduler_svc.config import AdmissionBounds, Disaggregation
 from scheduler_svc.kv_moves.handovers import Handovers
-from scheduler_svc.kv_moves.lending import Peers
+from scheduler_svc.kv_moves.peers import Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.effective_window import WindowLog
 from scheduler_svc.queue.policies import SchedulingPolicy
@@ -120,9 +120,9 @@ class Cluster:
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)
-        if (lending := step_loop.scheduler.lending) is not None:
-            lending.wake = step_loop.wake
-            self.peers.join(lending)
+        if (peer := step_loop.scheduler.peer) is not None:
+            peer.wake = step_loop.wake
+            self.peers.join(peer)
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.join(handovers)
         self._unfinished_clears.join(
@@ -169,8 +169,8 @@ class Cluster:
         if step_loop not in self.step_loops:
             return
         self.step_loops.remove(step_loop)
-        if (lending := step_loop.scheduler.lending) is not None:
-            self.peers.leave(lending, self._clock())
+        if (peer := step_loop.scheduler.peer) is not None:
+            self.peers.leave(peer, self._clock())
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.leave(handovers, self._clock())
         self.roles.leave(step_loop)

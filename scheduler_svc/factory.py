@@ -7,8 +7,7 @@ from contract.model import ModelInfo, WorkerCapacity
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import CacheShape, SchedulerConfig, SchedulingSettings
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.lending import Peers
-from scheduler_svc.kv_moves.peer_reads import PeerIdentity
+from scheduler_svc.kv_moves.peers import PeerIdentity, Peers
 from scheduler_svc.kv_moves.write_behind import most_stored
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.queue.policies import make_policy

@@ -20,8 +20,8 @@ from contract.worker_role import WorkerRole
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.lending import Lending, Peers, most_lent
-from scheduler_svc.kv_moves.peer_reads import PeerIdentity
+from scheduler_svc.kv_moves.lending import most_lent
+from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
 from scheduler_svc.kv_moves.store_planning import OnCleared, StorePlanning
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.planning.bookkeeping import Bookkeeping
@@ -285,7 +285,7 @@ class Scheduler:
             self.admission.release(self._queues)
         if self.handovers is not None:
             self.handovers.only_prefills = role is WorkerRole.PREFILL
-            self.handovers.lending.wake()
+            self.handovers.peer.wake()
 
     def evacuate(self) -> list[SequenceGroup]:
         """Takes everything out that had not ended: the worker is gone, and its KV with it.
@@ -321,9 +321,9 @@ class Scheduler:
         return self.inflight.expected_s() >= LONG_STEP_S and not self.planner.division.is_used
 
     @property
-    def lending(self) -> Lending | None:
-        """Blocks that the worker lends and borrows; None if it does neither."""
-        return self.store.lending if self.store is not None else None
+    def peer(self) -> Peer | None:
+        """What the worker lends to others, and reads of them; None if it does neither."""
+        return self.store.peer if self.store is not None else None
 
     @property
     def handovers(self) -> WorkerHandovers | None:

@@ -12,8 +12,8 @@ from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.handover import Handover
-from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.kv_moves.moves_under_way import Move
+from scheduler_svc.kv_moves.peers import Peer
 
 MAX_ROUND_SHARE = 0.25
 """Most of the taker's CPU pool that one round uses."""
@@ -26,9 +26,9 @@ GRACE_S = 0.5
 class HandoverRounds:
     """The rounds of one taker's handovers."""
 
-    def __init__(self, blocks: BlockSpaceManager, lending: Lending, *, cost: CostModel) -> None:
+    def __init__(self, blocks: BlockSpaceManager, peer: Peer, *, cost: CostModel) -> None:
         self._blocks = blocks
-        self._lending = lending
+        self._peer = peer
         self._cost = cost
         self._fetches: dict[Move, Handover] = {}
 
@@ -82,12 +82,12 @@ class HandoverRounds:
 
     def room(self, handover: Handover) -> int:
         """Returns how many blocks a round may copy now: both CPU pools have room for them."""
-        pool, owner = self._blocks.cpu, handover.owner.lending
+        pool, owner = self._blocks.cpu, handover.owner.peer.lending
         return min(pool.num_free, int(MAX_ROUND_SHARE * pool.num_blocks), owner.num_lendable)
 
     def waits(self, handover: Handover) -> bool:
         """Says whether other moves are under way, whose ends make room."""
-        return bool(self._fetches or handover.owner.lending.is_lending)
+        return bool(self._fetches or handover.owner.peer.lending.is_lending)
 
     def begin(self, handover: Handover, missing: Mapping[BlockHash, int], now: float) -> bool:
         """Fetches as much of what is missing as both CPU pools have room for.
@@ -95,7 +95,7 @@ class HandoverRounds:
         Where there is none, because others move, it waits for them, of a paused group for a while.
         Returns False if that leads to nothing.
         """
-        owner, most = handover.owner.lending, self.room(handover)
+        owner, most = handover.owner.peer, self.room(handover)
         if most < 1 and self.waits(handover):
             return not handover.has_paused or now < handover.paused_at + GRACE_S
         is_in_vain = handover.num_missing is not None and len(missing) >= handover.num_missing
@@ -106,11 +106,11 @@ class HandoverRounds:
         names = list(itertools.islice(missing, most))
         public = handover.owner.blocks.gpu.hashes
         private = {name: missing[name] for name in names if public.get(missing[name]) != name}
-        load_s = owner.inflight.expected_s() + self._lending.inflight.expected_s()
+        load_s = owner.inflight.expected_s() + self._peer.inflight.expected_s()
         load_s += self._cost.load_s(len(names), from_peer=True)
         handover.until = now + 2 * load_s + GRACE_S
         is_urgent = handover.is_urgent or handover.has_paused
-        handover.fetch = self._lending.fetch(
+        handover.fetch = self._peer.reads.fetch(
             owner, names, now, private=private, is_urgent=is_urgent
         )
         self._fetches[handover.fetch] = handover

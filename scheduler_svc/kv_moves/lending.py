@@ -1,22 +1,21 @@
-"""Blocks that a worker of the cluster lends to another, which fetches them instead of computing.
+"""Blocks that a worker of the cluster lends to others, which fetch them instead of computing.
 
-The scheduler knows which worker has which block, so that no worker is asked. A lend is a move of
-its owner's pool, a fetch one of its reader's; the end of either ends the other.
+A lend is a move of its owner's pool.
 """
 
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
-from scheduler_svc.kv_moves.peer_reads import PeerFetch, PeerIdentity, PeerReads
-from scheduler_svc.planning.steps_in_flight import StepsInFlight
+from scheduler_svc.kv_moves.peer_reads import PeerFetch
+
+if TYPE_CHECKING:
+    from scheduler_svc.kv_moves.peers import Peer, PeerIdentity
 
 LEND_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""
@@ -31,23 +30,15 @@ def most_lent(num_cpu_blocks: int) -> int:
     return int(MAX_LENT_SHARE * num_cpu_blocks)
 
 
-class Lending(PeerReads):
-    """The blocks that one worker lends to others, and reads of them."""
+class Lending:
+    """The lends of one worker, and what the next of them are for."""
 
-    def __init__(
-        self,
-        identity: PeerIdentity,
-        peers: "Peers",
-        *,
-        blocks: BlockSpaceManager,
-        moves: MovesUnderWay,
-        inflight: StepsInFlight,
-        cost: CostModel,
-    ) -> None:
-        super().__init__(identity, peers, blocks=blocks, moves=moves, cost=cost)
-        self.inflight = inflight
-        """Steps that the worker computes before the one that lends what is wanted now."""
-        self.num_lent_bytes = 0
+    def __init__(self, peer: "Peer", *, blocks: BlockSpaceManager, moves: MovesUnderWay) -> None:
+        self.num_bytes = 0
+        """Bytes that others have read."""
+        self._peer = peer
+        self._blocks = blocks
+        self._moves = moves
         self._num_tickets = 0
         self._wanted: dict[PeerFetch, None] = {}
         """Fetches for which the next plan lends."""
@@ -78,18 +69,19 @@ class Lending(PeerReads):
                 return index
         return len(hashes)
 
-    def make_source(self, reader: PeerIdentity) -> BlockSource:
+    def make_source(self, reader: "PeerIdentity") -> BlockSource:
         """Returns what a reader shows. It takes both epochs, which only the scheduler has."""
         self._num_tickets += 1
-        parts = self.identity.epoch, reader.epoch, self._num_tickets
+        owner = self._peer.identity
+        parts = owner.epoch, reader.epoch, self._num_tickets
         told = b"".join(part.to_bytes(8, "little") for part in parts)
         ticket = hashlib.blake2b(told, digest_size=16, person=b"ticket").digest()
-        return BlockSource(self.identity.address, self.identity.certified_name, ticket)
+        return BlockSource(owner.address, owner.certified_name, ticket)
 
     def want(self, pair: PeerFetch) -> None:
         """Has the next plan lend what a fetch asks for."""
         self._wanted[pair] = None
-        self.wake()
+        self._peer.wake()
 
     def plan(self, now: float) -> None:
         """Lends what is wanted, as far as it is still here."""
@@ -103,7 +95,7 @@ class Lending(PeerReads):
                 continue
             blocks = self._take_copies(pair, pair.fetch.hashes)
             if not blocks:
-                pair.reader.call_off(pair, now)
+                pair.reader.reads.call_off(pair, now)
                 continue
             pair.lend = self._moves.lend(
                 pair.fetch.hashes[: len(blocks)],
@@ -147,8 +139,9 @@ class Lending(PeerReads):
 
     def _keeps_more(self, pair: PeerFetch, num_copies: int) -> bool:
         """Says whether a plan that copies so many blocks for a reader should copy another."""
-        step_s = max(self._cost.last_decode_s, pair.reader.last_decode_s)
-        return self._cost.keeps_more_copies(
+        cost = self._peer.cost
+        step_s = max(cost.last_decode_s, pair.reader.cost.last_decode_s)
+        return cost.keeps_more_copies(
             num_copies=num_copies, step_s=step_s, is_urgent=pair.is_urgent
         )
 
@@ -165,12 +158,12 @@ class Lending(PeerReads):
 
     def lent(self, move: Move, result: MoveResult) -> None:
         """Takes the end of a lend, and of its ownership of the blocks."""
-        self.num_lent_bytes += result.num_bytes
+        self.num_bytes += result.num_bytes
         self.forget_ahead(self._lends.pop(move))
         for block in reversed(move.blocks):
             self._blocks.cpu.free(block)
         if self._wanted:
-            self.wake()
+            self._peer.wake()
 
     def give_up(self, pair: PeerFetch, now: float) -> None:
         """Ends a lend that is read no more; a no-op if it has ended."""
@@ -178,24 +171,20 @@ class Lending(PeerReads):
         if pair.lend in self._lends:
             self.forget_ahead(pair)
             self._moves.cancel(pair.lend, now)
-            self.wake()
+            self._peer.wake()
 
-    def retract(self, block_hash: BlockHash, now: float) -> None:
-        """Takes a block back that went wrong here, wherever it is on its way or has arrived."""
+    def take_back(self, block_hash: BlockHash, now: float) -> None:
+        """Ends the lends of a block that went wrong here."""
         for pair in [*self._wanted, *self._lends.values()]:
             if block_hash in pair.fetch.hashes:
                 self.give_up(pair, now)
-        for reader in self._peers.members:
-            reader.lose(block_hash, self, now)
 
     def leave(self, now: float) -> None:
         """Ends what others wait for: the worker is gone."""
         for pair in [*self._wanted, *self._lends.values()]:
-            pair.reader.call_off(pair, now)
-        for pair in self._fetches.values():
-            pair.owner.give_up(pair, now)
-        for pairs in (self._wanted, self._lends, self._fetches):
-            pairs.clear()
+            pair.reader.reads.call_off(pair, now)
+        self._wanted.clear()
+        self._lends.clear()
 
     def check(self) -> None:
         """Asserts that what is lent holds what is said of it, unless it was voided meanwhile."""
@@ -205,22 +194,3 @@ class Lending(PeerReads):
                 is_private = known is None and block_hash in pair.private
                 is_lent = known == block_hash or is_private or move.cancelled_at is not None
                 assert is_lent, f"{block} is not what is lent"
-
-
-@dataclass(slots=True)
-class Peers:
-    """The workers of the cluster that may lend to each other, in the order in which they joined."""
-
-    members: list[Lending] = field(default_factory=list)
-    distrusted: DistrustedBlocks = field(default_factory=DistrustedBlocks)
-    """Blocks that no worker fetches from a store."""
-
-    def join(self, lending: Lending) -> None:
-        self.members.append(lending)
-
-    def leave(self, lending: Lending, now: float) -> None:
-        """Takes a worker out, whose moves end with it."""
-        self.members.remove(lending)
-        lending.leave(now)
-        for other in self.members:
-            other.forget(lending)

@@ -17,9 +17,9 @@ from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.prefix_cache import FoundBlock
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
 from scheduler_svc.kv_moves.fetch_cost import FetchCost
-from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.fetch_counts import FetchCounts
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
-from scheduler_svc.kv_moves.peer_reads import PAUSE_S
+from scheduler_svc.kv_moves.peer_reads import PAUSE_S, PeerReads
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -57,7 +57,7 @@ class Loading:
 
     Args:
         store_kind: kind of the worker's store; empty if it has none.
-        lending: what it reads of other workers; None if it reads nothing.
+        peer_reads: what it reads of other workers; None if it reads nothing.
         distrusted: blocks that are not fetched from the store.
     """
 
@@ -69,14 +69,11 @@ class Loading:
         group_selection: GroupSelection,
         cost: CostModel,
         store_kind: str,
-        lending: Lending | None,
+        peer_reads: PeerReads | None,
         distrusted: DistrustedBlocks,
     ) -> None:
-        self.num_queries = 0  # tokens asked for, and fetched
-        self.num_hits = 0
-        self.num_bytes = 0
-        self.num_failures = 0
-        self.num_late = 0
+        self.counts = FetchCounts()
+        """What came from the store."""
         self.num_returned = 0
         """Requests that came back to the admission queue, loaded or not."""
         self._queues = books.queues
@@ -89,7 +86,7 @@ class Loading:
         self._peer_cost = FetchCost(cost, block_size=size, from_peers=True)
         self._paused_until = -math.inf  # because the store did not answer in time
         self._store_kind = store_kind
-        self._lending = lending
+        self._peer_reads = peer_reads
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
         self._arrived: dict[SequenceGroup, list[int]] = {}
@@ -123,8 +120,8 @@ class Loading:
                 other.until = now + GRACE_S
 
     def _count_late(self, move: Move, now: float) -> None:
-        if not (self._lending is not None and self._lending.came_late(move, now)):
-            self.num_late += 1
+        if not (self._peer_reads is not None and self._peer_reads.came_late(move, now)):
+            self.counts.num_late += 1
             self._paused_until = now + PAUSE_S
 
     def _begin_loads(self, now: float) -> None:
@@ -138,7 +135,7 @@ class Loading:
 
     @property
     def _has_peers(self) -> bool:
-        return self._lending is not None and self._lending.has_peers
+        return self._peer_reads is not None and self._peer_reads.has_peers
 
     def _may_load(self, group: SequenceGroup) -> bool:
         if self._number in group.asked_stores or group.suspicion is not None:
@@ -167,7 +164,7 @@ class Loading:
         if not hashes or now < self._paused_until or self._moves.is_clearing:
             return
         if self._store_cost.predict(len(hashes), now) is not None:
-            self.num_queries += len(hashes) * blocks.block_size
+            self.counts.num_queries += len(hashes) * blocks.block_size
             move = self._moves.find(hashes, now)
             self._wait_for(group, move, now, until=now + GRACE_S, held=self._hold(prefix))
 
@@ -186,13 +183,13 @@ class Loading:
             prefix: what is here of the request's prefix.
             hashes: what comes after it.
         """
-        lending = self._lending
-        if lending is None or not hashes or not self._group_selection.has_room(group):
+        reads = self._peer_reads
+        if reads is None or not hashes or not self._group_selection.has_room(group):
             return False
-        if lending.find(hashes[:1], now) is None:
+        if reads.find(hashes[:1], now) is None:
             return False
         held = self._hold(prefix)  # before the fetch takes blocks, which might be these
-        if (fetch := self._fetch_from_peer(lending, hashes, now)) is None:
+        if (fetch := self._fetch_from_peer(reads, hashes, now)) is None:
             self._free(held)
             return False
         move, until = fetch
@@ -201,10 +198,10 @@ class Loading:
         return True
 
     def _fetch_from_peer(
-        self, lending: Lending, hashes: Sequence[BlockHash], now: float
+        self, reads: PeerReads, hashes: Sequence[BlockHash], now: float
     ) -> tuple[Move, float] | None:
         """Returns a fetch of the first of some blocks, and when it is late; None if none pays."""
-        if (found := lending.find(hashes, now)) is None:
+        if (found := reads.find(hashes, now)) is None:
             return None
         owner, num_found = found
         num_blocks = min(num_found, self._num_fetchable)
@@ -213,9 +210,9 @@ class Loading:
         if num_blocks < 1 or load_s is None:
             return None
         self._peer_cost.begin(now)
-        lending.num_queries += num_blocks * self._blocks.block_size
+        reads.counts.num_queries += num_blocks * self._blocks.block_size
         until = now + self._peer_cost.longest_s(num_blocks, load_s) + GRACE_S
-        return lending.fetch(owner, hashes[:num_blocks], now), until
+        return reads.fetch(owner, hashes[:num_blocks], now), until
 
     def _hold(self, prefix: list[FoundBlock]) -> list[int]:
         """Takes, and returns, the blocks of a prefix that the CPU pool has."""
@@ -251,7 +248,7 @@ class Loading:
 
     def found(self, move: Move, result: MoveResult, now: float) -> None:
         """Takes the end of a lookup: fetches what was found, if that pays."""
-        self.num_failures += bool(result.failed) and move.cancelled_at is None
+        self.counts.add_failure(move, result)
         num_found = self._num_trusted(move.hashes[: result.num_blocks])
         num_blocks = min(num_found, self._num_fetchable)
         load_s = self._store_cost.predict(num_blocks, now)
@@ -279,20 +276,15 @@ class Loading:
         return int(MAX_FETCHED_SHARE * self._pool.num_blocks)
 
     def fetched(
-        self, move: Move, result: MoveResult, now: float, *, lending: Lending | None = None
+        self, move: Move, result: MoveResult, now: float, *, from_peer: bool = False
     ) -> None:
-        """Takes the end of a fetch, and of its ownership of the blocks.
-
-        Args:
-            lending: counts it if it was from another worker.
-        """
+        """Takes the end of a fetch, and of its ownership of the blocks."""
+        reads = self._peer_reads if from_peer else None
         num_blocks = 0 if move.is_void else result.num_blocks
-        if lending is None:
+        if reads is None:
             num_blocks = self._num_trusted(move.hashes[:num_blocks])
-        counts = self if lending is None else lending
-        counts.num_hits += num_blocks * self._blocks.block_size
-        counts.num_bytes += result.num_bytes
-        counts.num_failures += bool(result.failed) and move.cancelled_at is None
+        counts = self.counts if reads is None else reads.counts
+        counts.add_fetch(move, result, num_tokens=num_blocks * self._blocks.block_size)
         for block, block_hash in zip(move.blocks[:num_blocks], move.hashes, strict=False):
             self._pool.cache_block(block, block_hash)
         waiting = self._waiting_for(move)
@@ -310,7 +302,7 @@ class Loading:
         for block in reversed(move.blocks):  # of a chain the end is forgotten first
             self._pool.free(block)
         rest = move.hashes[num_blocks:] if num_blocks and not result.failed else ()
-        if waiting and lending is not None and rest and self._go_on(waiting, rest, lending, now):
+        if waiting and reads is not None and rest and self._go_on(waiting, rest, reads, now):
             return
         for group in waiting:
             self._return(group, now)
@@ -319,12 +311,12 @@ class Loading:
         self,
         waiting: list[SequenceGroup],
         rest: Sequence[BlockHash],
-        lending: Lending,
+        reads: PeerReads,
         now: float,
     ) -> bool:
         """Fetches the rest of what another worker has lent in part, as its plan copies no more at
         a time; returns whether that pays."""
-        if (fetch := self._fetch_from_peer(lending, rest, now)) is None:
+        if (fetch := self._fetch_from_peer(reads, rest, now)) is None:
             return False
         for group in waiting:
             self._loads[group].move, self._loads[group].until = fetch

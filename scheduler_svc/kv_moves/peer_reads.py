@@ -5,7 +5,7 @@ not arrive is computed.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
-from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.fetch_counts import FetchCounts
 from scheduler_svc.kv_moves.moves_under_way import Move, MovesUnderWay
 
 if TYPE_CHECKING:
-    from scheduler_svc.kv_moves.lending import Lending, Peers
+    from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
 
 MAX_ORIGINS = 1 << 16
 """Blocks of which it is remembered from which worker they came."""
@@ -28,24 +28,12 @@ store that was late."""
 _NONE: Mapping[BlockHash, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerIdentity:
-    """Address and name of a worker, for workers that read its blocks."""
-
-    address: str
-    certified_name: str = ""
-    """Name in its certificate; empty if the scheduler is shown none."""
-    epoch: int
-    kv_format: str
-    """Equal of workers that can read each other's blocks."""
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class PeerFetch:
     """Blocks on their way from one worker to another."""
 
-    owner: "Lending"
-    reader: "PeerReads"
+    owner: "Peer"
+    reader: "Peer"
     source: BlockSource
     fetch: Move
     private: Mapping[BlockHash, int]
@@ -60,7 +48,7 @@ class PeerFetch:
     @property
     def is_read(self) -> bool:
         """False once the fetch has ended, so that the lend is about to end, too."""
-        return self.reader.awaits(self.fetch)
+        return self.reader.reads.awaits(self.fetch)
 
     @property
     def goes_on(self) -> bool:
@@ -70,35 +58,18 @@ class PeerFetch:
 
 
 class PeerReads:
-    """The blocks that one worker reads of others.
-
-    Args:
-        peers: all workers of the cluster that lend.
-    """
+    """The fetches of one worker, and from which worker its blocks came."""
 
     def __init__(
-        self,
-        identity: PeerIdentity,
-        peers: "Peers",
-        *,
-        blocks: BlockSpaceManager,
-        moves: MovesUnderWay,
-        cost: CostModel,
+        self, peer: "Peer", peers: "Peers", *, blocks: BlockSpaceManager, moves: MovesUnderWay
     ) -> None:
-        self.identity = identity
-        self.wake: Callable[[], None] = lambda: None
-        """Makes the worker's driver plan."""
-        self.num_queries = 0  # tokens asked for, and fetched
-        self.num_hits = 0
-        self.num_bytes = 0
-        self.num_failures = 0
-        self.num_late = 0
+        self.counts = FetchCounts()
+        self._peer = peer
         self._peers = peers
         self._blocks = blocks
         self._moves = moves
-        self._cost = cost
         self._fetches: dict[Move, PeerFetch] = {}
-        self._paused: dict[Lending, float] = {}
+        self._paused: dict[Peer, float] = {}
         self._origins: OrderedDict[BlockHash, PeerIdentity] = OrderedDict()
         """Workers of which blocks were read, the last last."""
 
@@ -110,21 +81,21 @@ class PeerReads:
     @property
     def has_peers(self) -> bool:
         """True if there is another worker whose blocks this one can read."""
-        return any(self.can_read(other) for other in self._peers.members)
+        return any(self._peer.can_read(other) for other in self._peers.members)
 
-    def find(self, hashes: Sequence[BlockHash], now: float) -> "tuple[Lending, int] | None":
+    def find(self, hashes: Sequence[BlockHash], now: float) -> "tuple[Peer, int] | None":
         """Returns the worker that has most of the first of these blocks, and how many."""
-        best: tuple[Lending, int] | None = None
+        best: tuple[Peer, int] | None = None
         for other in self._peers.members:
-            if self.can_read(other) and not self.avoids(other, now):
-                num_blocks = other.num_found(hashes)
+            if self._peer.can_read(other) and not self.avoids(other, now):
+                num_blocks = other.lending.num_found(hashes)
                 if num_blocks > (best[1] if best else 0):
                     best = other, num_blocks
         return best
 
     def fetch(
         self,
-        owner: "Lending",
+        owner: "Peer",
         hashes: Sequence[BlockHash],
         now: float,
         *,
@@ -138,18 +109,18 @@ class PeerReads:
                 off when they become others'.
             is_urgent: see `PeerFetch`.
         """
-        source = owner.make_source(self.identity)
+        source = owner.lending.make_source(self._peer.identity)
         move = self._moves.fetch(hashes, now, source=source)
         pair = PeerFetch(
             owner=owner,
-            reader=self,
+            reader=self._peer,
             source=source,
             fetch=move,
             private=private,
             is_urgent=is_urgent,
         )
         self._fetches[move] = pair
-        owner.want(pair)
+        owner.lending.want(pair)
         return move
 
     def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
@@ -157,9 +128,9 @@ class PeerReads:
         pair = self._fetches.pop(move, None)
         if pair is None:
             return False
-        pair.owner.forget_ahead(pair)
+        pair.owner.lending.forget_ahead(pair)
         if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
-            pair.owner.give_up(pair, now)
+            pair.owner.lending.give_up(pair, now)
         if result.failed and move.cancelled_at is None:
             self._pause(pair.owner, now)
         for block_hash in () if move.is_void else move.hashes[: result.num_blocks]:
@@ -176,42 +147,33 @@ class PeerReads:
     def cancel(self, move: Move, now: float) -> None:
         """Calls a fetch off, and what is lent for it."""
         if (pair := self._fetches.get(move)) is not None:
-            pair.owner.give_up(pair, now)
+            pair.owner.lending.give_up(pair, now)
             self.call_off(pair, now)
 
     def came_late(self, move: Move, now: float) -> bool:
         """Counts a fetch that took too long; False if it is from no other worker."""
         pair = self._fetches.get(move)
         if pair is not None:
-            self.num_late += 1
+            self.counts.num_late += 1
             self._pause(pair.owner, now)
         return pair is not None
 
-    def _pause(self, owner: "Lending", now: float) -> None:
+    def _pause(self, owner: "Peer", now: float) -> None:
         """Leaves a worker alone for a while."""
         if owner in self._peers.members:
             self._paused[owner] = now + PAUSE_S
 
-    def can_read(self, other: "Lending") -> bool:
-        """Says whether another worker's blocks have the same bytes as this one's."""
-        return other is not self and other.identity.kv_format == self.identity.kv_format
-
-    def avoids(self, other: "Lending", now: float) -> bool:
+    def avoids(self, other: "Peer", now: float) -> bool:
         """Says whether a fetch from another worker has just failed or come late."""
         return now < self._paused.get(other, now)
-
-    @property
-    def last_decode_s(self) -> float:
-        """Seconds of the worker's last step of decodes."""
-        return self._cost.last_decode_s
 
     def call_off(self, pair: PeerFetch, now: float) -> None:
         """Ends a fetch that nothing is lent for; a no-op if it has ended."""
         if pair.fetch in self._fetches:
             self._moves.cancel(pair.fetch, now)
-            self.wake()
+            self._peer.wake()
 
-    def lose(self, block_hash: BlockHash, owner: "Lending", now: float) -> None:
+    def lose(self, block_hash: BlockHash, owner: "Peer", now: float) -> None:
         """Forgets a block that came, or comes, from a worker where it went wrong."""
         for move, pair in self._fetches.items():
             if pair.owner is owner and block_hash in move.hashes:
@@ -221,6 +183,12 @@ class PeerReads:
             del self._origins[block_hash]
             self._blocks.forget(block_hash)
 
-    def forget(self, other: "Lending") -> None:
+    def forget(self, other: "Peer") -> None:
         """Forgets a worker that is gone."""
         self._paused.pop(other, None)
+
+    def leave(self, now: float) -> None:
+        """Ends what others lend for this worker, which is gone."""
+        for pair in self._fetches.values():
+            pair.owner.lending.give_up(pair, now)
+        self._fetches.clear()

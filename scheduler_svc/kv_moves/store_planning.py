@@ -14,10 +14,9 @@ from contract.sections.store_moves import ClearMark, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
-from scheduler_svc.kv_moves.lending import Lending, Peers
 from scheduler_svc.kv_moves.loading import Loading
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
-from scheduler_svc.kv_moves.peer_reads import PeerIdentity
+from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.kv_moves.write_behind import WriteBehind
 from scheduler_svc.planning.bookkeeping import Bookkeeping
@@ -69,9 +68,9 @@ class StorePlanning:
         self.known_clears = store.clears if store is not None else ()
         """Clears that were known where the store is when the worker joined."""
         self.moves = MovesUnderWay(books.blocks.cpu)
-        self.lending: Lending | None = None
+        self.peer: Peer | None = None
         if identity is not None and peers is not None:
-            self.lending = Lending(
+            self.peer = Peer(
                 identity,
                 peers,
                 blocks=books.blocks,
@@ -80,10 +79,10 @@ class StorePlanning:
                 cost=cost,
             )
         self.handovers: WorkerHandovers | None = None
-        if self.lending is not None:
+        if self.peer is not None:
             self.handovers = WorkerHandovers(
                 books,
-                self.lending,
+                self.peer,
                 group_selection=group_selection,
                 grammars=grammars,
                 cost=cost,
@@ -96,7 +95,7 @@ class StorePlanning:
             group_selection=group_selection,
             cost=cost,
             store_kind=store.kind if store is not None else "",
-            lending=self.lending,
+            peer_reads=self.peer.reads if self.peer is not None else None,
             distrusted=self._distrusted,
         )
         self.write_behind: WriteBehind | None = None
@@ -127,8 +126,8 @@ class StorePlanning:
             self.write_behind.plan(now)
         if self.handovers is not None:
             self.handovers.drop_left(now)
-        if self.lending is not None:
-            self.lending.plan(now)
+        if self.peer is not None:
+            self.peer.lending.plan(now)
         plan.store_moves = self.moves.pop_section()
         if plan.store_moves is not None:
             self._changed_at = now
@@ -165,8 +164,8 @@ class StorePlanning:
                 self._fetched(move, result, now)
             elif self.write_behind is not None and move.kind is MoveKind.STORE:
                 self.write_behind.stored(move, result, now)
-            elif self.lending is not None and move.kind is MoveKind.LEND:
-                self.lending.lent(move, result)
+            elif self.peer is not None and move.kind is MoveKind.LEND:
+                self.peer.lending.lent(move, result)
             elif move.kind is MoveKind.CLEAR:
                 self._clears.pop(move)(result.failed)
 
@@ -177,19 +176,17 @@ class StorePlanning:
         self.loading.found(move, result, now)
 
     def _fetched(self, move: Move, result: MoveResult, now: float) -> None:
-        lending = self.lending
-        if lending is not None and not lending.fetched(move, result, now):
-            lending = None
+        from_peer = self.peer is not None and self.peer.reads.fetched(move, result, now)
         self._cost.observe_load(
             num_bytes=result.num_bytes,
             seconds=result.duration_ns / 1e9,
             is_whole=not result.failed,
-            from_peer=lending is not None,
+            from_peer=from_peer,
         )
-        if self.write_behind is not None and lending is None and not result.failed:
+        if self.write_behind is not None and not from_peer and not result.failed:
             self.write_behind.miss(move.hashes[result.num_blocks :])
         if self.handovers is None or not self.handovers.fetched(move, result, now):
-            self.loading.fetched(move, result, now, lending=lending)
+            self.loading.fetched(move, result, now, from_peer=from_peer)
 
     def drain(self) -> None:
         """Lets no request load any more."""
@@ -237,8 +234,8 @@ class StorePlanning:
         """Keeps a block that may be wrong from being written, fetched and lent."""
         if self.write_behind is not None:
             self.write_behind.know([block_hash])
-        if self.lending is not None:
-            self.lending.retract(block_hash, self._now)
+        if self.peer is not None:
+            self.peer.retract(block_hash, self._now)
         if self.handovers is not None:
             self.handovers.distrust(block_hash, self._now)
         self._distrusted.add(block_hash)
@@ -246,8 +243,8 @@ class StorePlanning:
     def check(self) -> None:
         """Asserts what its parts do."""
         self.moves.check()
-        if self.lending is not None:
-            self.lending.check()
+        if self.peer is not None:
+            self.peer.lending.check()
         self.loading.check()
         if self.handovers is not None:
             self.handovers.check()
@@ -256,5 +253,5 @@ class StorePlanning:
     def owned(self) -> Counter[int]:
         """Number of owners other than sequences of each block of the CPU pool."""
         landed = self.handovers.landed if self.handovers is not None else ()
-        ahead = self.lending.ahead if self.lending is not None else ()
+        ahead = self.peer.lending.ahead if self.peer is not None else ()
         return self.moves.owned + Counter([*self.loading.pinned, *landed, *ahead])

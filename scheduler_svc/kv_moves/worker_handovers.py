@@ -13,8 +13,8 @@ from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.handover import Handover
 from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
-from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.kv_moves.moves_under_way import Move
+from scheduler_svc.kv_moves.peers import Peer
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.worker_grammars import WorkerGrammars
@@ -50,7 +50,7 @@ class WorkerHandovers:
     def __init__(
         self,
         books: Bookkeeping,
-        lending: Lending,
+        peer: Peer,
         *,
         group_selection: GroupSelection,
         grammars: WorkerGrammars,
@@ -59,7 +59,7 @@ class WorkerHandovers:
     ) -> None:
         self.queues = books.queues
         self.blocks = books.blocks
-        self.lending = lending
+        self.peer = peer
         self.cost = cost
         self.coming: dict[SequenceGroup, Handover] = {}
         self.leaving: dict[SequenceGroup, Handover] = {}
@@ -83,7 +83,7 @@ class WorkerHandovers:
         self._group_selection = group_selection
         self._grammars = grammars
         self._stages = stages
-        self._rounds = HandoverRounds(books.blocks, lending, cost=cost)
+        self._rounds = HandoverRounds(books.blocks, peer, cost=cost)
         self._ready: list[Handover] = []
         """Handovers with all blocks here, in the plan that is being filled."""
 
@@ -132,7 +132,7 @@ class WorkerHandovers:
         """
         if not self.queues.is_accepting or self.queues.swapped or len(self.coming) >= MAX_COMING:
             return False
-        if not self.lending.can_read(owner.lending) or not owner.may_leave(group):
+        if not self.peer.can_read(owner.peer) or not owner.may_leave(group):
             return False
         selection = self._group_selection
         if not selection.can_ever_run(group) or not selection.has_slots(group):
@@ -158,7 +158,7 @@ class WorkerHandovers:
         )
         self.queues.num_held_slots += num_slots
         self.coming[group] = owner.leaving[group] = handover
-        self.lending.wake()
+        self.peer.wake()
         return True
 
     # Rounds
@@ -209,7 +209,7 @@ class WorkerHandovers:
 
     def _is_late(self, handover: Handover, now: float) -> bool:
         fetch = handover.fetch
-        return fetch is not None and now >= handover.until and self.lending.came_late(fetch, now)
+        return fetch is not None and now >= handover.until and self.peer.reads.came_late(fetch, now)
 
     def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
         """Takes the end of a round; False if the fetch was for something else."""
@@ -276,10 +276,10 @@ class WorkerHandovers:
         self.pause_ns.observe(round(1e9 * (now - handover.paused_at)))
         owner.num_handed_over += 1
         owner.retry_now()
-        owner.lending.wake()
+        owner.peer.wake()
         group.timeline.handed_over(
             now,
-            worker=self.lending.identity.address,
+            worker=self.peer.identity.address,
             stages=self._stages,
             num_blocks=handover.num_blocks,
             num_bytes=handover.num_bytes,
@@ -322,7 +322,7 @@ class WorkerHandovers:
     def answered(self) -> None:
         """Lets takers see what a step of this worker has brought."""
         for handover in self.leaving.values():
-            handover.taker.lending.wake()
+            handover.taker.peer.wake()
 
     def drop_left(self, now: float) -> None:
         """Calls off handovers of groups that have ended, or yielded, in the plan that is filled.
@@ -345,7 +345,7 @@ class WorkerHandovers:
     def give_up(self, handover: Handover, now: float) -> None:
         """Ends a handover to this worker; the group goes on where it is."""
         if handover.fetch is not None:
-            self.lending.cancel(handover.fetch, now)
+            self.peer.reads.cancel(handover.fetch, now)
         kept = handover.reserved
         self._forget(handover)
         self.blocks.copies.give_up(kept)
@@ -354,7 +354,7 @@ class WorkerHandovers:
         owner.retry_later(group, now)
         if handover.has_paused:
             owner.queues.go_on(group)
-            owner.lending.wake()
+            owner.peer.wake()
 
     def yield_room(self, now: float) -> bool:
         """Gives the youngest reservation up for the sake of what runs here; False if none is."""

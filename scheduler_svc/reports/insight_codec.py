@@ -10,7 +10,7 @@ from rpc.metrics.histogram import Histogram
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.explain import Explanation
 from scheduler_svc.insight.stats import RequestStats, StepStats
-from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.peers import Peer
 from scheduler_svc.kv_moves.store_planning import StorePlanning
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.stage_use import StageUse
@@ -169,7 +169,7 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         stages=_stage_use(scheduler.steps.stages.use()) if scheduler.steps.stages.ranks else None,
         launched_as=step_loop.launched_as,
         store=_store_stats(scheduler.store, scheduler),
-        peers=_peer_stats(scheduler.lending, scheduler),
+        peers=_peer_stats(scheduler.peer, scheduler),
         role=cluster.roles.of(step_loop),
         handovers=_handover_stats(scheduler.handovers),
     )
@@ -179,42 +179,45 @@ def _store_stats(store: StorePlanning | None, scheduler: Scheduler) -> stats_pb2
     """Returns None of a worker without a store."""
     if store is None or (write_behind := store.write_behind) is None:
         return None
-    loading = store.loading
+    counts = store.loading.counts
     return stats_pb2.StoreStats(
         kind=store.kind,
         num_requests_loading=len(scheduler.loading),
-        num_queries=loading.num_queries,
-        num_hits=loading.num_hits,
-        num_fetched_bytes=loading.num_bytes,
+        num_queries=counts.num_queries,
+        num_hits=counts.num_hits,
+        num_fetched_bytes=counts.num_bytes,
+        num_failed_loads=counts.num_failures,
+        num_late_loads=counts.num_late,
         num_stored_bytes=write_behind.num_bytes,
         num_stored_blocks=write_behind.num_blocks,
-        num_failed_loads=loading.num_failures,
-        num_late_loads=loading.num_late,
         num_failed_stores=write_behind.num_failures,
         load_bytes_per_second=scheduler.cost.load_bytes_per_s,
     )
 
 
-def _peer_stats(lending: Lending | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
+def _peer_stats(peer: Peer | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
     """Returns None of a worker that has nothing to do with others."""
-    if lending is None or not (lending.has_peers or lending.num_queries or lending.num_lent_bytes):
+    if peer is None:
+        return None
+    counts, num_lent_bytes = peer.reads.counts, peer.lending.num_bytes
+    if not (peer.reads.has_peers or counts.num_queries or num_lent_bytes):
         return None
     return stats_pb2.StoreStats(
         kind="peer",
-        num_requests_loading=lending.num_fetches,
-        num_queries=lending.num_queries,
-        num_hits=lending.num_hits,
-        num_fetched_bytes=lending.num_bytes,
-        num_stored_bytes=lending.num_lent_bytes,
-        num_failed_loads=lending.num_failures,
-        num_late_loads=lending.num_late,
+        num_requests_loading=peer.reads.num_fetches,
+        num_stored_bytes=num_lent_bytes,
+        num_queries=counts.num_queries,
+        num_hits=counts.num_hits,
+        num_fetched_bytes=counts.num_bytes,
+        num_failed_loads=counts.num_failures,
+        num_late_loads=counts.num_late,
         load_bytes_per_second=scheduler.cost.peer_bytes_per_s,
     )
 
 
 def _handover_stats(handovers: WorkerHandovers | None) -> stats_pb2.HandoverStats | None:
     """Returns None of a worker that has nothing to do with others."""
-    if handovers is None or not (handovers.lending.has_peers or handovers.has_moved):
+    if handovers is None or not (handovers.peer.reads.has_peers or handovers.has_moved):
         return None
     return stats_pb2.HandoverStats(
         num_handed_over=handovers.num_handed_over,

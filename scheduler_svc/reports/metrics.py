@@ -11,8 +11,7 @@ from rpc.metrics.histogram import Histogram
 from rpc.metrics.registry import PER_NS, Families
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.insight.stats import RequestStats
-from scheduler_svc.kv_moves.lending import Lending
-from scheduler_svc.kv_moves.loading import Loading
+from scheduler_svc.kv_moves.fetch_counts import FetchCounts
 from scheduler_svc.kv_moves.store_planning import StorePlanning
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -190,7 +189,7 @@ def _add_counters(step_loop: StepLoop, families: Families, of_worker: dict[str, 
 def _add_store(
     store: StorePlanning, scheduler: Scheduler, families: Families, of_worker: dict[str, str]
 ) -> None:
-    loading, write_behind, lending = store.loading, store.write_behind, store.lending
+    write_behind, peer = store.write_behind, store.peer
     families.gauge(
         "num_requests_loading",
         "Requests whose prefix comes from a worker's store of KV blocks, or from another worker, or"
@@ -201,13 +200,14 @@ def _add_store(
     )
     if write_behind is not None:
         _add_tier(
-            loading,
+            store.loading.counts,
             (write_behind.num_bytes, write_behind.num_failures),
             families,
             {**of_worker, "tier": store.kind},
         )
-    if lending is not None:
-        _add_tier(lending, (lending.num_lent_bytes, 0), families, {**of_worker, "tier": "peer"})
+    if peer is not None:
+        of_tier = {**of_worker, "tier": "peer"}
+        _add_tier(peer.reads.counts, (peer.lending.num_bytes, 0), families, of_tier)
 
 
 def _add_handovers(
@@ -239,17 +239,17 @@ def _add_handovers(
 
 
 def _add_tier(
-    loads: Loading | Lending, out: tuple[int, int], families: Families, of_tier: dict[str, str]
+    counts: FetchCounts, out: tuple[int, int], families: Families, of_tier: dict[str, str]
 ) -> None:
     """`out` is the number of bytes that went there, and of failures."""
     for name, meaning, number in (
-        ("kv_store_queries", "Prompt tokens that were looked up in the tier.", loads.num_queries),
-        ("kv_store_hits", "Prompt tokens that were fetched from the tier.", loads.num_hits),
-        ("kv_store_late_loads", "Lookups and fetches that took too long.", loads.num_late),
+        ("kv_store_queries", "Prompt tokens that were looked up in the tier.", counts.num_queries),
+        ("kv_store_hits", "Prompt tokens that were fetched from the tier.", counts.num_hits),
+        ("kv_store_late_loads", "Lookups and fetches that took too long.", counts.num_late),
     ):
         families.counter(name, meaning, number, **of_tier)
     for direction, num_bytes, num_failures in (
-        ("in", loads.num_bytes, loads.num_failures),
+        ("in", counts.num_bytes, counts.num_failures),
         ("out", *out),
     ):
         families.counter(

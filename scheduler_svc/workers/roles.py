@@ -69,15 +69,15 @@ class Roles:
                 " --disaggregation out"
             )
         for one in pool:
-            if one.scheduler.lending is None:
+            if one.scheduler.peer is None:
                 return (
                     f"{_name(one, loop)} cannot hand requests over, as a pool with roles does;"
                     " give it more swap space (--swap-space), and the scheduler --prefix-caching"
                     " and --cpu-prefix-cache, or leave --role and --disaggregation out"
                 )
-        own, *others = (one.scheduler.lending for one in pool)
-        for other, lending in zip(pool[1:], others, strict=True):
-            if own is not None and lending is not None and not own.can_read(lending):
+        own, *others = (one.scheduler.peer for one in pool)
+        for other, peer in zip(pool[1:], others, strict=True):
+            if own is not None and peer is not None and not own.can_read(peer):
                 return (
                     f"its KV blocks are not those of the worker at {other.worker_name}; in a pool"
                     " with roles all workers have the same weights, type of K and V, block size,"

@@ -102,7 +102,7 @@ def test_a_restarted_worker_finds_its_prefix_on_the_disk(
     with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
         assert served.tier.usage().num_blocks >= NUM_BLOCKS
         assert served.tokens() == expected
-        assert served.loading.num_hits == NUM_BLOCKS * 16
+        assert served.loading.counts.num_hits == NUM_BLOCKS * 16
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -120,7 +120,7 @@ def test_a_block_with_a_flipped_bit_is_computed(
     blocks.write_bytes(content)
     with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
         assert served.tokens() == expected
-        assert 0 < served.loading.num_hits < NUM_BLOCKS * 16
+        assert 0 < served.loading.counts.num_hits < NUM_BLOCKS * 16
         assert served.tier.usage().num_failed
     assert "is not what was written" in caplog.text
 
@@ -151,7 +151,7 @@ def test_ranks_of_which_one_was_killed_while_it_wrote_find_their_prefix(
     with serving(model, tmp_path / "kv", **options) as served:
         served.open_all()
         assert served.tokens() == expected
-        assert served.loading.num_hits == NUM_BLOCKS * 16
+        assert served.loading.counts.num_hits == NUM_BLOCKS * 16
         assert len(list((tmp_path / "kv").glob("*.blocks"))) == 2
 
 
@@ -167,7 +167,7 @@ def test_a_fine_tune_of_the_same_name_and_shapes_finds_nothing(model: Path, tmp_
     with serving(tuned, tmp_path / "kv", cpu_backend="native") as served:
         assert served.tier.usage().num_blocks == 0
         served.tokens()
-        assert served.loading.num_hits == 0
+        assert served.loading.counts.num_hits == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -179,7 +179,7 @@ def test_a_copy_of_the_model_in_another_place_finds_its_blocks(
     copy = shutil.copytree(model, tmp_path / "copy")
     with serving(copy, tmp_path / "kv", cpu_backend=backend) as served:
         assert served.tokens() == expected
-        assert served.loading.num_hits == NUM_BLOCKS * 16
+        assert served.loading.counts.num_hits == NUM_BLOCKS * 16
 
 
 def test_another_block_size_or_kv_type_finds_nothing(model: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_blocks_arrive_in_the_pools_of_an_engine_that_has_slept(
         served.engine._core._worker.drop_cache()  # as sleep does, which clears the tier before
         served.engine._core._worker.restore_cache()
         assert served.tokens() == expected
-        assert served.loading.num_hits == NUM_BLOCKS * 16
+        assert served.loading.counts.num_hits == NUM_BLOCKS * 16
 
 
 @pytest.mark.parametrize(

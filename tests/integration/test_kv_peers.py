@@ -15,6 +15,7 @@ from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv.planned_copies import PlannedCopies
 from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.peers import Peer
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -60,10 +61,10 @@ class Pair:
         self.first, self.second = first, second
 
     @property
-    def lending(self) -> list[Lending]:
+    def peers(self) -> list[Peer]:
         """What the workers lend and read, in the order in which they joined."""
         loops = self.scheduler.cluster.step_loops
-        return [one for loop in loops if (one := loop.scheduler.lending) is not None]
+        return [one for loop in loops if (one := loop.scheduler.peer) is not None]
 
 
 @contextlib.asynccontextmanager
@@ -91,15 +92,16 @@ async def test_a_prefix_comes_from_the_worker_that_has_it(tmp_path: Path) -> Non
     recording = tmp_path / "decisions"
     async with pair(str(recording)) as two:
         assert await ask(two.client, 2, PROMPT) == 64
-        owner, reader = two.lending
-        await eventually(lambda: owner.num_lent_bytes > 0)
+        owner, reader = two.peers
+        await eventually(lambda: owner.lending.num_bytes > 0)
         stub = two.client.stub
         first, second = (await stub.GetStats(stats_pb2.GetStatsRequest())).workers
         explanation = await stub.Explain(explain_pb2.ExplainRequest(request_id="r2"))
     assert first.peers.num_stored_bytes == second.peers.num_fetched_bytes == 8 * BLOCK_BYTES
     assert not second.HasField("store")
-    assert owner.num_lent_bytes == reader.num_bytes == 8 * BLOCK_BYTES
-    assert (reader.num_queries, reader.num_hits, reader.num_failures) == (64, 64, 0)
+    assert owner.lending.num_bytes == reader.reads.counts.num_bytes == 8 * BLOCK_BYTES
+    counts = reader.reads.counts
+    assert (counts.num_queries, counts.num_hits, counts.num_failures) == (64, 64, 0)
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
     assert (event.num_blocks, event.num_bytes) == (8, 8 * BLOCK_BYTES)
     assert event.source == first.address
@@ -113,7 +115,7 @@ async def test_what_a_worker_has_is_not_fetched() -> None:
     async with pair() as two:
         assert await ask(two.client, 2, PROMPT) == 64
         assert await ask(two.client, 3, PROMPT) == 64
-        assert two.lending[1].num_bytes == 8 * BLOCK_BYTES
+        assert two.peers[1].reads.counts.num_bytes == 8 * BLOCK_BYTES
 
 
 async def test_tenants_fetch_nothing_of_each_other() -> None:
@@ -122,7 +124,7 @@ async def test_tenants_fetch_nothing_of_each_other() -> None:
         (got,) = await two.client.ended(2)
         assert got.end is not None
         assert got.end.usage.cached_tokens == 0
-        assert two.lending[1].num_queries == 0
+        assert two.peers[1].reads.counts.num_queries == 0
 
 
 @pytest.mark.parametrize("other", [{"block_size": 16}, {"num_cpu_blocks": 0}])
@@ -156,7 +158,7 @@ def cut_off(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_lends(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner is not told of the ticket."""
     monkeypatch.setattr(peer_client, "TOLD_S", 0.05)
-    monkeypatch.setattr(Lending, "plan", lambda lending, now: None)
+    monkeypatch.setattr(Lending, "plan", lambda _, now: None)
 
 
 def lose_blocks(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +180,9 @@ async def test_a_prefix_that_does_not_arrive_is_computed(
     async with pair() as two:
         harm(two, monkeypatch)
         assert await ask(two.client, 2, PROMPT) == 0
-        reader = two.lending[1]
-        assert reader.num_queries == 64
-        assert reader.num_hits == 0
+        reader = two.peers[1]
+        assert reader.reads.counts.num_queries == 64
+        assert reader.reads.counts.num_hits == 0
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
@@ -212,7 +214,7 @@ async def test_a_request_that_is_aborted_while_it_loads_leaves_no_pin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pair() as two:
-        monkeypatch.setattr(Lending, "plan", lambda lending, now: None)
+        monkeypatch.setattr(Lending, "plan", lambda _, now: None)
         await two.client.add(2, PROMPT)
         second = two.scheduler.cluster.step_loops[1].scheduler
         await eventually(lambda: bool(second.loading))
@@ -234,12 +236,13 @@ async def test_tokens_are_right_while_workers_come_and_go(seed: int, tmp_path: P
         router(scheduler.address) as client,
     ):
         await eventually(lambda: len(scheduler.cluster.step_loops) == 3)
-        lending = [loop.scheduler.lending for loop in scheduler.cluster.step_loops]
+        peers = [loop.scheduler.peer for loop in scheduler.cluster.step_loops]
         killing: list[asyncio.Task[None]] = []
         await conversations(
             client, random.Random(seed), lambda: killing.append(asyncio.create_task(third.kill()))
         )
         await asyncio.gather(*killing)
         await assert_idle(scheduler)
-    assert sum(one.num_hits for one in lending if one is not None) > 0, "else this proves little"
+    counts = [one.reads.counts for one in peers if one is not None]
+    assert sum(one.num_hits for one in counts) > 0, "else this proves little"
     assert_replays(recording)

@@ -43,11 +43,11 @@ async def test_a_model_goes_on_with_the_blocks_of_another_worker(
         expected, _ = await ask(client, 1)
         # It takes nothing new, so that the other worker gets the request.
         monkeypatch.setattr(loops[0].scheduler._group_selection, "next_group", lambda: None)
-        monkeypatch.setattr(loops[0].scheduler.lending, "find", lambda *_: None)
+        monkeypatch.setattr(loops[0].scheduler.peer.reads, "find", lambda *_: None)
         async with running_worker(scheduler.address, load):
             await eventually(lambda: len(loops) == 2)
             assert await ask(client, 2) == (expected, NUM_BLOCKS * 16)
-            reader = loops[1].scheduler.lending
+            reader = loops[1].scheduler.peer
             assert reader is not None
-            assert reader.num_hits == NUM_BLOCKS * 16
+            assert reader.reads.counts.num_hits == NUM_BLOCKS * 16
             await assert_idle(scheduler)

@@ -88,7 +88,7 @@ async def pair(owner: Callable[[], Runner], reader: Callable[[], Runner]) -> Asy
         await eventually(lambda: len(loops) == 1)
         expected, _ = await ask(client, 1)
         steering.setattr(loops[0].scheduler._group_selection, "next_group", lambda: None)
-        steering.setattr(loops[0].scheduler.lending, "find", lambda *_: None)
+        steering.setattr(loops[0].scheduler.peer.reads, "find", lambda *_: None)
         async with running_worker(scheduler.address, reader) as second:
             await eventually(lambda: len(loops) == 2)
             yield Pair(scheduler, client, (first, second), expected, steering)
@@ -109,8 +109,8 @@ async def test_a_worker_of_other_sizes_reads_nothing(model: Path, sizes: tuple[i
     async with pair(loading(model), loading(model, *sizes)) as two:
         _, num_cached = await two.ask(2)
         assert num_cached == 0
-        assert two.reader.lending is not None
-        assert two.reader.lending.num_hits == 0
+        assert two.reader.peer is not None
+        assert two.reader.peer.reads.counts.num_hits == 0
 
 
 @pytest.mark.parametrize("is_owner", [True, False])

@@ -49,7 +49,7 @@ class Served:
 
     @property
     def num_hits(self) -> int:
-        return self.planning.loading.num_hits  # type: ignore[union-attr]
+        return self.planning.loading.counts.num_hits  # type: ignore[union-attr]
 
     def tokens(self) -> list[int]:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

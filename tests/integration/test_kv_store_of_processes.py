@@ -61,5 +61,5 @@ async def test_a_worker_process_finds_what_another_has_stored(
                     assert await tokens(client, next(handles)) == expected
                     await assert_idle(scheduler)
                     (loop,) = scheduler.cluster.step_loops
-                    num_hits = loop.scheduler.store.loading.num_hits
+                    num_hits = loop.scheduler.store.loading.counts.num_hits
                 await eventually(lambda: not scheduler.cluster.step_loops)

@@ -16,8 +16,7 @@ from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv.prefix_cache import next_hash, root_hash
-from scheduler_svc.kv_moves.lending import Peers
-from scheduler_svc.kv_moves.peer_reads import PeerIdentity
+from scheduler_svc.kv_moves.peers import PeerIdentity, Peers
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.admission_queue import AdmissionQueue

@@ -77,8 +77,8 @@ class Pair(Workers):
 
     def lose(self, number: int) -> None:
         scheduler = self.loops[number].scheduler
-        assert scheduler.lending is not None
-        self.peers.leave(scheduler.lending, self.now)
+        assert scheduler.peer is not None
+        self.peers.leave(scheduler.peer, self.now)
         self.handovers.leave(self.of(number), self.now)
         for group in scheduler.evacuate():
             self.admission.add(group)

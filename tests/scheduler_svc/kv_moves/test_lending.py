@@ -7,10 +7,11 @@ import pytest
 from contract.sections.store_moves import Fetch, Lend
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.fetch_cost import RETRY_S
-from scheduler_svc.kv_moves.lending import LEND_S, Lending, Peers
+from scheduler_svc.kv_moves.lending import LEND_S
 from scheduler_svc.kv_moves.loading import GRACE_S
 from scheduler_svc.kv_moves.moves_under_way import MoveKind
-from scheduler_svc.kv_moves.peer_reads import PAUSE_S, PeerIdentity
+from scheduler_svc.kv_moves.peer_reads import PAUSE_S
+from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
 from scheduler_svc.kv_moves.store_planning import POLL_S
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
@@ -61,14 +62,14 @@ class Workers:
         loop = make_loop(scheduler, kept={}, step_s=0.001)
         assert loop.worker.store is not None
         loop.worker.store.tickets = self.tickets
-        assert scheduler.lending is not None
-        self.peers.join(scheduler.lending)
+        assert scheduler.peer is not None
+        self.peers.join(scheduler.peer)
         return loop
 
-    def lending(self, number: int) -> Lending:
-        lending = self.loops[number].scheduler.lending
-        assert lending is not None
-        return lending
+    def peer(self, number: int) -> Peer:
+        peer = self.loops[number].scheduler.peer
+        assert peer is not None
+        return peer
 
     def store(self, number: int) -> FakeStore:
         store = self.loops[number].worker.store
@@ -156,9 +157,10 @@ def test_a_prefix_comes_from_another_worker() -> None:
     assert group.num_cached_tokens == 20
     assert outputs(group) == [expected(PROMPT, num_tokens=2)]
     assert workers.store(1).num_borrowed == 5
-    owner, reader = workers.lending(0), workers.lending(1)
-    assert owner.num_lent_bytes == reader.num_bytes == 5 * BLOCK_BYTES
-    assert (reader.num_queries, reader.num_hits, reader.num_failures) == (20, 20, 0)
+    owner, reader = workers.peer(0), workers.peer(1)
+    assert owner.lending.num_bytes == reader.reads.counts.num_bytes == 5 * BLOCK_BYTES
+    counts = reader.reads.counts
+    assert (counts.num_queries, counts.num_hits, counts.num_failures) == (20, 20, 0)
     (event,) = (one for one in group.timeline.events if one.kind is EventKind.FETCHED)
     assert (event.num_blocks, event.num_bytes) == (5, 5 * BLOCK_BYTES)
     assert (event.source, event.store) == ("w0:1", "")
@@ -187,9 +189,9 @@ def test_both_workers_are_told_of_one_ticket() -> None:
 
 def test_tickets_differ_by_owner_reader_and_time() -> None:
     workers = Workers(3)
-    lending = [workers.lending(number) for number in range(3)]
+    peers = [workers.peer(number) for number in range(3)]
     pairs = [(0, 1), (1, 0), (0, 2), (0, 1)]
-    tickets = {lending[a].make_source(lending[b].identity).ticket for a, b in pairs}
+    tickets = {peers[a].lending.make_source(peers[b].identity).ticket for a, b in pairs}
     assert len(tickets) == len(pairs)
 
 
@@ -200,7 +202,7 @@ def test_the_worker_that_has_most_lends() -> None:
     group = workers.add()
     workers.finish(2, 1, 2)
     assert group.num_cached_tokens == 20
-    assert workers.lending(1).num_lent_bytes == 5 * BLOCK_BYTES
+    assert workers.peer(1).lending.num_bytes == 5 * BLOCK_BYTES
 
 
 def test_a_worker_without_room_leaves_a_request_to_the_one_that_has_its_prefix() -> None:
@@ -215,7 +217,7 @@ def test_a_worker_without_room_leaves_a_request_to_the_one_that_has_its_prefix()
     assert group.num_cached_tokens == 20
     workers.finish(0, 1, 1)
     assert running.is_finished
-    assert workers.lending(1).num_queries == 0
+    assert workers.peer(1).reads.counts.num_queries == 0
 
 
 @pytest.mark.parametrize("tenant", ["other"])
@@ -223,7 +225,7 @@ def test_tenants_read_nothing_of_each_other(tenant: str) -> None:
     workers = made()
     group = workers.add(tenant=tenant)
     assert_computed(workers, group, 1, 0, 1)
-    assert workers.lending(1).num_queries == 0
+    assert workers.peer(1).reads.counts.num_queries == 0
 
 
 def test_workers_with_other_blocks_read_nothing() -> None:
@@ -231,14 +233,14 @@ def test_workers_with_other_blocks_read_nothing() -> None:
     workers.loops.append(workers.join(1, kv_format="other"))
     group = workers.add()
     assert_computed(workers, group, 1, 0, 1)
-    assert not workers.lending(1).has_peers
+    assert not workers.peer(1).reads.has_peers
 
 
 def test_a_prefix_that_is_computed_faster_is_not_fetched() -> None:
     workers = made(cost=SLOW)
     group = workers.add()
     assert_computed(workers, group, 1, 0, 1)
-    assert workers.lending(1).num_queries == 0
+    assert workers.peer(1).reads.counts.num_queries == 0
 
 
 @pytest.mark.parametrize("num_ahead", [10, 100])
@@ -251,7 +253,7 @@ def test_the_steps_that_the_owner_has_in_flight_count(num_ahead: int) -> None:
     workers.add()
     workers.step(1)
     inflight.remove(plan)
-    assert (workers.lending(1).num_queries > 0) is (num_ahead < 20)
+    assert (workers.peer(1).reads.counts.num_queries > 0) is (num_ahead < 20)
     workers.finish(1, 0, 1)
 
 
@@ -262,14 +264,14 @@ def test_workers_that_are_slow_to_read_from_are_soon_left_alone_and_tried_again(
         workers.run_on(0, [first, *PROMPT[1:]])
         workers.add([first, *PROMPT[1:]])
         workers.finish(1, 0, 1)
-    assert workers.lending(1).num_hits == 20
+    assert workers.peer(1).reads.counts.num_hits == 20
     workers.store(1).duration_ns = 1000
     workers.now += RETRY_S
     for first in range(44, 48):
         workers.run_on(0, [first, *PROMPT[1:]])
         workers.add([first, *PROMPT[1:]])
         workers.finish(1, 0, 1)
-    assert workers.lending(1).num_hits == 5 * 20
+    assert workers.peer(1).reads.counts.num_hits == 5 * 20
 
 
 def test_blocks_that_the_owner_has_evicted_meanwhile_are_computed() -> None:
@@ -302,7 +304,7 @@ def test_a_first_fetch_may_take_as_long_as_its_tokens_take_to_compute() -> None:
     assert group.sequences[0].status is SequenceStatus.LOADING
     workers.finish(0, 1, 1)
     assert group.num_cached_tokens == 20
-    assert workers.lending(1).num_late == 0
+    assert workers.peer(1).reads.counts.num_late == 0
 
 
 def test_a_first_fetch_that_takes_longer_than_to_compute_its_tokens_is_late() -> None:
@@ -311,7 +313,7 @@ def test_a_first_fetch_that_takes_longer_than_to_compute_its_tokens_is_late() ->
     workers.step(1)
     workers.now += 4.0 + 2 * GRACE_S
     assert_computed(workers, group, 1, 1, 0)
-    assert workers.lending(1).num_late == 1
+    assert workers.peer(1).reads.counts.num_late == 1
 
 
 def test_an_owner_that_does_not_answer_is_left_alone_for_a_while() -> None:
@@ -320,7 +322,7 @@ def test_an_owner_that_does_not_answer_is_left_alone_for_a_while() -> None:
     workers.step(1)
     workers.now += 2 * GRACE_S
     assert_computed(workers, group, 1, 1, 0)
-    assert workers.lending(1).num_late == 1
+    assert workers.peer(1).reads.counts.num_late == 1
     workers.loops[1].scheduler.reset_prefix_cache()
     assert_computed(workers, workers.add(), 1, 0, 1)
     workers.loops[1].scheduler.reset_prefix_cache()
@@ -335,7 +337,7 @@ def test_a_fetch_that_fails_is_computed_and_its_lend_ends() -> None:
     (move_id,) = workers.store(1).pending
     workers.store(1).end(move_id, most=0, failed="UNAVAILABLE")
     assert_computed(workers, group, 1, 1, 0)
-    assert workers.lending(1).num_failures == 1
+    assert workers.peer(1).reads.counts.num_failures == 1
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -350,8 +352,8 @@ def test_an_abort_while_blocks_move_frees_them_on_both_workers(is_told: bool) ->
 def test_an_owner_that_is_lost_costs_a_recompute(is_told: bool) -> None:
     workers, group = fetching(is_told=is_told)
     owner = workers.loops.pop(0)
-    assert owner.scheduler.lending is not None
-    workers.peers.leave(owner.scheduler.lending, workers.now)
+    assert owner.scheduler.peer is not None
+    workers.peers.leave(owner.scheduler.peer, workers.now)
     owner.scheduler.evacuate()
     assert_computed(workers, group, 0, most_cached=4)  # a block had arrived
 
@@ -360,8 +362,8 @@ def test_an_owner_that_is_lost_costs_a_recompute(is_told: bool) -> None:
 def test_a_reader_that_is_lost_leaves_no_pin(is_told: bool) -> None:
     workers, group = fetching(is_told=is_told)
     reader = workers.loops.pop(1)
-    assert reader.scheduler.lending is not None
-    workers.peers.leave(reader.scheduler.lending, workers.now)
+    assert reader.scheduler.peer is not None
+    workers.peers.leave(reader.scheduler.peer, workers.now)
     (left,) = reader.scheduler.evacuate()
     assert left is group
     workers.admission.add(group)
@@ -382,7 +384,7 @@ def test_what_goes_wrong_on_its_owner_does_not_arrive() -> None:
     workers, group = fetching()
     compute_wrongly(workers, 0)
     assert_computed(workers, group, 1, 1, 0)
-    assert workers.lending(1).num_hits == 0
+    assert workers.peer(1).reads.counts.num_hits == 0
 
 
 def test_what_goes_wrong_once_it_has_been_read_does_not_arrive() -> None:
@@ -391,10 +393,10 @@ def test_what_goes_wrong_once_it_has_been_read_does_not_arrive() -> None:
     workers.store(1).end(move_id)  # which the reader's scheduler is not told yet
     workers.now += POLL_S
     workers.step(0)
-    assert workers.lending(0).num_lent_bytes == 5 * BLOCK_BYTES
+    assert workers.peer(0).lending.num_bytes == 5 * BLOCK_BYTES
     compute_wrongly(workers, 0)
     assert_computed(workers, group, 1, 1, 0)
-    assert workers.lending(1).num_hits == 0
+    assert workers.peer(1).reads.counts.num_hits == 0
 
 
 def test_what_goes_wrong_after_it_has_arrived_is_found_nowhere() -> None:
@@ -403,9 +405,9 @@ def test_what_goes_wrong_after_it_has_arrived_is_found_nowhere() -> None:
         workers.add()
         workers.finish(reader, reader - 1, reader)
         if reader == 1:  # so that the third worker reads of the second
-            workers.peers.leave(workers.lending(0), workers.now)
-    workers.peers.join(workers.lending(0))
-    assert workers.lending(2).num_hits == 20
+            workers.peers.leave(workers.peer(0), workers.now)
+    workers.peers.join(workers.peer(0))
+    assert workers.peer(2).reads.counts.num_hits == 20
     compute_wrongly(workers, 1)
     assert_computed(workers, workers.add(), 2, 1, 2)
 
@@ -430,7 +432,7 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
 ) -> None:
     workers = made(**fields)
     group, most = workers.add(), 0
-    while workers.lending(1).num_hits < 20:
+    while workers.peer(1).reads.counts.num_hits < 20:
         for number in (1, 0):
             workers.step(number)
             store = workers.loops[0].scheduler.store
@@ -439,7 +441,7 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
     assert most == 3
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 20
-    assert workers.lending(0).num_lent_bytes == 5 * BLOCK_BYTES
+    assert workers.peer(0).lending.num_bytes == 5 * BLOCK_BYTES
     fetched = [one for one in group.timeline.events if one.kind is EventKind.FETCHED]
     assert [one.num_blocks for one in fetched] == [3, 2]
 
@@ -458,9 +460,9 @@ def reading_in_parts(num: int = 2) -> tuple[Workers, SequenceGroup]:
     workers.step(1)
     for num_ahead in range(5):
         workers.step(0)
-        assert len(workers.lending(0).ahead) == num_ahead
+        assert len(workers.peer(0).lending.ahead) == num_ahead
     workers.step(0)
-    assert len(workers.lending(0).ahead) == 4
+    assert len(workers.peer(0).lending.ahead) == 4
     return workers, group
 
 
@@ -480,13 +482,13 @@ def test_copies_that_were_made_ahead_are_free_if_the_request_ends() -> None:
     workers, group = reading_in_parts()
     workers.loops[1].scheduler.abort(group)
     workers.step(1)
-    assert not workers.lending(0).ahead
+    assert not workers.peer(0).lending.ahead
     workers.finish(0, 1)
 
 
 def test_copies_that_were_made_ahead_make_way_for_another_reader() -> None:
     workers, group = reading_in_parts(num=3)
-    assert workers.lending(0).num_lendable == 4  # as far as a group that is handed over sees
+    assert workers.peer(0).lending.num_lendable == 4  # as far as a group that is handed over sees
     workers.store(2).ends_at_once = False
     other = workers.add()
     workers.step(2)
@@ -502,15 +504,15 @@ def test_copies_that_were_made_ahead_make_way_for_another_reader() -> None:
 @pytest.mark.parametrize("ends_lend", [False, True])
 def test_nothing_is_copied_ahead_for_a_fetch_that_is_called_off(ends_lend: bool) -> None:
     workers, group = reading_in_parts()
-    owner, reader = workers.lending(0), workers.lending(1)
-    (pair,) = reader._fetches.values()
-    owner.forget_ahead(pair)
+    owner, reader = workers.peer(0), workers.peer(1)
+    (pair,) = reader.reads._fetches.values()
+    owner.lending.forget_ahead(pair)
     if ends_lend:
-        reader.cancel(pair.fetch, workers.now)
+        reader.reads.cancel(pair.fetch, workers.now)
     else:
-        reader.call_off(pair, workers.now)
+        reader.reads.call_off(pair, workers.now)
     workers.loops[0].send()
-    assert not owner.ahead
+    assert not owner.lending.ahead
     workers.loops[0].answer()
     assert_computed(workers, group, 1, 0, most_cached=20)
 
@@ -533,22 +535,22 @@ def test_copies_that_were_made_ahead_are_found_by_nothing_after_a_clear(is_all: 
 def test_a_pool_of_which_no_block_may_be_lent_takes_part_in_nothing(num_cpu_blocks: int) -> None:
     identity = PeerIdentity(address="w:1", epoch=1, kv_format="one")
     scheduler = make_scheduler(identity=identity, peers=Peers(), num_cpu_blocks=num_cpu_blocks)
-    assert scheduler.lending is None
+    assert scheduler.peer is None
     assert scheduler.handovers is None
-    assert make_scheduler(identity=identity, peers=Peers(), num_cpu_blocks=4).lending is not None
+    assert make_scheduler(identity=identity, peers=Peers(), num_cpu_blocks=4).peer is not None
 
 
 def test_a_prefix_of_which_a_part_has_arrived_is_used_if_its_owner_is_lost() -> None:
     workers = made(num_cpu_blocks=12)
     group = workers.add()
     workers.step(1)
-    while workers.lending(1).num_hits < 12:
+    while workers.peer(1).reads.counts.num_hits < 12:
         workers.step(0)
         workers.step(1)
     assert group.sequences[0].status is SequenceStatus.LOADING
     owner = workers.loops.pop(0)
-    assert owner.scheduler.lending is not None
-    workers.peers.leave(owner.scheduler.lending, workers.now)
+    assert owner.scheduler.peer is not None
+    workers.peers.leave(owner.scheduler.peer, workers.now)
     owner.scheduler.evacuate()
     assert_computed(workers, group, 0, most_cached=12)
     assert group.num_cached_tokens == 12
@@ -568,4 +570,4 @@ def test_a_fetch_evicts_nothing_of_the_prefix_that_it_goes_on_with() -> None:
         reader.cpu.free(block)
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 20
-    assert workers.lending(1).num_hits == 12
+    assert workers.peer(1).reads.counts.num_hits == 12

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from contract.model import StoreCapacity
-from scheduler_svc.kv_moves.lending import Peers
 from scheduler_svc.kv_moves.moves_under_way import MovesUnderWay
-from scheduler_svc.kv_moves.peer_reads import PeerIdentity
+from scheduler_svc.kv_moves.peers import PeerIdentity, Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_store import Block, Ending, FakeStore
@@ -66,8 +65,8 @@ class History:
         store.tickets = self.tickets
         store.endings = self._endings()
         store.heeds_cancels = self.rng.random() < 0.7
-        assert scheduler.lending is not None
-        self.peers.join(scheduler.lending)
+        assert scheduler.peer is not None
+        self.peers.join(scheduler.peer)
         return loop
 
     def _endings(self) -> Iterator[Ending]:
@@ -135,8 +134,8 @@ class History:
         self.loops.append(self._join())
 
     def _leave(self, loop: Loop) -> None:
-        assert loop.scheduler.lending is not None
-        self.peers.leave(loop.scheduler.lending, self.now)
+        assert loop.scheduler.peer is not None
+        self.peers.leave(loop.scheduler.peer, self.now)
 
     def reset(self) -> None:
         for loop in self.loops:

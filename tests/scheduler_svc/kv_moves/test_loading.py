@@ -7,9 +7,9 @@ import pytest
 from contract.model import StoreCapacity
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.fetch_cost import RETRY_S
-from scheduler_svc.kv_moves.lending import Peers
 from scheduler_svc.kv_moves.loading import GRACE_S, MAX_LOADING
 from scheduler_svc.kv_moves.peer_reads import PAUSE_S
+from scheduler_svc.kv_moves.peers import Peers
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -165,8 +165,8 @@ def test_a_prefix_comes_from_the_store_after_a_restart() -> None:
     assert (event.num_blocks, event.num_bytes, event.detail) == (5, 160, "")
     assert (event.source, event.store) == ("", STORE.kind)
     assert server.scheduler.store is not None
-    loading = server.scheduler.store.loading
-    assert (loading.num_queries, loading.num_hits, loading.num_failures) == (20, 20, 0)
+    counts = server.scheduler.store.loading.counts
+    assert (counts.num_queries, counts.num_hits, counts.num_failures) == (20, 20, 0)
 
 
 def test_what_is_in_a_pool_is_not_fetched() -> None:
@@ -203,7 +203,7 @@ def test_a_store_that_pays_less_than_computing_is_not_asked() -> None:
     server.run()
     assert server.store.num_fetched == 0
     assert server.scheduler.store is not None
-    assert server.scheduler.store.loading.num_queries == 0
+    assert server.scheduler.store.loading.counts.num_queries == 0
 
 
 PROMPTS = [[first, *PROMPT[1:]] for first in range(40, 50)]
@@ -251,7 +251,7 @@ def test_a_fetch_that_is_given_up_lowers_the_rate_and_pauses_lookups() -> None:
     assert server.run(PROMPTS[1]).num_cached_tokens == 0
     assert server.scheduler.store is not None
     loading = server.scheduler.store.loading
-    assert loading.num_queries == loading.num_late * 20 == 20
+    assert loading.counts.num_queries == loading.counts.num_late * 20 == 20
     server.loop.now += PAUSE_S
     assert server.run(PROMPTS[2]).num_cached_tokens == 20
 
@@ -333,8 +333,8 @@ def test_what_a_fetch_brought_before_it_came_late_is_used_by_all_that_wait(most:
     for group in groups:
         assert outputs(group) == [expected(PROMPT, num_tokens=2)]
     assert server.scheduler.store is not None
-    assert server.scheduler.store.loading.num_late == 1
-    assert server.scheduler.store.loading.num_failures == 0
+    assert server.scheduler.store.loading.counts.num_late == 1
+    assert server.scheduler.store.loading.counts.num_failures == 0
 
 
 @pytest.mark.parametrize("most", [0, 3])
@@ -348,7 +348,7 @@ def test_what_a_fetch_brought_before_it_failed_is_used(most: int) -> None:
     assert group.num_cached_tokens == 4 * most
     assert outputs(group) == [expected(PROMPT, num_tokens=2)]
     assert server.scheduler.store is not None
-    assert server.scheduler.store.loading.num_failures == 1
+    assert server.scheduler.store.loading.counts.num_failures == 1
 
 
 @pytest.mark.parametrize("step", [until_pending, until_fetching])
@@ -614,9 +614,9 @@ def test_nothing_is_looked_up_while_the_store_is_cleared() -> None:
     server.scheduler.clear_prefix_cache(None, lambda _: None)
     group = server.add()
     assert server.scheduler.store is not None
-    before = server.scheduler.store.loading.num_queries
+    before = server.scheduler.store.loading.counts.num_queries
     server.step()
-    assert server.scheduler.store.loading.num_queries == before
+    assert server.scheduler.store.loading.counts.num_queries == before
     server.store.ends_at_once = True
     server.finish()
     assert group.num_cached_tokens == 0

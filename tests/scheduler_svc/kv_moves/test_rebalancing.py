@@ -140,7 +140,7 @@ def drain(busy: Busy) -> None:
 
 
 def let_link_fail(busy: Busy) -> None:
-    busy.of(1).lending._pause(busy.of(0).lending, busy.now)
+    busy.of(1).peer.reads._pause(busy.of(0).peer, busy.now)
 
 
 @pytest.mark.parametrize("obstacle", [set_role, drain, let_link_fail])
@@ -263,7 +263,7 @@ class JoiningHistory(HandoverHistory):
     def _join(self) -> Loop:
         loop = super()._join()
         # Else the reads that fail would leave little to move.
-        of(loop).lending.avoids = lambda _other, _now: False  # type: ignore[method-assign]
+        of(loop).peer.reads.avoids = lambda _other, _now: False  # type: ignore[method-assign]
         return loop
 
     def add(self) -> None:

@@ -10,7 +10,7 @@ from contract.errors import Code
 from contract.worker_role import WorkerRole
 from scheduler_svc.cluster import Cluster
 from scheduler_svc.config import Disaggregation
-from scheduler_svc.kv_moves.peer_reads import PeerIdentity
+from scheduler_svc.kv_moves.peers import PeerIdentity
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
