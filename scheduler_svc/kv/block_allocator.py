@@ -6,7 +6,7 @@ forgotten, or went wrong for one of its owners. `check` states the conservation 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 BlockHash = bytes
@@ -116,6 +116,11 @@ class BlockAllocator:
                 self._cached.move_to_end(block, last=not evict_first)
             else:
                 self._free.append(block)
+
+    def free_chain(self, blocks: Sequence[int]) -> None:
+        """Takes an owner of each block of a chain away, so that its end is forgotten first."""
+        for block in reversed(blocks):
+            self.free(block)
 
     def touch(self, block: int) -> None:
         """Makes a cached block the last to be evicted; a no-op for one in use."""

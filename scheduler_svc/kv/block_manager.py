@@ -197,8 +197,7 @@ class BlockSpaceManager:
     def free(self, seq: Sequence) -> None:
         """Gives the sequence's blocks back, wherever they are."""
         pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
-        for block in reversed(seq.block_table):  # of a chain the end is forgotten first
-            pool.free(block)
+        pool.free_chain(seq.block_table)
         seq.block_table = []
         seq.num_cached_blocks = 0
 
@@ -238,8 +237,7 @@ class BlockSpaceManager:
             finds=self.cpu_tier.is_cache,
         )
         self.copies.add_out(copies)
-        for block in reversed(left):  # of a chain the end is forgotten first
-            self.gpu.free(block)
+        self.gpu.free_chain(left)
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""

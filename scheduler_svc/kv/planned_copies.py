@@ -90,8 +90,7 @@ class PlannedCopies:
             if copy.dst in given_up:
                 self.gpu.retract(copy.dst)
         self.into_gpu = [copy for copy in self.into_gpu if copy.dst not in given_up]
-        for block in reversed(gpu_blocks):  # of a chain the end is forgotten first
-            self.gpu.free(block)
+        self.gpu.free_chain(gpu_blocks)
 
     def finish_plan(self) -> BlockMoves:
         """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""

@@ -129,8 +129,7 @@ class HandoverRounds:
         for name, block in zip(move.hashes[:num_blocks], move.blocks, strict=False):
             is_private = name in handover.private
             handover.landed.append((name, block if is_private else self._found(name, block)))
-        for block in reversed(move.blocks[num_blocks:]):
-            self._blocks.cpu.free(block)
+        self._blocks.cpu.free_chain(move.blocks[num_blocks:])
         handover.num_blocks += num_blocks
         handover.num_bytes += result.num_bytes
         if handover.is_over:
@@ -151,6 +150,5 @@ class HandoverRounds:
 
     def free_landed(self, handover: Handover) -> None:
         """Gives up what has come and is not on the GPU yet."""
-        for _, block in reversed(handover.landed):  # of a chain the end is forgotten first
-            self._blocks.cpu.free(block)
+        self._blocks.cpu.free_chain([block for _, block in handover.landed])
         handover.landed = []

@@ -148,8 +148,7 @@ class Lending:
     def forget_ahead(self, pair: PeerFetch) -> None:
         """Gives copies up that were made ahead; the next part takes those that are still here."""
         ahead, pair.ahead = pair.ahead, []
-        for block in reversed(ahead):  # of a chain the end is forgotten first
-            self._blocks.cpu.free(block)
+        self._blocks.cpu.free_chain(ahead)
 
     @property
     def ahead(self) -> list[int]:
@@ -160,8 +159,7 @@ class Lending:
         """Takes the end of a lend, and of its ownership of the blocks."""
         self.num_bytes += result.num_bytes
         self.forget_ahead(self._lends.pop(move))
-        for block in reversed(move.blocks):
-            self._blocks.cpu.free(block)
+        self._blocks.cpu.free_chain(move.blocks)
         if self._wanted:
             self._peer.wake()
 

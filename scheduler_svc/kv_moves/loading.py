@@ -20,6 +20,7 @@ from scheduler_svc.kv_moves.fetch_cost import FetchCost
 from scheduler_svc.kv_moves.fetch_counts import FetchCounts
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from scheduler_svc.kv_moves.peer_reads import PAUSE_S, PeerReads
+from scheduler_svc.kv_moves.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -81,15 +82,13 @@ class Loading:
         self._pool = books.blocks.cpu
         self._moves = moves
         self._group_selection = group_selection
-        size = books.blocks.block_size
-        self._store_cost = FetchCost(cost, block_size=size, from_peers=False)
-        self._peer_cost = FetchCost(cost, block_size=size, from_peers=True)
+        self._store_cost = FetchCost(cost, block_size=books.blocks.block_size, from_peers=False)
         self._paused_until = -math.inf  # because the store did not answer in time
         self._store_kind = store_kind
         self._peer_reads = peer_reads
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
-        self._arrived: dict[SequenceGroup, list[int]] = {}
+        self._pins = PinnedPrefixes(self._pool, books.queues.admission)
         self._distrusted = distrusted
 
     # Planning
@@ -189,30 +188,13 @@ class Loading:
         if reads.find(hashes[:1], now) is None:
             return False
         held = self._hold(prefix)  # before the fetch takes blocks, which might be these
-        if (fetch := self._fetch_from_peer(reads, hashes, now)) is None:
-            self._free(held)
+        if (fetch := reads.fetch_if_paying(hashes, now, most=self._num_fetchable)) is None:
+            self._pool.free_chain(held)
             return False
         move, until = fetch
         group.asked_stores = (*group.asked_stores, self._number)
-        self._wait_for(group, move, now, until=until, held=held)
+        self._wait_for(group, move, now, until=until + GRACE_S, held=held)
         return True
-
-    def _fetch_from_peer(
-        self, reads: PeerReads, hashes: Sequence[BlockHash], now: float
-    ) -> tuple[Move, float] | None:
-        """Returns a fetch of the first of some blocks, and when it is late; None if none pays."""
-        if (found := reads.find(hashes, now)) is None:
-            return None
-        owner, num_found = found
-        num_blocks = min(num_found, self._num_fetchable)
-        wait_s = owner.inflight.expected_s()
-        load_s = self._peer_cost.predict(num_blocks, now, wait_s=wait_s)
-        if num_blocks < 1 or load_s is None:
-            return None
-        self._peer_cost.begin(now)
-        reads.counts.num_queries += num_blocks * self._blocks.block_size
-        until = now + self._peer_cost.longest_s(num_blocks, load_s) + GRACE_S
-        return reads.fetch(owner, hashes[:num_blocks], now), until
 
     def _hold(self, prefix: list[FoundBlock]) -> list[int]:
         """Takes, and returns, the blocks of a prefix that the CPU pool has."""
@@ -266,7 +248,7 @@ class Loading:
     @property
     def _num_fetchable(self) -> int:
         """Blocks of the CPU pool that another fetch may have."""
-        num_pinned = sum(map(len, self._arrived.values()))
+        num_pinned = len(self._pins.blocks)
         num_pinned += sum(len(load.arrived) for load in self._loads.values())
         num_fetched = num_pinned + self._moves.num_blocks(MoveKind.FETCH)
         return min(self._most_fetched - num_fetched, self._pool.num_free)
@@ -299,8 +281,7 @@ class Loading:
         for block in move.blocks[:num_blocks] if waiting else ():
             self._pool.share(block)
             self._loads[waiting[0]].arrived.append(block)
-        for block in reversed(move.blocks):  # of a chain the end is forgotten first
-            self._pool.free(block)
+        self._pool.free_chain(move.blocks)
         rest = move.hashes[num_blocks:] if num_blocks and not result.failed else ()
         if waiting and reads is not None and rest and self._go_on(waiting, rest, reads, now):
             return
@@ -316,10 +297,11 @@ class Loading:
     ) -> bool:
         """Fetches the rest of what another worker has lent in part, as its plan copies no more at
         a time; returns whether that pays."""
-        if (fetch := self._fetch_from_peer(reads, rest, now)) is None:
+        if (fetch := reads.fetch_if_paying(rest, now, most=self._num_fetchable)) is None:
             return False
+        move, until = fetch
         for group in waiting:
-            self._loads[group].move, self._loads[group].until = fetch
+            self._loads[group].move, self._loads[group].until = move, until + GRACE_S
         return True
 
     def _waiting_for(self, move: Move) -> list[SequenceGroup]:
@@ -346,38 +328,24 @@ class Loading:
             self._moves.cancel(load.move, now)
         pinned = load.held + load.arrived
         if group not in self._queues.loading:
-            self._free(pinned)
+            self._pool.free_chain(pinned)
             return
         group.timeline.loaded(self._queues.admission.waits, now)
         self._queues.return_loaded(group)
         self.num_returned += 1
-        if pinned:
-            self._arrived[group] = pinned
-            self._queues.admission.pins[group] = self._unpin
-
-    def _unpin(self, group: SequenceGroup) -> None:
-        """Lets the blocks of a request that has left the admission queue be evicted."""
-        self._free(self._arrived.pop(group))
-
-    def _free(self, blocks: Iterable[int]) -> None:
-        for block in reversed(list(blocks)):
-            self._pool.free(block)
+        self._pins.pin(group, pinned)
 
     def forget_pins(self) -> None:
         """Gives all pinned blocks up: the worker is gone, or its cache is reset."""
-        for group in list(self._arrived):
-            self._queues.admission.pins.pop(group, None)
-            self._unpin(group)
+        self._pins.forget_all()
 
     @property
     def pinned(self) -> list[int]:
         """Blocks of the CPU pool, once for each request that they are pinned for."""
         loading = (load.held + load.arrived for load in self._loads.values())
-        return [block for blocks in (*self._arrived.values(), *loading) for block in blocks]
+        return [*self._pins.blocks, *itertools.chain.from_iterable(loading)]
 
     def check(self) -> None:
         """Asserts that requests load that should, and that pins are of requests that wait."""
         assert self._queues.loading.keys() <= self._loads.keys(), "a request loads nothing"
-        waiting = self._queues.admission.groups
-        assert self._arrived.keys() <= waiting, "blocks are pinned for no request"
-        assert all(self._queues.admission.pins[group] == self._unpin for group in self._arrived)
+        self._pins.check()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv_moves.fetch_cost import FetchCost
 from scheduler_svc.kv_moves.fetch_counts import FetchCounts
 from scheduler_svc.kv_moves.moves_under_way import Move, MovesUnderWay
 
@@ -66,6 +67,7 @@ class PeerReads:
         self.counts = FetchCounts()
         self._peer = peer
         self._peers = peers
+        self._fetch_cost = FetchCost(peer.cost, block_size=blocks.block_size, from_peers=True)
         self._blocks = blocks
         self._moves = moves
         self._fetches: dict[Move, PeerFetch] = {}
@@ -92,6 +94,28 @@ class PeerReads:
                 if num_blocks > (best[1] if best else 0):
                     best = other, num_blocks
         return best
+
+    def fetch_if_paying(
+        self, hashes: Sequence[BlockHash], now: float, *, most: int
+    ) -> tuple[Move, float] | None:
+        """Returns a fetch of the first of some blocks, and the time at which it should have ended;
+        None if none pays.
+
+        Args:
+            most: blocks that it may bring.
+        """
+        if (found := self.find(hashes, now)) is None:
+            return None
+        owner, num_found = found
+        num_blocks = min(num_found, most)
+        wait_s = owner.inflight.expected_s()
+        load_s = self._fetch_cost.predict(num_blocks, now, wait_s=wait_s)
+        if num_blocks < 1 or load_s is None:
+            return None
+        self._fetch_cost.begin(now)
+        self.counts.num_queries += num_blocks * self._blocks.block_size
+        until = now + self._fetch_cost.longest_s(num_blocks, load_s)
+        return self.fetch(owner, hashes[:num_blocks], now), until
 
     def fetch(
         self,
