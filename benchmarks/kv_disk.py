@@ -219,7 +219,7 @@ def measure_index(folder: Path, num_blocks: int, *, prompt_blocks: int = 128) ->
     start = time.perf_counter()
     index.num_leading([key_of(num_blocks + n) for n in range(prompt_blocks)])
     absent_s = time.perf_counter() - start
-    index._reader.set_trace_callback(statements.append)
+    index._connection.reader.set_trace_callback(statements.append)
     index.num_leading(present)
     index.close()
     return IndexFigures(

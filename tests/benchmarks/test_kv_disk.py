@@ -27,11 +27,11 @@ def test_a_start_reads_no_more_of_a_larger_index(tmp_path: Path) -> None:
         make_index(path, num_blocks)
         index = DiskIndex(path, identity=b"\1" * 32, block_bytes=1 << 18)
         seen: list[str] = []
-        for connection in (index._reader, index._writer):
+        for connection in (index._connection.reader, index._connection.writer):
             connection.set_trace_callback(seen.append)
         index.check(num_slots=num_blocks)
         plans = [
-            str(index._writer.execute(f"EXPLAIN QUERY PLAN {one}").fetchall())
+            str(index._connection.writer.execute(f"EXPLAIN QUERY PLAN {one}").fetchall())
             for one in seen
             if one.startswith("SELECT")
         ]

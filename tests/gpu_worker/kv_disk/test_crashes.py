@@ -81,7 +81,7 @@ def live_until(path: Path, num_calls: int, monkeypatch: pytest.MonkeyPatch) -> b
             connection.set_trace_callback(calls.count)
             return connection
 
-        monkeypatch.setattr("gpu_worker.kv_disk.disk_index.connect", connect_and_count)
+        monkeypatch.setattr("gpu_worker.kv_disk.index_connection.connect", connect_and_count)
         try:
             live(path, calls)
             os._exit(0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from contract.sections.store_moves import ClearMark
+from gpu_worker.kv_disk.clear_marks import ClearMarks
 from gpu_worker.kv_disk.disk_index import DiskIndex
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.stored_models import clear, stored_models
@@ -116,7 +117,8 @@ def test_tenants_of_a_block_each_make_room_for_new_ones_in_their_order(tmp_path:
         write(store, number, tenant=b"%d" % number)
     assert held(store, range(24)) == set(range(16, 24))
     assert store.usage().num_blocks == store._index.num_blocks() == 8
-    assert store._index._one("SELECT count(*) FROM tenants") == 8  # the index does not grow
+    num_tenants = store._index._connection.number("SELECT count(*) FROM tenants")
+    assert num_tenants == 8  # the index does not grow
     store.close()
 
 
@@ -229,7 +231,7 @@ def test_what_a_clear_that_failed_left_is_not_found_after_later_ones(
     store = make_store(tmp_path, calls=calls)
     write(store, 1, tenant=b"a")
     with monkeypatch.context() as patch:
-        patch.setattr(DiskIndex, "_clear_free", failing)
+        patch.setattr(ClearMarks, "add", failing)
         if fault == "lock":
             patch.setattr(StoreFolder, "locked", failing)
         with pytest.raises(StoreError):
