@@ -12,7 +12,6 @@ until it can be.
 
 import errno
 import hashlib
-import logging
 import sqlite3
 import threading
 import time
@@ -20,17 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from contract.sections.store_moves import ClearMark
+from gpu_worker.kv_disk.disk_faults import DiskFaults
 from gpu_worker.kv_disk.disk_index import DiskIndex, StoredBlock
 from gpu_worker.kv_disk.disk_space import PIECE_BYTES, DiskSpace
 from gpu_worker.kv_disk.file_calls import FileCalls
 from gpu_worker.kv_disk.index_opening import open_empty_index, open_index
-from gpu_worker.kv_disk.index_schema import LOG_BYTES, is_damage
+from gpu_worker.kv_disk.index_schema import LOG_BYTES
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
 from gpu_worker.kv_store.block_store import StoreError, StoreUsage
-
-logger = logging.getLogger(__name__)
 
 CHECKSUM_BYTES = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -66,9 +64,8 @@ class DiskStore:
         self._block_bytes = block_bytes
         self._limit = limit
         self._lock = threading.RLock()  # of what changes blocks and space
-        self._said: set[object] = set()
-        self._num_evicted = self._num_failed = 0
-        self._is_damaged = False
+        self._faults = DiskFaults(folder)
+        self._num_evicted = 0
         with _opening(), folder.locked():
             files = folder.take(identity.hex()[:32])
             self._files = files
@@ -98,11 +95,11 @@ class DiskStore:
         return True
 
     def find(self, keys: Sequence[bytes]) -> int:
-        with self._failing("looking up blocks"):
+        with self._faults.failing("looking up blocks"):
             return self._index.num_leading(keys)
 
     def read(self, key: bytes, into: memoryview) -> bool:
-        with self._failing("reading a block"):
+        with self._faults.failing("reading a block"):
             block = self._index.find(key)
             if block is None:
                 return False
@@ -114,11 +111,13 @@ class DiskStore:
             if is_whole and self._checksum(key, into) == block.checksum:
                 return True
             if self._forget(key, block):  # else it was evicted, and its slot written, meanwhile
-                self._fail("damaged", "a block is not what was written; its tokens are computed")
+                self._faults.count(
+                    "damaged", "a block is not what was written; its tokens are computed"
+                )
             return False
 
     def write(self, key: bytes, data: memoryview, tenant: bytes) -> bool:
-        with self._failing("writing a block"), self._lock:
+        with self._faults.failing("writing a block"), self._lock:
             if self._index.is_read_only:
                 return False
             if self._index.find(key) is not None:
@@ -142,13 +141,13 @@ class DiskStore:
             return True
 
     def remove(self, key: bytes) -> None:
-        with self._failing("removing a block"):
+        with self._faults.failing("removing a block"):
             if (block := self._index.find(key)) is not None:
                 self._forget(key, block)
 
     def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         whose = None if tenant is None else hashed_tenant(tenant)
-        with self._failing("clearing"), self._lock:
+        with self._faults.failing("clearing"), self._lock:
             self._clear(whose, mark)
             self._space.give_back(self._index)
             self._count()
@@ -161,7 +160,8 @@ class DiskStore:
                 self._index.clear(tenant, mark)
                 return
         except (OSError, sqlite3.Error, ValueError) as error:
-            self._say("clearing", f"a clear failed, so that all blocks are forgotten: {error}")
+            said = f"a clear failed, so that all blocks are forgotten: {error}"
+            self._faults.say("clearing", said)
         # All can be forgotten where a part cannot. If not even that can be done, nothing is found
         # until it is: the mark of a later clear says that this one was made, too.
         self._replace_index()
@@ -170,8 +170,8 @@ class DiskStore:
     def maintain(self) -> None:
         """Syncs what was written, and gives space back that others have a right to. Raises
         StoreError."""
-        with self._failing("syncing"):
-            if self._is_damaged:
+        with self._faults.failing("syncing"):
+            if self._faults.is_damaged:
                 self._replace_index()
             if self._index.is_read_only and not self._reopen_index():
                 return
@@ -199,7 +199,7 @@ class DiskStore:
             used_bytes=self._num_blocks * self._slots.slot_bytes,
             capacity_bytes=self._space.quota_bytes,
             num_evicted=self._num_evicted,
-            num_failed=self._num_failed,
+            num_failed=self._faults.num_failed,
         )
 
     def close(self) -> None:
@@ -242,19 +242,19 @@ class DiskStore:
 
     def _exchange_index(self, opened: Callable[..., DiskIndex]) -> None:
         with self._lock:
-            self._is_damaged = True  # unless all goes well
+            self._faults.is_damaged = True  # unless all goes well
             with suppress(sqlite3.Error):
                 self._index.close()
             with self._folder.locked():
                 self._index = opened(
                     self._folder, self._files, self._slots, identity=self._identity
                 )
-            self._is_damaged = False
+            self._faults.is_damaged = False
             self._use_index()
 
     def _use_index(self) -> None:
         if self._index.is_read_only:
-            self._say(
+            self._faults.say(
                 "read-only",
                 f"{self._folder.path} cannot be written to, as its disk is full; what it has is"
                 " found, and nothing is kept, until there is space",
@@ -274,35 +274,6 @@ class DiskStore:
         digest = hashlib.sha256(self._identity + key)
         digest.update(data[: self._block_bytes])
         return digest.digest()[:CHECKSUM_BYTES]
-
-    @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        """Counts errors of the device and the index, and raises them as StoreError."""
-        try:
-            yield
-        except (OSError, sqlite3.Error, ValueError) as error:
-            code = getattr(error, "sqlite_errorcode", None)
-            if is_damage(error):
-                self._is_damaged = True
-            if self._folder.is_deleted:
-                self._fail(
-                    "deleted",
-                    f"the folder {self._folder.path} was deleted; nothing more is kept until you"
-                    " start the worker again, which makes it anew",
-                )
-            else:
-                kind = (what, code or getattr(error, "errno", None))
-                self._fail(kind, f"{what} failed: {error}")
-            raise StoreError(f"{what}: {error}") from error
-
-    def _fail(self, kind: object, text: str) -> None:
-        self._num_failed += 1
-        self._say(kind, text)
-
-    def _say(self, kind: object, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            logger.error("disk tier of KV blocks: %s (said once)", text)
 
 
 @contextmanager
