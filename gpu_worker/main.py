@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gpu_worker.batch.runner_protocol import Runner
+from gpu_worker.device.device_errors import exit_message
 from gpu_worker.registration_client import HAND_OVER_S, Registration
 from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
 from gpu_worker.startup_client import Startup, reporting
@@ -140,7 +141,7 @@ def end_at_once(reason: str) -> None:
 
     The scheduler sees its lease end and goes on elsewhere.
     """
-    logger.critical("%s; the worker exits, and its requests continue at other workers", reason)
+    logger.critical(exit_message(reason))
     logging.shutdown()
     os._exit(1)
 

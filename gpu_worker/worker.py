@@ -34,7 +34,7 @@ from gpu_worker.batch.runner_protocol import (
     Storing,
     close,
 )
-from gpu_worker.device.device_errors import DeviceLost, is_device_lost
+from gpu_worker.device.device_errors import DeviceLost, device_loss, exit_message
 from gpu_worker.execution_thread import ExecutionThread
 from gpu_worker.insight.metrics import StepCounts
 from gpu_worker.insight.metrics import read as read_metrics
@@ -94,6 +94,8 @@ class Worker:
         self._block_reader = block_reader
         self._num_reads = 0
         self._device_lost = asyncio.Event()
+        self._loss = ""
+        """What has lost it, in a line."""
         self.steps = StepCounts()
         self.adapters = WorkerAdapters(
             runner,
@@ -226,12 +228,9 @@ class Worker:
         return self._grammars
 
     async def until_lost(self) -> None:
-        """Waits until the device is lost; raises DeviceLost then."""
+        """Waits until the device or a rank is lost; raises DeviceLost then."""
         await self._device_lost.wait()
-        raise DeviceLost(
-            "the device has failed and no longer answers this process; start the worker again "
-            "(its requests continue at other workers)"
-        )
+        raise DeviceLost(f"{exit_message(self._loss)}; start it again")
 
     def close(self, failure: str | None = None) -> None:
         """Ends the lease and the thread; a step that runs is not waited for.
@@ -297,7 +296,9 @@ class Worker:
             self._watch(answer)
 
     def _watch(self, called: "asyncio.Future[Any]") -> None:
-        if not called.cancelled() and is_device_lost(called.exception()):
+        loss = None if called.cancelled() else device_loss(called.exception())
+        if loss is not None:
+            self._loss = self._loss or str(loss).partition("\n")[0]
             self._device_lost.set()
 
     def _open_lease(self, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int) -> Lease:

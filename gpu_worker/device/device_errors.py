@@ -44,13 +44,21 @@ class DeviceLost(RuntimeError):
     """The device computes nothing more for this process, which must end; one line."""
 
 
+def exit_message(reason: str) -> str:
+    """Returns what a worker says last that has lost its device or a rank."""
+    return f"{reason}; the worker exits, and its requests continue at other workers"
+
+
 def is_device_lost(error: BaseException | None) -> bool:
     """Returns whether the error, or one of its causes, stays with the process."""
-    while error is not None:
-        if isinstance(error, DeviceLost) or _is_sticky(error):
-            return True
+    return device_loss(error) is not None
+
+
+def device_loss(error: BaseException | None) -> BaseException | None:
+    """Returns which of the error and its causes stays with the process."""
+    while error is not None and not (isinstance(error, DeviceLost) or _is_sticky(error)):
         error = error.__cause__
-    return False
+    return error
 
 
 def _is_sticky(error: BaseException) -> bool:
