@@ -88,6 +88,8 @@ def serving(model: Path, disk: Path, **options: Any) -> Iterator[Served]:
         yield served
         served.end_moves()
         assert_at_rest(served.engine)
+    # The end of an engine waits for a moment at most; the next one is to have the same files.
+    served.tier._thread.join(60)
 
 
 BACKENDS = ("native", "torch")
