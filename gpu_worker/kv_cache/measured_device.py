@@ -86,10 +86,15 @@ class HostDevice:
 
     def copy_bytes_per_s(self) -> float:
         # To new pages, as the system provides those of the pools when they are first written to:
-        # that takes several times as long as the copy.
+        # that takes several times as long as the copy. In time on a processor, which a machine that
+        # is busy at the start makes no longer: too low a rate may end all copies, and what would
+        # correct it with them.
         pool = np.ones(COPY_BYTES, dtype=np.uint8)
-        kept: list[object] = []
-        times = [self.seconds(lambda: kept.append(pool.copy())) for _ in range(NUM_COPIES)]
+        kept, times = [], []
+        for _ in range(NUM_COPIES):
+            start = time.thread_time()
+            kept.append(pool.copy())
+            times.append(time.thread_time() - start)
         return COPY_BYTES / statistics.median(times)
 
 
