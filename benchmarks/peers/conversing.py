@@ -104,20 +104,22 @@ class SignalboxConversing(SignalboxServer):
 
 
 class VllmConversing(VllmHttpServer):
-    """vLLM with its prefix cache, as it runs on a processor with AVX2 alone: eager, as its compiler
-    fails there, and in float32, as it has no bfloat16 without AVX-512."""
+    """vLLM with its prefix cache. On a processor with AVX2 alone it is eager, as its compiler fails
+    there, and in float32, as it has no bfloat16 without AVX-512."""
 
     files = None
 
     def __init__(self, folder: Path, room: Room) -> None:
         memory = ["--kv-cache-memory-bytes", str(room.memory_bytes), "--enable-prefix-caching"]
         length = ["--max-model-len", str(room.max_model_len), "--enable-prompt-tokens-details"]
+        has_avx512 = "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+        lesser = [] if has_avx512 else ["--enforce-eager", "--dtype", "float32"]
         super().__init__(
             folder,
             num_threads=room.num_threads,
             log_folder=room.log_folder,
-            extra_arguments=[*memory, *length, "--enforce-eager", "--dtype", "float32"],
-            label="float32",
+            extra_arguments=[*memory, *length, *lesser],
+            label="" if has_avx512 else "float32",
         )
 
     def environment(self) -> dict[str, str]:
