@@ -28,7 +28,7 @@ from router.served_model import ServedModel
 from rpc.interceptors.status import retry_after_s
 from rpc.limits.peer_timeout import wait_for_first
 from rpc.transport.channel import open_channel
-from rpc.transport.tls import CLEAR, TlsConfig
+from rpc.transport.tls import CLEAR, TlsConfig, TlsError
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,8 @@ class SchedulerConnection:
         self._model_changed = asyncio.Event()
         self._heard: asyncio.Future[int]
         """Nanoseconds from the next heartbeat of the stream to the one after it."""
+        self._last_at = 0.0
+        """When the last message came, by the clock of the event loop."""
         self._waiting_for = ""
         self.absence = ""
         """The scheduler's reason for serving no model; "" if it serves one or does not answer."""
@@ -124,14 +126,16 @@ class SchedulerConnection:
     async def run(self) -> None:
         """Connects, and reconnects, until it is cancelled."""
         while True:
-            # One that was lost may not answer on its connection, and its host may be back.
-            async with open_channel(self.address, tls=self._tls) as channel:
-                stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-                try:
+            try:
+                # One that was lost may not answer on its connection, and its host may be back.
+                async with open_channel(self.address, tls=self._tls) as channel:
+                    stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
                     served = await self._wait_for_model(channel, stub)
                     await self._run_stream(stub, served)
-                except Exception:  # a bug must not stop the router's reading
-                    logger.exception("the connection to %s failed", self.address)
+            except TlsError as error:  # as while certificates are replaced
+                logger.error("cannot connect to %s: %s", self.address, error)
+            except Exception:  # a bug must not stop the router's reading
+                logger.exception("the connection to %s failed", self.address)
             await asyncio.sleep(RECONNECT_AFTER_S)
 
     async def _wait_for_model(
@@ -197,6 +201,7 @@ class SchedulerConnection:
             self._lose(is_faulty=is_faulty)
 
     def _take(self, answer: pb.ConnectResponse) -> None:
+        self._last_at = asyncio.get_running_loop().time()
         if answer.model_changed:
             self._model_changed.set()
         elif not answer.heartbeat_interval_ns:
@@ -205,18 +210,20 @@ class SchedulerConnection:
             self._heard.set_result(answer.heartbeat_interval_ns)
 
     async def _end_when_silent(self, call: _Call) -> None:
-        """Cancels a stream on which heartbeats have come, and come no more.
+        """Cancels a stream on which heartbeats have come, and nothing comes any more.
 
-        gRPC's pings would end it, too, when this process or the scheduler has no processor.
+        A heartbeat waits behind the messages before it, which are signs of life as well. gRPC's
+        pings would end the stream, too, when this process or the scheduler has no processor.
         """
-        interval_ns = await self._heard
-        while True:
-            self._heard = asyncio.get_running_loop().create_future()
-            silence_s = MISSED_HEARTBEATS * interval_ns / 1e9
-            if not await wait_for_first(self._heard, within_s=silence_s):
-                call.cancel()
-                return
-            interval_ns = self._heard.result()
+        loop = asyncio.get_running_loop()
+        longest_s = within_s = MISSED_HEARTBEATS * await self._heard / 1e9
+        while within_s > 0:
+            self._heard = loop.create_future()
+            if await wait_for_first(self._heard, within_s=within_s):
+                longest_s = within_s = MISSED_HEARTBEATS * self._heard.result() / 1e9
+            else:
+                within_s = self._last_at + longest_s - loop.time()
+        call.cancel()
 
     def _lose(self, *, is_faulty: bool) -> None:
         self._outgoing = None

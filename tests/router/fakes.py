@@ -199,6 +199,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def say_model_changed(self) -> None:
         self._outgoing.put_nowait(pb.ConnectResponse(model_changed=True))
 
+    def beat(self, *, interval_s: float) -> None:
+        interval_ns = int(interval_s * 1e9)
+        self._outgoing.put_nowait(pb.ConnectResponse(heartbeat_interval_ns=interval_ns))
+
     def end_stream(self) -> None:
         self._outgoing.put_nowait(None)
 

@@ -11,7 +11,9 @@ from google.rpc import error_details_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from router.request_admission import EncodedPrompt
+from router.schedulers import scheduler_client
 from router.work_limits.payers import Payer
+from rpc.transport.tls import TlsError
 from tests.grpc_errors import code_of, details_of
 from tests.ports import free_port
 from tests.router.fakes import (
@@ -19,7 +21,7 @@ from tests.router.fakes import (
     FakeScheduler,
 )
 from tests.router.stack import Stack, make_config, make_stack, routed, saying
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 StatusCode = grpc.StatusCode
 
@@ -37,6 +39,38 @@ async def test_a_broken_stream_ends_its_requests_and_is_mended() -> None:
         stack.scheduler.script = saying("back")
         assert (await stack.generate())[-1].outputs[0].text == "back"
         assert stack.scheduler.num_tokenizer_calls == 1  # the same tokenizer is kept
+
+
+async def test_certificates_that_cannot_be_read_for_a_moment_are_read_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_failed = asyncio.Event()
+    open_channel = scheduler_client.open_channel
+
+    def open_later(*args: Any, **options: Any) -> grpc.aio.Channel:
+        if not has_failed.is_set():
+            has_failed.set()
+            raise TlsError("half a certificate")
+        return open_channel(*args, **options)
+
+    monkeypatch.setattr(scheduler_client, "open_channel", open_later)
+    stack.scheduler.end_stream()
+    await asyncio.wait_for(has_failed.wait(), EVENT_S)
+    await stack.wait_serving()
+    assert "half a certificate" in caplog.text
+
+
+async def test_messages_are_signs_of_life_without_heartbeats(stack: Stack) -> None:
+    """A heartbeat waits behind the messages before it."""
+    interval_s = 0.2
+    silence_s = scheduler_client.MISSED_HEARTBEATS * interval_s
+    stack.scheduler.beat(interval_s=interval_s)
+    for _ in range(30):
+        stack.scheduler.say_model_changed()
+        await asyncio.sleep(silence_s / 10)
+    assert stack.scheduler.num_streams == 1
+    await eventually(lambda: stack.scheduler.num_streams == 2)
+    await stack.wait_serving()
 
 
 async def test_columns_that_make_no_sense_break_the_stream_only(stack: Stack) -> None:
