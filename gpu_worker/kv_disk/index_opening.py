@@ -40,7 +40,7 @@ def open_empty_index(
     """
     folder.discard_index(files.name)
     folder.make_index(files.name)
-    slots.empty()
+    slots.shorten(0)
     slots.sync()
     return _open(files, slots, identity)
 
@@ -56,6 +56,10 @@ def _open(
     )
     try:
         index.check(num_slots=slots.num_slots)
+        if slots.num_slots > index.num_slots and not is_read_only:
+            # Of an index that was replaced, or was to get more. Cleared blocks may be there.
+            slots.shorten(index.num_slots)
+            slots.sync()
     except BaseException:
         index.close()
         raise

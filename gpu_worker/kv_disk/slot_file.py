@@ -66,9 +66,9 @@ class SlotFile:
         for first, num_slots in _runs(slots):
             self._calls.punch(self._fd, first * self.slot_bytes, num_slots * self.slot_bytes)
 
-    def empty(self) -> None:
-        """Gives all space back."""
-        self._calls.truncate(self._fd, 0)
+    def shorten(self, num_slots: int) -> None:
+        """Gives the space of all slots but the first back."""
+        self._calls.truncate(self._fd, num_slots * self.slot_bytes)
 
     def sync(self) -> None:
         """Waits until what was written is on the device."""

@@ -20,7 +20,7 @@ from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
 from gpu_worker.batch.pooling_rows import PoolingRows
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import PromptRows
-from gpu_worker.device.device_errors import DeviceLost, is_device_lost
+from gpu_worker.device.device_errors import DeviceLost, device_loss
 from gpu_worker.lease.token_limit import TokenLimit
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ def fault_of(error: Exception, batch: Batch) -> Fault:
     if isinstance(error, MemoryError):
         logger.warning("no memory for %d tokens: %s", len(batch.token_ids), error)
         return Fault.NO_MEMORY
-    if is_device_lost(error):
-        raise DeviceLost(str(error).partition("\n")[0]) from None
+    if (loss := device_loss(error)) is not None:
+        raise DeviceLost(str(loss).partition("\n")[0]) from None
     logger.error("%d sequences failed together", _num_seqs(batch), exc_info=error)
     return Fault.RAISED
 

@@ -248,6 +248,8 @@ def test_what_a_clear_that_failed_left_is_not_found_after_later_ones(
     store.clear(b"b", mark(2))
     store.clear(None, ClearMark(mark(2).issuer, 2, catches_up=True))  # of the next scheduler
     assert held(store, range(2)) == set()
+    (blocks,) = files_of(tmp_path, ".blocks")
+    assert not any(blocks.read_bytes())
     assert write(store, 1) == [True]
     store.close()
 
