@@ -43,6 +43,8 @@ NUM_BEFORE = 8
 """Tokens that each stream has when the fault begins."""
 NUM_AFTER = 8
 """Tokens that each stream gets once the loss is known, or the moves have ended."""
+LOSS_S = 4.0
+"""Time after a pause in which a loss by it is known."""
 LONGEST_S = 120.0
 """Longest time to wait for a loss, or for what must not last."""
 MOVES = re.compile(r'^signalbox_worker_kv_peer_moves\{.*direction="(\w+)".*\} (\d)', re.MULTILINE)
@@ -113,7 +115,7 @@ async def fault(
     if name == "paused":
         await asyncio.sleep(pause_s)
         mend(victim.process, victim.host)
-        await asyncio.wait([noticing], timeout=pause_s)  # a loss is known by then
+        await asyncio.wait([noticing], timeout=LOSS_S)
         noticing.cancel()
     await asyncio.wait([noticing])
     after = None if noticing.cancelled() else noticing.result()
