@@ -95,7 +95,7 @@ class Worker:
         self._num_reads = 0
         self._device_lost = asyncio.Event()
         self._loss = ""
-        """What has lost it, in a line."""
+        """The error that has lost it, in a line."""
         self.steps = StepCounts()
         self.adapters = WorkerAdapters(
             runner,

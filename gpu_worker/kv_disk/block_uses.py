@@ -1,4 +1,4 @@
-"""When blocks were used last, for the eviction of those that were used longest ago.
+"""Notes when blocks were used last, for the eviction of those that were used longest ago.
 
 A use is kept in memory until it is written with many others.
 """

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class DiskFaults:
-    """What has gone wrong with one store.
+    """Errors of one store.
 
     Args:
         folder: the store's.

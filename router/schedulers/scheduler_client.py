@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RECONNECT_AFTER_S = 0.5
 MISSED_HEARTBEATS = 5.5
-"""Intervals without a heartbeat after which the scheduler counts as lost."""
+"""Intervals of heartbeats without any message after which the scheduler counts as lost."""
 SERVED_POLLS = 10
 """Intervals of the poll between two while a model is served. The scheduler says when it changes;
 one of a version that does not say so is noticed after this time."""
@@ -90,7 +90,7 @@ class SchedulerConnection:
         self._heard: asyncio.Future[int]
         """Nanoseconds from the next heartbeat of the stream to the one after it."""
         self._last_at = 0.0
-        """When the last message came, by the clock of the event loop."""
+        """Time of the last message, by the clock of the event loop."""
         self._waiting_for = ""
         self.absence = ""
         """The scheduler's reason for serving no model; "" if it serves one or does not answer."""

@@ -16,7 +16,7 @@ from router.main import Router
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
-from tests.chaos.fault_proxy import fault_proxy
+from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,
@@ -197,11 +197,12 @@ async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:
         await assert_idle(second)
 
 
-async def test_a_link_that_stands_still_for_less_than_heartbeats_allow_loses_no_stream(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As on a crowded machine: gRPC's own pings must not be less patient."""
-    config = SchedulerConfig(port=0, heartbeat_interval_s=5.0, lease_s=60)
+@contextlib.asynccontextmanager
+async def frozen_link(
+    *, heartbeat_interval_s: float
+) -> AsyncIterator[tuple[RunningScheduler, FaultProxy, Router, "asyncio.Task[Answer]"]]:
+    """Yields a scheduler behind a link that has stopped, and a request that it computes."""
+    config = SchedulerConfig(port=0, heartbeat_interval_s=heartbeat_interval_s, lease_s=60)
     async with (
         running_scheduler(config) as scheduler,
         fault_proxy(scheduler.server.port) as link,
@@ -212,6 +213,14 @@ async def test_a_link_that_stands_still_for_less_than_heartbeats_allow_loses_no_
         asked = asyncio.create_task(ask(stub, request_of(0)))
         await eventually(lambda: len(scheduler.cluster.requests) == 1)
         link.freeze()
+        yield scheduler, link, router, asked
+
+
+async def test_a_link_that_stands_still_for_less_than_heartbeats_allow_loses_no_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a crowded machine: gRPC's own pings must not be less patient."""
+    async with frozen_link(heartbeat_interval_s=5.0) as (scheduler, link, _, asked):
         await asyncio.sleep(4.0)
         link.thaw()
         assert (await asked).token_ids[0] == tokens_of(0, branch=0)
@@ -222,17 +231,7 @@ async def test_a_link_that_stands_still_for_less_than_heartbeats_allow_loses_no_
 async def test_a_scheduler_of_which_no_heartbeat_comes_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = SchedulerConfig(port=0, heartbeat_interval_s=0.1, lease_s=60)
-    async with (
-        running_scheduler(config) as scheduler,
-        fault_proxy(scheduler.server.port) as link,
-        running_worker(scheduler.address, SLOW),
-        running_router(link.address) as router,
-        client_of(router) as stub,
-    ):
-        asked = asyncio.create_task(ask(stub, request_of(0)))
-        await eventually(lambda: len(scheduler.cluster.requests) == 1)
-        link.freeze()
+    async with frozen_link(heartbeat_interval_s=0.1) as (scheduler, link, router, asked):
         await eventually(lambda: not router.schedulers.num_serving)
         assert f"lost the scheduler at {link.address}: no heartbeat" in caplog.text
         link.thaw()
