@@ -7,12 +7,15 @@ of our own, on the same protos.
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contract.errors import NotFound
 from rpc.interceptors.call_handlers import Context
+from rpc.transport.health_messages import LIST, HealthListRequest, HealthListResponse
 
 SERVICE_NAME = "grpc.health.v1.Health"
 OVERALL = ""
@@ -68,6 +71,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             last_status = status
             await changed.wait()
 
+    async def List(self, request: Message, context: Context) -> Any:
+        answer: Any = HealthListResponse()
+        for name in self._serving:
+            answer.statuses[name].status = self._status(name)
+        return answer
+
     def _status(self, name: str) -> int:
         if name not in self._serving:
             return int(_Response.SERVICE_UNKNOWN)
@@ -75,4 +84,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
 
 def add_to_server(servicer: HealthServicer, server: grpc.aio.Server) -> None:
+    listing = grpc.unary_unary_rpc_method_handler(
+        servicer.List,
+        request_deserializer=HealthListRequest.FromString,
+        response_serializer=HealthListResponse.SerializeToString,
+    )
+    handlers = grpc.method_handlers_generic_handler(SERVICE_NAME, {LIST: listing})
+    server.add_generic_rpc_handlers((handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -39,6 +39,27 @@ async def test_health_is_told_for_each_service_and_for_all() -> None:
             assert answer.status == SERVING
         server.set_serving(NAME, serving=False)
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
+
+
+async def test_health_of_all_services_is_listed_and_described_by_reflection() -> None:
+    async with serving(Echo(), reflection=True) as (server, channel):
+        server.set_serving("other", serving=False)
+        health = "grpc.health.v1"
+        symbol = f"{health}.Health"
+        described = await reflected(channel, REFLECTIONS[0], file_containing_symbol=symbol)
+        pool = descriptor_pool.DescriptorPool()  # as a client that has no other description
+        for file in described.file_descriptor_response.file_descriptor_proto:
+            pool.AddSerializedFile(file)
+        kind = message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{health}.HealthListResponse")
+        )
+        ask = channel.unary_unary(f"/{health}.Health/List", response_deserializer=kind.FromString)
+        statuses = (await ask(b"")).statuses
+        assert {name: one.status for name, one in statuses.items()} == {
+            "": NOT_SERVING,
+            NAME: SERVING,
+            "other": NOT_SERVING,
+        }
 
 
 async def test_health_of_an_unknown_service_is_not_found() -> None:
