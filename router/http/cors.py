@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from router.openai.bodies.body_reader import REQUEST_ID_HEADER
 from router.openai.bodies.unknown_fields import IGNORED_HEADER
+from rpc.http import request_ids
 
-READABLE_HEADERS = (REQUEST_ID_HEADER, IGNORED_HEADER, "retry-after", "x-should-retry")
+READABLE_HEADERS = (request_ids.HEADER, IGNORED_HEADER, "retry-after", "x-should-retry")
 
 
 def shared_with(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

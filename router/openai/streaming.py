@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 Headers = Mapping[str, str]
 T = TypeVar("T")
 
+NOT_CACHED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""Headers of streams; the second makes nginx pass each event on at once."""
 BODY_SENDER = "signalbox.body_sender"
 """Key of a scope: the function that sends the messages of a body. Whatever lies above it looks at
 the head of an answer alone, and passes each message of the body on."""
@@ -76,7 +78,8 @@ class GeneratedResponse(Response):
     ) -> None:
         """`body` is the request's."""
         media_type = "text/event-stream" if is_streamed else "application/json"
-        super().__init__(headers=headers, media_type=media_type)
+        uncached = NOT_CACHED if is_streamed else {}
+        super().__init__(headers={**headers, **uncached}, media_type=media_type)
         del self.headers["content-length"]
         self._updates = updates
         self._answer = answer

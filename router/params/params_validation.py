@@ -19,8 +19,8 @@ from router.params.structured_output_check import check_structured_output
 from router.params.token_validation import check_lists, check_num_allowed, check_tokens_exist
 from router.prompt.length_errors import ContextOverflow, TextTooLong
 from router.served_model import ServedModel
+from rpc.http import request_ids
 
-MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 128
 
 
@@ -61,9 +61,8 @@ REQUEST_RANGES: Mapping[str, Range] = {
 
 
 def check_request_id(request_id: str) -> None:
-    allowed = f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters"
-    is_printable = request_id.isascii() and request_id.isprintable()
-    if not is_printable or not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS:
+    if not request_id or not request_ids.is_valid(request_id):
+        allowed = f"1 to {request_ids.MAX_ID_CHARS} printable ASCII characters"
         raise InvalidArgument("request_id", request_id, allowed)
 
 

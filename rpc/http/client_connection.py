@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import h11
+from starlette.types import Message
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rpc.http import port_limits
@@ -119,6 +120,8 @@ class Bounds(Parser):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # type: ignore[misc]
         self._message_of = self.cycle
+        if self.scope["http_version"] == "1.0":
+            _answer_http_1_0(self.cycle)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()  # type: ignore[misc]
@@ -219,7 +222,8 @@ class Bounds(Parser):
         cycle = self.cycle
         is_answering = cycle is not None and not cycle.response_complete
         if error is not None and not (is_answering and cycle.response_started):
-            self.transport.write(error.to_bytes())
+            scope: Any = cycle.scope if is_answering else None
+            self.transport.write(error.to_bytes(scope))
         if is_answering:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -239,6 +243,29 @@ class Bounds(Parser):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
+
+
+def _answer_http_1_0(cycle: Any) -> None:
+    """Makes httptools' cycle write what a client of HTTP/1.0 can read, as h11's does.
+
+    A body without a length is not chunked: it ends with the connection (RFC 9112, 6.1 and 6.3).
+    Such a client's `Expect` is ignored (RFC 9110, 10.1.1).
+    """
+    write, ends_by_closing = cycle.send, False
+    cycle.waiting_for_100_continue = False
+
+    async def send(message: Message) -> None:
+        nonlocal ends_by_closing
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            ends_by_closing = b"content-length" not in names
+            if ends_by_closing:
+                cycle.chunked_encoding = False
+        elif ends_by_closing:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await write(message)
+
+    cycle.send = send
 
 
 class BoundedConnection(Bounds, AutoHTTPProtocol, asyncio.BufferedProtocol):  # type: ignore[misc, valid-type]

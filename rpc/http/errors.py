@@ -5,7 +5,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from starlette.types import Send
+from starlette.types import Scope, Send
+
+from rpc.http import request_ids
 
 TYPES = {
     400: "invalid_request_error",
@@ -43,12 +45,18 @@ class HttpError:
         )
         await send({"type": "http.response.body", "body": self._body()})
 
-    def to_bytes(self) -> bytes:
-        """Returns the answer's bytes, for a connection that is closed after it."""
+    def to_bytes(self, scope: Scope | None = None) -> bytes:
+        """Returns the answer's bytes, for a connection that is closed after it.
+
+        Args:
+            scope: the request's, if its head could be read.
+        """
         reason = http.HTTPStatus(self.status).phrase.encode()
         lines = [b"HTTP/1.1 %d %s" % (self.status, reason)]
-        lines += [b"%s: %s" % header for header in self._headers()]
-        return b"\r\n".join([*lines, b"", self._body()])
+        headers = [*self._headers(), request_ids.header_of(scope)]
+        lines += [b"%s: %s" % header for header in headers]
+        is_head = scope is not None and scope["method"] == "HEAD"
+        return b"\r\n".join([*lines, b"", b"" if is_head else self._body()])
 
     def _body(self) -> bytes:
         kind = TYPES.get(self.status, "internal_error")

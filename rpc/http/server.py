@@ -20,6 +20,7 @@ from rpc.http.acceptor import Acceptor
 from rpc.http.connection_places import Place, Places
 from rpc.http.head_gate import HeadGate
 from rpc.http.host_check import NO_ACCESS, HttpAccess
+from rpc.http.http_semantics import HttpSemantics
 from rpc.http.port_limits import NORMAL, HttpLimits
 from rpc.http.unfinished_bodies import UnfinishedBodies
 from rpc.transport.listening_ports import check_exposure, check_free, join_address
@@ -58,7 +59,7 @@ class HttpPort:
         self._remedy = remedy
         self._names_callers = names_callers
         self._config = uvicorn.Config(
-            HeadGate(app, access=access, is_loopback=is_loopback(host)),
+            HttpSemantics(HeadGate(app, access=access, is_loopback=is_loopback(host))),
             http=client_connection.BoundedConnection,
             # Twice, because our own limit comes first and is the same with both parsers.
             h11_max_incomplete_event_size=2 * port_limits.MAX_HEAD_BYTES,

@@ -7,17 +7,16 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from contract.errors import InvalidArgument
 from router.openai.bodies.body_parser import SMALL_BODY_BYTES, parse
 from router.openai.bodies.media_type import require_json
 from router.openai.bodies.unknown_fields import IgnoredLog, check_unknown, header_of
 from router.openai.requests.errors import BodyTooLarge
 from router.openai.requests.types import Body
 from router.params import params_validation
+from rpc.http import request_ids
 from rpc.limits.garbage_collection import without_full_collections
 from rpc.limits.held_bytes import HeldBytes
 
-REQUEST_ID_HEADER = "x-request-id"
 MAX_LABEL_CHARS = 96
 """Characters of a header that become part of an id, which has other parts and its own limit."""
 MAX_PARSED_AT_ONCE = 2
@@ -44,8 +43,8 @@ class BodyReader:
         The body and the names of its ignored fields are stored in the request's state, for error
         messages and the response header.
 
-        Raises UnsupportedMediaType, BodyTooLarge, BadRequest, ResourceExhausted, or the exceptions
-        of `into`.
+        Raises UnsupportedMediaType, BodyTooLarge, BadRequest, ResourceExhausted,
+        or the exceptions of `into`.
         """
         require_json(request)
         with self._held.account() as hold:
@@ -89,21 +88,12 @@ class Ids:
     def __init__(self, prefix: str, request: Request, asked_for: str | None) -> None:
         if asked_for:
             params_validation.check_request_id(asked_for)
-        header = _label(request)
+        header = request_ids.label_of(request.scope)
         unique = uuid.uuid4().hex
         name = asked_for or (f"{header[:MAX_LABEL_CHARS]}-{unique[:8]}" if header else unique)
         self.response_id = f"{prefix}-{name}"
-        self.headers = {REQUEST_ID_HEADER: header or self.response_id, **ignored_header(request)}
+        request_ids.name_request(request.scope, self.response_id)
+        self.headers = ignored_header(request)
 
     def of(self, position: int, num_prompts: int) -> str:
         return self.response_id if num_prompts == 1 else f"{self.response_id}-{position}"
-
-
-def _label(request: Request) -> str | None:
-    header = request.headers.get(REQUEST_ID_HEADER)
-    try:
-        if header is not None:
-            params_validation.check_request_id(header)
-    except InvalidArgument:  # an invalid label is ignored
-        return None
-    return header

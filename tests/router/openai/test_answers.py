@@ -111,8 +111,11 @@ async def test_a_stream_ends_with_done(http: Http) -> None:
     ):
         answer = await http.raw.post(path, json={**body, "stream": True})
         assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-cache"
+        assert answer.headers["x-accel-buffering"] == "no"  # nginx passes each event on
         events = answer.text.split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""]
+        assert answer.headers["x-request-id"] == json.loads(events[0][6:])["id"]
         assert all(json.loads(event.removeprefix("data: ")) for event in events[:-2])
 
 
