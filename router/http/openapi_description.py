@@ -56,7 +56,7 @@ _REASONS = {
     404: "The model is not served here.",
     409: "A request with this request_id is running, or an adapter of this name is loaded.",
     413: "The body is too large.",
-    415: "The body's `Content-Type` is not application/json.",
+    415: "The body's `Content-Type` is not application/json, or its coding not gzip.",
     429: "No room: `retry-after` says when to try again; `x-should-retry: false`: do not.",
     500: "A bug; the server's log says more.",
     503: "No worker serves the model, or the server is shutting down; see `retry-after`.",

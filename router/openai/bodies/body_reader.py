@@ -8,6 +8,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from router.openai.bodies.body_parser import SMALL_BODY_BYTES, parse
+from router.openai.bodies.content_coding import body_of
 from router.openai.bodies.media_type import require_json
 from router.openai.bodies.unknown_fields import IgnoredLog, check_unknown, header_of
 from router.openai.requests.errors import BodyTooLarge
@@ -43,13 +44,13 @@ class BodyReader:
         The body and the names of its ignored fields are stored in the request's state, for error
         messages and the response header.
 
-        Raises UnsupportedMediaType, BodyTooLarge, BadRequest, ResourceExhausted,
+        Raises UnsupportedMediaType, UnsupportedCoding, BodyTooLarge, BadRequest, ResourceExhausted,
         or the exceptions of `into`.
         """
         require_json(request)
         with self._held.account() as hold:
             content = bytearray()
-            async for chunk in request.stream():
+            async for chunk in body_of(request, max_bytes=self._max_bytes):
                 content += chunk
                 if len(content) > self._max_bytes:
                     raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes")

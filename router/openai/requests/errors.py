@@ -74,6 +74,10 @@ class UnsupportedMediaType(BadRequest):
     """The body's declared type is not JSON."""
 
 
+class UnsupportedCoding(UnsupportedMediaType):
+    """The body's declared coding is not one that the router decodes."""
+
+
 def status_of(error: RpcError) -> int:
     if isinstance(error, BodyTooLarge):
         return 413
@@ -112,9 +116,11 @@ def _code(error: RpcError) -> str | None:
 
 
 def error_headers(error: RpcError) -> dict[str, str]:
-    """Returns Retry-After or, if a retry cannot succeed, the header that stops OpenAI's SDKs."""
+    """Returns the headers that say when or how to retry, or stop OpenAI's SDKs from doing so."""
     if isinstance(error, Retryable) and error.retry_after_s is not None:
         return {"retry-after": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, UnsupportedCoding):
+        return {"accept-encoding": "gzip, identity"}  # RFC 9110, 15.5.16
     if error.code is Code.RESOURCE_EXHAUSTED:
         return {"x-should-retry": "false"}
     return {}
