@@ -21,6 +21,7 @@ from router.http.openapi_description import (
     DescribedApp,
     description_of,
 )
+from router.http.paths import advice_on
 from router.openai.adapter_routes import AdapterApi
 from router.openai.pooling_routes import PoolingApi
 from router.openai.requests.errors import CLIENT_CLOSED_REQUEST
@@ -38,6 +39,7 @@ _NO_TELEMETRY: TelemetryConfig = {
 """FastAPI's own telemetry would double our spans, and make a trace of each probe and scrape."""
 
 
+UNKNOWN_PATH_CODE = "unknown_url"
 MAX_PATH_CHARS = 100
 """Characters of an unknown method and path that the error message repeats."""
 
@@ -120,11 +122,17 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Answers unknown paths and methods."""
     assert isinstance(error, HTTPException)
     asked_for = f"{request.method} {request.url.path}"[:MAX_PATH_CHARS]
-    is_elsewhere = error.status_code == HTTPStatus.NOT_FOUND and " /v1/" not in asked_for
-    hint = "; OpenAI's API is below /v1" if is_elsewhere else ""
+    is_unknown = error.status_code == HTTPStatus.NOT_FOUND
+    hint = "; OpenAI's API is below /v1" if is_unknown and " /v1/" not in asked_for else ""
     message = f"{asked_for}: {error.detail}{hint}; /docs lists what is served"
-    body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return json_response({"error": body}, status=error.status_code, headers=error.headers)
+    if is_unknown and (advice := advice_on(request.url.path)):
+        message = f"{asked_for}: not served; {advice}"
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":  # HEAD comes here as GET
+        headers["Allow"] = "GET, HEAD"
+    code = UNKNOWN_PATH_CODE if is_unknown else None
+    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return json_response({"error": body}, status=error.status_code, headers=headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

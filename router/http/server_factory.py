@@ -10,6 +10,7 @@ from router.generator import Generator
 from router.http.app import make_app
 from router.http.cors import shared_with
 from router.http.key_middleware import KeyGate
+from router.http.paths import Paths
 from router.http.server import HttpServer
 from router.http.write_timeout import StallGate
 from router.keys.api_keys import KeyRing
@@ -50,7 +51,7 @@ def make_http_server(
     origins = texts(config.allowed_origins or "")
     bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)
     return HttpServer(
-        bounded,
+        Paths(bounded),
         host=config.host,
         port=config.http_port,
         tls=config.tls,

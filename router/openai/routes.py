@@ -94,6 +94,8 @@ class Api:
     async def model(self, request: Request) -> Response:
         """Returns a served model by one of its names, or an adapter."""
         name = request.path_params["name"]
+        if not self._generator.models.knows(name):
+            name = name.rstrip("/")
         return json_response(self._model_card(name, self._usable(request, name)))
 
     def _usable(self, request: Request, name: str, tasks: frozenset[str] = ANY) -> ServedModel:

@@ -106,6 +106,10 @@ class ServedModels:
             raise self._error_of(name)
         return found
 
+    def knows(self, name: str) -> bool:
+        """Returns whether a served model or adapter has this name."""
+        return name in self._by_name
+
     def adapter(self, name: str) -> Adapter | None:
         """Returns the adapter that requests name so."""
         model = self._by_name.get(name)

@@ -1,0 +1,88 @@
+"""Paths in the spellings of clients, and those of other servers' APIs."""
+
+from typing import Any
+
+import pytest
+
+from router.http.paths import NOT_SERVED, served_path
+from tests.router.openai.clients import HI, Http, make_http
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("sent", "served"),
+    [
+        ("/v1/models/", "/v1/models"),
+        ("/models", "/v1/models"),
+        ("/models/tiny/", "/v1/models/tiny/"),
+        ("/v1/models//srv/a//b.gguf", "/v1/models//srv/a//b.gguf"),
+        ("/chat/completions/", CHAT),
+        ("//v1//chat/completions", CHAT),
+        ("/completions", "/v1/completions"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/score/", "/score"),
+        ("/", "/"),
+        ("//", "/"),
+        ("/docs/", "/docs/"),
+        ("/v1/embed", "/v1/embed"),
+        ("/embed", "/embed"),
+    ],
+)
+def test_a_path_has_one_form(sent: str, served: str) -> None:
+    assert served_path(sent) == served
+    assert served_path(served) == served
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/", None),
+        ("/models", None),
+        ("/models/tiny", None),
+        ("/v1/models/tiny/", None),
+        ("/health/", None),
+        ("/v1/chat/completions/", {"messages": HI}),
+        ("/chat/completions", {"messages": HI}),
+        ("/completions", {"prompt": "Hi"}),
+        ("/tokenize/", {"prompt": "Hi"}),
+    ],
+)
+async def test_clients_reach_the_api_by_each_spelling(
+    http: Http, path: str, body: dict[str, Any] | None
+) -> None:
+    method = "GET" if body is None else "POST"
+    answer = await http.raw.request(method, path, json=body)
+    assert answer.status_code == 200
+    if body is None:
+        head = await http.raw.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == answer.headers["content-length"]
+    else:
+        head = await http.raw.head(path)
+        assert (head.status_code, head.headers["allow"]) == (405, "POST")
+
+
+async def test_an_unserved_api_is_refused_by_name_with_what_to_use(http: Http) -> None:
+    for path in (*NOT_SERVED, "/v1/responses/resp_1", "/responses", "/api/blobs/a", "/v1/files/"):
+        for method in ("GET", "POST"):
+            answer = await http.raw.request(method, path, json={})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (404, "unknown_url")
+            assert error["message"].startswith(f"{method} {path.rstrip('/')}: not served; ")
+    advised = " ".join(NOT_SERVED.values())
+    schema = (await http.raw.get("/openapi.json")).json()
+    used = {one.strip(".,;") for one in advised.split() if one.startswith("/") and one != "/v1"}
+    assert used <= schema["paths"].keys()
+    other = (await http.raw.get("/nothing")).json()["error"]["message"]
+    assert other == "GET /nothing: Not Found; OpenAI's API is below /v1; /docs lists what is served"
+
+
+async def test_a_path_without_a_key_is_the_same_in_each_spelling(tmp_path: Any) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("[]")
+    async with make_http(api_keys=str(keys)) as http:
+        for path, expected in (("/health/", 200), ("/models", 401), ("/responses", 401)):
+            answer = await http.raw.get(path)
+            assert answer.status_code == expected
+            assert answer.headers["x-request-id"]
