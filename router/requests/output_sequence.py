@@ -1,6 +1,6 @@
 """One sequence of a request, from token ids to the text that its client sees."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from contract.logprobs import TokenLogprobs
@@ -24,6 +24,7 @@ class OutputSequence:
 
     __slots__ = (
         "_detokenizer",
+        "_hidden",
         "_params",
         "_scanner",
         "_stop_token_ids",
@@ -43,7 +44,13 @@ class OutputSequence:
         params: GenerationParams,
         detokenizer: Detokenizer,
         patterns: Sequence[Pattern],
+        hidden: Mapping[int, str],
     ) -> None:
+        """Makes a sequence without tokens.
+
+        Args:
+            hidden: spelling of each special token that has no text, if stop strings are to see it.
+        """
         self.index = index
         self.num_tokens = 0
         """Tokens that were read and kept."""
@@ -56,6 +63,7 @@ class OutputSequence:
         self._params = params
         self._stop_token_ids = frozenset(params.sampling.stop_token_ids)
         self._detokenizer = detokenizer
+        self._hidden = hidden
         self._scanner = StopStringScanner(patterns) if patterns else None
         self._unread: list[int] = []
         self._unread_logprobs: list[TokenLogprobs] = []
@@ -119,7 +127,9 @@ class OutputSequence:
         parts = []
         for num_kept, token_id in enumerate(token_ids, start=1):
             armed = self.num_tokens + num_kept >= self._params.sampling.min_tokens
-            scan = self._scanner.push(self._text_of([token_id]), armed=armed)
+            hidden = "" if token_id in self._stop_token_ids else self._hidden.get(token_id, "")
+            text = self._text_of([token_id])
+            scan = self._scanner.push(text or hidden, armed=armed, hidden=not text and hidden != "")
             parts.append(scan.text)
             if scan.stop is not None:
                 return _Read("".join(parts), num_kept, scan.stop)
@@ -149,12 +159,14 @@ def make_branches(
     kept_token_ids: frozenset[int] = frozenset(),
 ) -> list[OutputSequence]:
     """Returns the sequences of a new request."""
-    patterns = compile_patterns(params.stop)
+    hidden = _hidden_tokens(params, tokenizer.vocabulary.special_tokens, kept_token_ids)
+    patterns = compile_patterns(params.stop, hidden.values())
     return [
         OutputSequence(
             index,
             params=params,
             patterns=patterns,
+            hidden=hidden,
             detokenizer=tokenizer.vocabulary.make_detokenizer(
                 prompt_token_ids,
                 skip_special_tokens=params.skip_special_tokens,
@@ -163,3 +175,15 @@ def make_branches(
         )
         for index in range(params.num_sequences)
     ]
+
+
+def _hidden_tokens(
+    params: GenerationParams, special_tokens: Mapping[int, str], kept_token_ids: frozenset[int]
+) -> Mapping[int, str]:
+    """Returns the special tokens that have no text; none unless a stop string holds one."""
+    if not params.stop or not params.skip_special_tokens:
+        return {}
+    stops = "\n".join(params.stop)
+    if all(i in kept_token_ids for i, token in special_tokens.items() if token in stops):
+        return {}
+    return {i: token for i, token in special_tokens.items() if i not in kept_token_ids}

@@ -3,9 +3,13 @@
 Each stop string is matched by the automaton of Knuth, Morris and Pratt: constant work per
 character, nothing is searched twice. The string that is complete first wins; of several that are
 complete at the same character, the longest. Text that may begin a stop string is held back.
+
+The spellings of special tokens that the client does not see are hidden text. A stop string that
+holds one of them is matched as if they were shown; the others skip hidden text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 
@@ -14,11 +18,22 @@ class Pattern(NamedTuple):
 
     text: str
     fallback: tuple[int, ...]
+    reads_hidden: bool
+    """False if the string skips hidden text."""
 
 
-def compile_patterns(stops: Sequence[str]) -> tuple[Pattern, ...]:
-    """Returns prepared stop strings, none of them empty; any number of sequences may share them."""
-    return tuple(Pattern(stop, _failure_function(stop)) for stop in dict.fromkeys(stops))
+def compile_patterns(
+    stops: Sequence[str], hidden_tokens: Collection[str] = ()
+) -> tuple[Pattern, ...]:
+    """Returns prepared stop strings, none of them empty; any number of sequences may share them.
+
+    Args:
+        hidden_tokens: spellings of the special tokens that the client does not see.
+    """
+    return tuple(
+        Pattern(stop, _failure_function(stop), any(token in stop for token in hidden_tokens))
+        for stop in dict.fromkeys(stops)
+    )
 
 
 class Scan(NamedTuple):
@@ -33,46 +48,76 @@ class Scan(NamedTuple):
 class StopStringScanner:
     """The matching state of one sequence."""
 
-    __slots__ = ("_held", "_matched", "_patterns")
+    __slots__ = ("_held", "_matched", "_patterns", "_visible")
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self._patterns = patterns
         self._matched = [0] * len(patterns)
         self._held = ""
+        self._visible = b""
+        """For each held character 0 if it is hidden, else 1; empty if none is hidden."""
 
-    def push(self, text: str, *, armed: bool = True) -> Scan:
+    def push(self, text: str, *, armed: bool = True, hidden: bool = False) -> Scan:
         """Scans more text. A stop string that ends while not armed does not count."""
-        buffer = self._held + text
         start = len(self._held)
+        self._held += text
+        if hidden or self._visible:
+            visible = self._visible or b"\1" * start
+            self._visible = visible + (b"\0" if hidden else b"\1") * len(text)
         for position, char in enumerate(text, start=start + 1):
-            stop = self._step(char)
+            stop = self._step(char, hidden=hidden)
             if stop is not None and armed:
-                self._held = ""
-                return Scan(buffer[: position - len(stop)], stop)
-        sent = len(buffer) - max(self._matched, default=0)
-        self._held = buffer[sent:]
-        return Scan(buffer[:sent], None)
+                sent = self._release(self._begin_of(stop, len(stop.text), position))
+                self._held, self._visible = "", b""
+                return Scan(sent, stop.text)
+        end = len(self._held)
+        begins = [
+            self._begin_of(pattern, matched, end)
+            for pattern, matched in zip(self._patterns, self._matched, strict=True)
+            if matched
+        ]
+        return Scan(self._release(min(begins, default=end)), None)
 
     def flush(self) -> str:
         """Returns the held text, at the end of the sequence."""
-        held, self._held = self._held, ""
-        return held
+        return self._release(len(self._held))
 
-    def _step(self, char: str) -> str | None:
+    def _step(self, char: str, *, hidden: bool) -> Pattern | None:
         """Advances every pattern; returns the longest that is complete."""
-        found: str | None = None
-        for i, (pattern, fallback) in enumerate(self._patterns):
+        found: Pattern | None = None
+        for i, pattern in enumerate(self._patterns):
+            text, fallback, reads_hidden = pattern
+            if hidden and not reads_hidden:
+                continue
             matched = self._matched[i]
-            while matched and pattern[matched] != char:
+            while matched and text[matched] != char:
                 matched = fallback[matched]
-            if pattern[matched] == char:
+            if text[matched] == char:
                 matched += 1
-            if matched == len(pattern):
+            if matched == len(text):
                 matched = fallback[matched]
-                if found is None or len(pattern) > len(found):
+                if found is None or len(text) > len(found.text):
                     found = pattern
             self._matched[i] = matched
         return found
+
+    def _begin_of(self, pattern: Pattern, length: int, end: int) -> int:
+        """Returns where the last `length` characters before `end` that the pattern reads begin."""
+        begin = end - length
+        if self._visible and not pattern.reads_hidden:
+            begin = end
+            while length:
+                begin -= 1
+                length -= self._visible[begin]
+        return begin
+
+    def _release(self, end: int) -> str:
+        """Returns the visible text before `end`, and holds only the rest."""
+        text, self._held = self._held[:end], self._held[end:]
+        if self._visible:
+            text = "".join(compress(text, self._visible))
+            self._visible = self._visible[end:] if 0 in self._visible[end:] else b""
+        return text
 
 
 def _failure_function(pattern: str) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ class Vocabulary:
         vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        self.special_tokens = {one: added[one].content for one in self._special_ids}
+        """Spellings of the special tokens by id."""
         self.max_token_id = max(vocab.values())
         self.max_token_bytes = max(len(token.encode()) for token in vocab)
         self._pieces = self._make_pieces(vocab, vocab_size)

@@ -2,12 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import (
     BOS,
     EOS,
+    IM_END,
     IM_START,
     MAX_MODEL_LEN,
     bytewise_ids,
@@ -124,14 +127,17 @@ async def test_logprobs_carry_text_and_ranks() -> None:
         assert [(one.text, one.rank) for one in logprobs.top] == [("!", 1), ("a", 2)]
 
 
-async def test_a_stop_string_stops_the_sequence_at_the_scheduler() -> None:
+@pytest.mark.parametrize("stop", ["END", IM_END, f".{IM_END}"])  # special tokens have no text
+async def test_a_stop_string_stops_the_sequence_at_the_scheduler(stop: str) -> None:
+    token_ids = ids_of(f"so. {stop} now")
+    kept = len(ids_of(f"so. {stop}"))
     async with make_stack(
-        lambda add: [step((add.handle, 0, [token_id])) for token_id in bytewise_ids("so. END now")]
+        lambda add: [step((add.handle, 0, [token_id])) for token_id in token_ids]
     ) as stack:
-        answers = await stack.generate(sampling_params=pb.SamplingParams(stop=["END"]))
+        answers = await stack.generate(sampling_params=pb.SamplingParams(stop=[stop]))
         text = text_of(answers)
         finish = [o.finish for a in answers for o in a.outputs if o.HasField("finish")]
         assert text == "so. "
-        assert [(one.reason, one.stop) for one in finish] == [(pb.FINISH_REASON_STOP_STRING, "END")]
-        assert stack.scheduler.stopped == [(stack.scheduler.added[0].handle, 0, 7)]
-        assert answers[-1].usage.completion_tokens == 7
+        assert [(one.reason, one.stop) for one in finish] == [(pb.FINISH_REASON_STOP_STRING, stop)]
+        assert stack.scheduler.stopped == [(stack.scheduler.added[0].handle, 0, kept)]
+        assert answers[-1].usage.completion_tokens == kept

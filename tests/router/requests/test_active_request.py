@@ -1,9 +1,10 @@
 import asyncio
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.errors import ResourceExhausted, Unavailable
@@ -18,7 +19,7 @@ from router.requests.request_output import (
     Finish,
     FinishReason,
 )
-from tests.router.fakes import EOS, bytewise_ids, ids_of, make_tokenizer, token
+from tests.router.fakes import EOS, IM_END, IM_START, bytewise_ids, ids_of, make_tokenizer, token
 from tests.waiting import EVENT_S
 
 TOKENIZER = make_tokenizer()
@@ -41,7 +42,11 @@ class FakeScheduler:
 
 
 def make_request(
-    *, scheduler: FakeScheduler | None = None, max_unread_tokens: int = 1000, **params: Any
+    *,
+    scheduler: FakeScheduler | None = None,
+    max_unread_tokens: int = 1000,
+    kept_token_ids: frozenset[int] = frozenset(),
+    **params: Any,
 ) -> ActiveRequest:
     params.setdefault("stop_token_ids", (token(EOS),))
     names = {field.name for field in dataclasses.fields(SamplingParams)} & params.keys()
@@ -55,6 +60,7 @@ def make_request(
         scheduler=scheduler or FakeScheduler(),
         arrived_ns=0,
         max_unread_tokens=max_unread_tokens,
+        kept_token_ids=kept_token_ids,
     )
 
 
@@ -164,6 +170,47 @@ async def test_stop_strings_do_not_count_before_min_tokens() -> None:
     request.add_tokens(0, bytewise_ids("abb"), [])
     delta = await read_delta(request)
     assert (delta.text, len(delta.token_ids)) == ("ab", 3)
+
+
+TOKENS = ("a", "b", ".", "|", IM_START, IM_END)
+
+
+@given(
+    st.lists(st.sampled_from(TOKENS), max_size=16),
+    st.lists(st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3), min_size=1, max_size=2),
+    st.sampled_from([frozenset(), frozenset({token(IM_END)})]),
+)
+@example(["a", ".", IM_START, "b"], [[".", IM_START]], frozenset())
+@example(["a", IM_START, IM_END, "b"], [[IM_START, IM_END]], frozenset())
+@example(["a", "b", IM_START], [[IM_START]], frozenset())
+def test_stop_strings_with_special_tokens_stop_as_if_these_were_shown(
+    tokens: list[str], stops: list[list[str]], kept: frozenset[int]
+) -> None:
+    """The reference searches the text with all tokens for strings that hold a hidden one, and the
+    visible text for the others; of several the first that is complete wins, then the longest."""
+    strings = ["".join(stop) for stop in stops]
+    hidden = {IM_START, IM_END} - {TOKENIZER.vocabulary.entry(one) for one in kept}
+    texts = ["" if one in hidden else one for one in tokens]
+
+    def end_of(stop: str) -> int:
+        """Returns the number of tokens until the string is complete, or one more than all."""
+        pieces = tokens if any(one in stop for one in hidden) else texts
+        ends = (n for n in range(len(tokens) + 1) if stop in "".join(pieces[:n]))
+        return next(ends, len(tokens) + 1)
+
+    end, _, stop = min((end_of(stop), -len(stop), stop) for stop in strings)
+    request = make_request(stop=tuple(strings), kept_token_ids=kept)
+    request.add_tokens(0, [token(one) for one in tokens], [])
+    request.end_sequence(0, LENGTH)
+    (delta,) = request.read()
+    if end > len(tokens):
+        assert (delta.text, delta.finish) == ("".join(texts), LENGTH)
+        return
+    assert delta.finish == Finish(FinishReason.STOP_STRING, stop=stop)
+    assert len(delta.token_ids) == end
+    pieces = tokens if any(one in stop for one in hidden) else texts
+    shown, _, _ = "".join(pieces).partition(stop)
+    assert delta.text == functools.reduce(lambda text, one: text.replace(one, ""), hidden, shown)
 
 
 async def test_text_that_was_held_back_is_sent_at_the_end() -> None:
