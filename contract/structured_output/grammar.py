@@ -24,6 +24,12 @@ _SHORT_ESCAPES = 'nrbtf\\"'
 have no control characters but those with an escape of their own, unless the schema itself has."""
 _NEEDS_LONG_ESCAPE = re.compile("[\x00-\x07\x0b\x0e-\x1f]")
 
+_DEFINITION = re.compile(
+    r"^\s*[!?]*([\w-]+)(?:\.-?\d+|\[[^]\n]*\]|\{[^}\n]*\}|::\w+)?\s*(::=|:)", re.MULTILINE
+)
+"""Name of a rule and what follows it: `::=` in GBNF, and `:` in Lark, where modifiers may be around
+the name."""
+
 _MAX_ITEMS_IN_ROW = 20_000
 """Rules that may apply at one place of a text. llguidance's default of 2,000 is too few for an
 object of 450 optional properties, which fails only once its first bracket has been drawn. The CPU
@@ -75,8 +81,21 @@ def _grammar(constraint: tuple[str, ...]) -> str:
         case "regex":
             return grammar_from("regex", texts[0])
         case "grammar":
-            return grammar_from("grammar", texts[0])
+            return _of_rules(texts[0])
     raise GrammarError(f"{kind!r} is no kind of structured output")
+
+
+def _of_rules(text: str) -> str:
+    """Returns Lark's rules as they are, and those of GBNF converted; the first definition tells
+    which they are.
+
+    Lark without a rule `start` starts with its first one, as in vLLM.
+    """
+    definitions = _DEFINITION.findall(text)
+    if not definitions or definitions[0][1] == "::=":
+        return grammar_from("gbnf", text)
+    names = [name for name, _ in definitions]
+    return grammar_from("lark", text if "start" in names else f"start: {names[0]}\n{text}")
 
 
 def _of_schema(schema: str) -> str:

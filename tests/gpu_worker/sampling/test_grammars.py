@@ -57,6 +57,14 @@ def letters(text: str) -> set[int]:
         (("choice", "yes", "no"), "yes", {END_OF_SEQUENCE_ID}),
         (("grammar", 'root ::= "x" root | "y"'), "x", letters("xy")),
         (("grammar", 'start: "x" start | "y"'), "xy", {END_OF_SEQUENCE_ID}),
+        (("grammar", '\n  ?start: x\n\n  ?x: "a" ("," X)*\n  X: /[b-d]/\n'), "a,", letters("bcd")),
+        (("grammar", '// rule: a\n!rule[lazy]: "::=" "x"'), "::=", letters("x")),  # Lark, no start
+        (
+            ("grammar", "%import common.INT\nstart: INT -> n"),
+            "7",
+            letters("0123456789") | {END_OF_SEQUENCE_ID},
+        ),
+        (("grammar", '# x: y\nroot ::=\n  a ": "\na ::= "start: "'), "start: ", letters(":")),
         (("json_schema", json.dumps({"const": 12})), "1", letters("2")),
         (("json_object",), "{}", {END_OF_SEQUENCE_ID}),
     ],
