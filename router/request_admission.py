@@ -12,6 +12,7 @@ from contract.errors import InvalidArgument
 from contract.pooling import PoolingParams
 from router.call_context import CallContext
 from router.config import RouterConfig
+from router.output_parsers.tool_call_grammar import with_calls
 from router.params import params_validation
 from router.params.generation_params import POOLED, GenerationParams, SharedFields
 from router.params.request_seeds import RequestSeeds
@@ -90,6 +91,8 @@ class Admission:
         constraint, prepared = api_request.sampling.get("structured_output"), None
         if constraint is not None:
             prepared = await self._grammars.prepare(constraint, payer=payer)
+            if isinstance(api_request.prompt, Conversation):
+                prepared = self._with_calls(prepared, api_request.prompt, model)
         token_ids, prompt_field = await self._tokenize(api_request, model, payer)
         params_validation.check_prompt_length(len(token_ids), field=prompt_field, model=model)
         return EncodedPrompt(
@@ -101,6 +104,13 @@ class Admission:
             bad_words=await model.tokenizer.encode_words(api_request.sampling.get("bad_words", ())),
             structured_output=prepared,
         )
+
+    def _with_calls(
+        self, prepared: Prepared, conversation: Conversation, model: ServedModel
+    ) -> Prepared:
+        setting = self._config.tool_call_parser
+        constraint = with_calls(prepared.constraint, conversation, model, setting=setting)
+        return prepared._replace(constraint=constraint)
 
     async def _echo(
         self, api_request: ApiRequest, model: ServedModel, token_ids: list[int], payer: Payer

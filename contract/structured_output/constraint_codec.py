@@ -1,7 +1,8 @@
 """Converts structured outputs of the two contracts' SamplingParams to one plain value, and back.
 
 The value is the kind, as the proto names it, and then its texts: ("regex", "a+"), ("json_object",),
-("choice", "yes", "no"). It is immutable and hashable, and every service passes it on unchanged.
+("choice", "yes", "no"). It is immutable and hashable, and every service passes it on unchanged. If
+tool calls may take its place, the router puts "or_calls" and the rules of these calls before it.
 """
 
 from typing import Any
@@ -16,6 +17,12 @@ def read(params: Any) -> StructuredOutput | None:
 
 def decode(message: Any) -> StructuredOutput:
     """Returns the value of a StructuredOutput; ("",) if its constraint is not set."""
+    value = _constraint(message)
+    calls = getattr(message, "or_calls", "")  # of the services' contract alone
+    return ("or_calls", calls, *value) if calls else value
+
+
+def _constraint(message: Any) -> StructuredOutput:
     match message.WhichOneof("constraint"):
         case None:
             return ("",)
@@ -37,6 +44,9 @@ def encode(message: Any, value: StructuredOutput) -> None:
     """Writes a value into an empty StructuredOutput."""
     kind, *texts = value
     match kind:
+        case "or_calls":
+            message.or_calls = texts[0]
+            encode(message, tuple(texts[1:]))
         case "json_object":
             message.json_object.SetInParent()
         case "choice":

@@ -16,7 +16,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 _MAX_REASON_CHARS = 300
-_WHITESPACE = r"( |\n {0,16}|\n\t{0,4})"
+WHITESPACE = r"( |\n {0,16}|\n\t{0,4})"
 """Text allowed between the tokens of JSON: a space, or a line break with its indentation. Without
 this bound some models would write spaces for ever."""
 _SHORT_ESCAPES = 'nrbtf\\"'
@@ -82,7 +82,19 @@ def _grammar(constraint: tuple[str, ...]) -> str:
             return grammar_from("regex", texts[0])
         case "grammar":
             return _of_rules(texts[0])
+        case "or_calls":
+            return _or_calls(*texts)
     raise GrammarError(f"{kind!r} is no kind of structured output")
+
+
+def _or_calls(calls: str, *answer: str) -> str:
+    """Returns the grammar of what conforms to a constraint, or to the rule `calls` of some rules in
+    Lark."""
+    grammar = _grammar(answer)
+    is_lark = not grammar.startswith("{")
+    one = {"lark_grammar": grammar} if is_lark else json.loads(grammar)["grammars"][0]
+    start = {"lark_grammar": f"start: @answer | calls\n{calls}"}
+    return json.dumps({"grammars": [start, {**one, "name": "answer"}]})
 
 
 def _of_rules(text: str) -> str:
@@ -102,7 +114,7 @@ def _of_schema(schema: str) -> str:
     parsed = json.loads(schema)  # invalid JSON would be pasted into llguidance's own
     if not isinstance(parsed, dict):  # true or false, which takes no options
         return LLMatcher.grammar_from_json_schema(schema)
-    options: Any = {"whitespace_pattern": _WHITESPACE}
+    options: Any = {"whitespace_pattern": WHITESPACE}
     if _has_free_keys(parsed) and not _NEEDS_LONG_ESCAPE.search(_strings_of(parsed)):
         options["json_allowed_escapes"] = _SHORT_ESCAPES
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)

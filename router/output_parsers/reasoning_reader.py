@@ -136,11 +136,10 @@ async def reasoning_reader(
     tail = await tokenizer.decode(prompt_token_ids[-_NUM_TAIL_TOKENS:], skip_special_tokens=False)
     tail = tail.rstrip()
     is_closed = tail.endswith(format_.end) or not conversation.add_generation_prompt
-    ids = [tokenizer.vocabulary.token_id(marker) for marker in (format_.start, format_.end)]
     return ReasoningReader(
         format_,
         begins_within=tail.endswith(format_.start) or (format_.begins_within and not is_closed),
-        kept_token_ids=frozenset(token_id for token_id in ids if token_id is not None),
+        kept_token_ids=frozenset(tokenizer.vocabulary.ids_of((format_.start, format_.end))),
     )
 
 

@@ -56,12 +56,7 @@ def reader_of(
     """
     if not conversation.offered_tools:
         return None
-    template = model.tokenizer.chat_template
-    source = conversation.chat_template or (template.source if template else "")
-    # If so, tool_prompt has described the tools in Hermes' format.
-    is_told_in_words = not facts_of(source).takes_tools
-    name = HERMES if is_told_in_words and setting != tool_call_formats.NONE else setting
-    format_ = tool_call_formats.choose(name, source)
+    format_ = format_of(conversation, model, setting=setting)
     choice = conversation.tool_choice
     if choice.tool:
         make_id = (format_ or FORMATS[JSON]).make_id
@@ -71,6 +66,18 @@ def reader_of(
     return None if format_ is None else _reader(format_, conversation, model)
 
 
+def format_of(
+    conversation: Conversation, model: ServedModel, *, setting: str
+) -> ToolCallFormat | None:
+    """Returns the format of the calls that the model may write; None if parsing is off."""
+    template = model.tokenizer.chat_template
+    source = conversation.chat_template or (template.source if template else "")
+    # If so, tool_prompt has described the tools in Hermes' format.
+    is_told_in_words = not facts_of(source).takes_tools
+    name = HERMES if is_told_in_words and setting != tool_call_formats.NONE else setting
+    return tool_call_formats.choose(name, source)
+
+
 def _reader(
     format_: ToolCallFormat,
     conversation: Conversation,
@@ -78,7 +85,6 @@ def _reader(
     *,
     is_certain: bool = False,
 ) -> ToolCallReader:
-    ids = [model.tokenizer.vocabulary.token_id(marker) for marker in format_.markers]
     return ToolCallReader(
         partial(
             ToolCallParser,
@@ -87,5 +93,5 @@ def _reader(
             is_certain=is_certain,
             max_calls=None if conversation.parallel_tool_calls else 1,
         ),
-        kept_token_ids=frozenset(token_id for token_id in ids if token_id is not None),
+        kept_token_ids=frozenset(model.tokenizer.vocabulary.ids_of(format_.markers)),
     )

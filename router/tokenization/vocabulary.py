@@ -1,6 +1,6 @@
 """The tokens of a model's vocabulary: their ids, spellings, bytes and texts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,11 @@ class Vocabulary:
         """Returns the id of the token with this spelling, or None."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
+
+    def ids_of(self, tokens: Iterable[str]) -> list[int]:
+        """Returns the ids of those spellings that are one token."""
+        ids = (self.token_id(token) for token in tokens)
+        return [token_id for token_id in ids if token_id is not None]
 
     def entry(self, token_id: int) -> str:
         """Returns a token as the vocabulary spells it, such as "Ġthe"; "" for an unused id."""

@@ -28,7 +28,7 @@ EVERYTHING = SamplingParams(
     allowed_token_ids=(1, 4, 9),
     bad_words=((3,), (5, 6)),
     num_prompt_logprobs=2,
-    structured_output=("choice", "yes", "no"),
+    structured_output=("or_calls", "calls: A", "choice", "yes", "no"),
     grammar_cost=GrammarCost(cpu_ns=1_200_000_000, peak_bytes=90 << 20),
     logprob_token_ids=(8, 0, 8),
 )

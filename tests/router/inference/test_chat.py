@@ -100,6 +100,17 @@ async def test_without_tools_text_is_left_alone(fields: Any) -> None:
     assert "get_weather" not in await prompt_of(make_chat(**fields))
 
 
+async def test_a_call_may_take_the_place_of_a_structured_output() -> None:
+    params = pb.SamplingParams(structured_output={"json_object": {}})  # type: ignore[arg-type]
+    async with chat_stack(CALL) as stack:
+        deltas = await ask(stack, make_chat(tools=[WEATHER], sampling_params=params))
+        assert deltas[-1].finish.reason == pb.FINISH_REASON_TOOL_CALLS
+        await ask(stack, make_chat(sampling_params=params))
+        first, second = (one.sampling_params.structured_output for one in stack.scheduler.added)
+        assert first.HasField("json_object") and second.HasField("json_object")
+        assert "<tool_call>" in first.or_calls and not second.or_calls
+
+
 async def test_the_setting_none_leaves_calls_in_the_text() -> None:
     async with chat_stack(CALL, tool_call_parser="none") as stack:
         deltas = await ask(stack, make_chat(tools=[WEATHER]))

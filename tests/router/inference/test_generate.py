@@ -13,7 +13,6 @@ from tests.router.fakes import (
     IM_END,
     IM_START,
     MAX_MODEL_LEN,
-    bytewise_ids,
     finished,
     ids_of,
     step,
