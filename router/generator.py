@@ -177,7 +177,7 @@ class Generator:
             observed.begun(live.request_id, api_request)
             model = await self._model_with_adapter(api_request.model, model)
             prompt = await self._tokenize(api_request, model, call_context, span)
-            readers = await self._readers(api_request, model, prompt)
+            readers = self._readers(api_request, model, prompt)
             request = self.admission.submit(
                 api_request,
                 model,
@@ -227,7 +227,7 @@ class Generator:
             tokenized += prompt.token_ids
         return prompt
 
-    async def _readers(
+    def _readers(
         self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt
     ) -> list[OutputReader]:
         """Returns what reads the text of a conversation, in order.
@@ -240,8 +240,8 @@ class Generator:
         tool_calls = reader_of(conversation, model, setting=self._tool_call_parser)
         reasoning = None
         if "structured_output" not in api_request.sampling:
-            reasoning = await reasoning_reader(
-                conversation, model, prompt.token_ids, setting=self._reasoning_parser
+            reasoning = reasoning_reader(
+                conversation, model, prompt.opening, setting=self._reasoning_parser
             )
         return [one for one in (reasoning, tool_calls) if one is not None]
 

@@ -42,6 +42,8 @@ class EncodedPrompt(NamedTuple):
     token_ids: list[int]
     field: str
     """Name of the prompt's field in the client's API, for error messages."""
+    opening: str = ""
+    """Text at the end of a conversation's prompt that begins the answer."""
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: Prepared | None = None
@@ -93,11 +95,12 @@ class Admission:
             prepared = await self._grammars.prepare(constraint, payer=payer)
             if isinstance(api_request.prompt, Conversation):
                 prepared = self._with_calls(prepared, api_request.prompt, model)
-        token_ids, prompt_field = await self._tokenize(api_request, model, payer)
+        token_ids, prompt_field, opening = await self._tokenize(api_request, model, payer)
         params_validation.check_prompt_length(len(token_ids), field=prompt_field, model=model)
         return EncodedPrompt(
             token_ids,
             prompt_field,
+            opening,
             echo=await self._echo(api_request, model, token_ids, payer)
             if api_request.delivery.echo
             else None,
@@ -224,24 +227,25 @@ class Admission:
 
     async def _tokenize(
         self, api_request: ApiRequest, model: ServedModel, payer: Payer
-    ) -> tuple[list[int], str]:
-        """Returns the tokens, and the field that they came from."""
+    ) -> tuple[list[int], str, str]:
+        """Returns the tokens, the field that they came from, and what they begin the answer
+        with."""
         last = api_request.truncate_prompt_tokens
         match api_request.prompt:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 encode = model.tokenizer.encode(
                     text, add_special_tokens=add_special_tokens, last=last, payer=payer
                 )
-                return await encode, "text"
+                return await encode, "text", ""
             case TokensPrompt(token_ids=token_ids, field=field):
-                return token_ids[-last:] if last else token_ids, field
+                return token_ids[-last:] if last else token_ids, field, ""
             case Conversation() as conversation:
                 max_bytes = self._max_text_bytes_of(api_request, model)
                 with self._naming_window(max_bytes, model):
-                    encode = model.tokenizer.encode_chat(
+                    chat = await model.tokenizer.encode_chat(
                         conversation, max_bytes=max_bytes, last=last, payer=payer
                     )
-                    return await encode, "messages"
+                    return chat.token_ids, "messages", chat.opening
             case PairPrompt():
                 raise AssertionError("a pair is pooled")
 

@@ -79,8 +79,6 @@ def _message(position: int, message: pb.ChatMessage) -> Message:
         raise InvalidArgument(f"{field}.role", int(message.role), "one of CHAT_ROLE_*")
     check_num_parts(len(message.content), field=f"{field}.content")
     check_num_parts(len(message.tool_calls), field=f"{field}.tool_calls")
-    if not message.content and not message.tool_calls:
-        raise InvalidArgument(f"{field}.content", [], "at least one part")
     for i, part in enumerate(message.content):
         if not part.HasField("text"):
             raise InvalidArgument(f"{field}.content[{i}]", None, "a text part")

@@ -105,7 +105,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         max_bytes = self._generator.admission.max_text_bytes(model)
         if request.HasField("chat"):
             conversation = tokenize_codec.conversation(request)
-            return await model.tokenizer.encode_chat(conversation, max_bytes=max_bytes, payer=payer)
+            encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes, payer=payer)
+            return (await encode).token_ids
         params_validation.check_text(request.text, field="text", max_bytes=max_bytes)
         add_special_tokens = tokenize_codec.add_special_tokens(request)
         return await model.tokenizer.encode(

@@ -39,7 +39,7 @@ async def tokenized(
         token_ids = await _encoded(body, place, payer=payer, max_bytes=max_bytes)
     else:
         encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes, payer=payer)
-        token_ids = await encode
+        token_ids = (await encode).token_ids
     place.spend(len(token_ids))
     head = to_json({"count": len(token_ids), "max_model_len": model.window})
     parts = [head[:-1], b',"tokens":[', await _items(token_ids, lambda token_id: token_id)]

@@ -1,9 +1,12 @@
 """Separates a model's reasoning from text that arrives in pieces of any size.
 
-Reasoning is the text between two markers at the beginning of an answer; if the prompt ends with the
-first marker, the answer begins inside. White space around reasoning and answer is dropped.
+Reasoning is the text between two markers at the beginning of an answer; if the prompt ends behind
+the first marker and before the second, the answer begins inside. White space around reasoning and
+answer is dropped.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from router.output_parsers.reasoning_formats import AUTO, FORMATS, NONE, THINK, ReasoningFormat
@@ -11,8 +14,6 @@ from router.prompt.conversation import Conversation
 from router.requests.active_request import Update
 from router.served_model import ServedModel
 
-_NUM_TAIL_TOKENS = 16
-"""Tokens at the prompt's end that are searched for a marker at the end of the template."""
 MAX_HELD_SPACE = 4096
 """Characters of white space that are held back until more text follows. More are output at once,
 because rescanning all of them with each piece would take quadratic time."""
@@ -28,10 +29,13 @@ class Split(NamedTuple):
 class ReasoningParser:
     """Parses the answer of one sequence."""
 
-    def __init__(self, format_: ReasoningFormat, *, begins_within: bool) -> None:
+    def __init__(
+        self, format_: ReasoningFormat, *, begins_within: bool, is_continued: bool = False
+    ) -> None:
+        """Makes a parser; `is_continued` if the prompt has the beginning of the reasoning."""
         self._format = format_
         self._held = ""
-        self._is_at_start = True
+        self._is_at_start = not is_continued
         self._has_marker = False
         self._is_within = begins_within
         self._wants_text = False
@@ -95,20 +99,18 @@ class ReasoningReader:
     """Rewrites each update of a request in place: moves reasoning out of the text."""
 
     def __init__(
-        self, format_: ReasoningFormat, *, begins_within: bool, kept_token_ids: frozenset[int]
+        self, make_parser: Callable[[], ReasoningParser], *, kept_token_ids: frozenset[int]
     ) -> None:
         self.kept_token_ids = kept_token_ids
         """Special tokens that the text must show for the markers to be found."""
-        self._format = format_
-        self._begins_within = begins_within
+        self._make_parser = make_parser
         self._parsers: dict[int, ReasoningParser] = {}
 
     def read(self, update: Update) -> None:
         for delta in update.deltas:
             parser = self._parsers.get(delta.index)
             if parser is None:
-                parser = ReasoningParser(self._format, begins_within=self._begins_within)
-                self._parsers[delta.index] = parser
+                parser = self._parsers[delta.index] = self._make_parser()
             delta.reasoning, delta.text = parser.push(delta.text)
             if delta.finish is not None:
                 reasoning, text = parser.flush()
@@ -116,31 +118,34 @@ class ReasoningReader:
                 delta.text += text
 
 
-async def reasoning_reader(
-    conversation: Conversation, model: ServedModel, prompt_token_ids: list[int], *, setting: str
+def reasoning_reader(
+    conversation: Conversation, model: ServedModel, opening: str, *, setting: str
 ) -> ReasoningReader | None:
     """Returns the reader of the answer's reasoning; None leaves the text unchanged.
 
     Args:
+        opening: text at the prompt's end that begins the answer.
         setting: one of `reasoning_formats.CHOICES`; AUTO decides by the chat template, then by the
             model's tokens.
     """
-    tokenizer = model.tokenizer
-    template = tokenizer.chat_template
+    template = model.tokenizer.chat_template
     source = conversation.chat_template or (template.source if template else "")
     if setting == NONE:
         return None
     format_ = FORMATS[setting] if setting != AUTO else _detect(source, model)
     if format_ is None:
         return None
-    tail = await tokenizer.decode(prompt_token_ids[-_NUM_TAIL_TOKENS:], skip_special_tokens=False)
-    tail = tail.rstrip()
-    is_closed = tail.endswith(format_.end) or not conversation.add_generation_prompt
-    return ReasoningReader(
+    _, marker, reasoning = opening.rpartition(format_.start)
+    is_open = bool(marker) and format_.end not in reasoning
+    may_begin = conversation.add_generation_prompt and format_.end not in opening
+    make_parser = partial(
+        ReasoningParser,
         format_,
-        begins_within=tail.endswith(format_.start) or (format_.begins_within and not is_closed),
-        kept_token_ids=frozenset(tokenizer.vocabulary.ids_of((format_.start, format_.end))),
+        begins_within=is_open or (format_.begins_within and may_begin),
+        is_continued=is_open and bool(reasoning.strip()),
     )
+    markers = model.tokenizer.vocabulary.ids_of((format_.start, format_.end))
+    return ReasoningReader(make_parser, kept_token_ids=frozenset(markers))
 
 
 def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:

@@ -111,6 +111,7 @@ class PairEncoder(TextEncoder):
         conversation = Conversation(
             messages=messages, add_generation_prompt=opens, template_kwargs=kept
         )
-        return await self._tokenizer.encode_chat(
+        encode = self._tokenizer.encode_chat(
             conversation, max_bytes=self._max_bytes, payer=self._payer
         )
+        return (await encode).token_ids

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from contract.errors import InvalidArgument
-from router.prompt.provenance import CLIENT, MODEL, TEMPLATE, Text, marked, written_by
+from router.prompt.provenance import (
+    CLIENT,
+    MODEL,
+    TEMPLATE,
+    Text,
+    marked,
+    plain,
+    writers_of,
+    written_by,
+)
 from router.prompt.template_facts import ContentForm
 
 MAX_MESSAGES = 65_536
@@ -64,6 +73,11 @@ class Message(NamedTuple):
     @property
     def parts(self) -> tuple[str, ...]:
         return (self.content,) if isinstance(self.content, str) else self.content
+
+    @property
+    def has_content(self) -> bool:
+        """True if the message may be rendered; an assistant's may be empty, as answers may."""
+        return bool(self.parts or self.tool_calls) or self.role == "assistant"
 
     @property
     def text(self) -> Text:
@@ -155,6 +169,14 @@ class Conversation:
         """The tools that the prompt describes to the model."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
+    def opening_of(self, text: Text) -> str:
+        """Returns the end of the rendered text that begins the answer: what the template wrote
+        last, or the last message that the answer continues."""
+        writers = writers_of(text)
+        if self.continue_final_message:
+            return plain(text[writers.rfind(CLIENT) + 1 :])
+        return plain(text[len(writers.rstrip(TEMPLATE)) :])
+
     def variables(self, form: ContentForm, *, suffix: str = "") -> dict[str, Any]:
         """Returns the template's variables; `suffix` is appended to the last message to find its
         end."""
@@ -170,9 +192,13 @@ class Conversation:
         }
 
     def check(self) -> None:
-        """Raises InvalidArgument for options that contradict each other."""
+        """Raises InvalidArgument for messages without content and for options that contradict
+        each other."""
         if not self.messages:
             raise InvalidArgument("messages", [], "at least one message")
+        for i, message in enumerate(self.messages):
+            if not message.has_content:
+                raise InvalidArgument(f"messages[{i}].content", None, "a text or at least one part")
         if self.continue_final_message and self.add_generation_prompt:
             allowed = "false beside continue_final_message"
             raise InvalidArgument("add_generation_prompt", True, allowed)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -30,6 +30,14 @@ LONG_TEXT_CHARS = 64 << 10
 """Characters of the longest text that is tokenised in this process, in some 10 ms and 20 MB."""
 LONG_DECODE_TOKENS = 64 << 10
 """Most tokens that are decoded in this process."""
+
+
+class EncodedChat(NamedTuple):
+    """The prompt of a conversation."""
+
+    token_ids: list[int]
+    opening: str
+    """Text at the prompt's end that begins the answer."""
 
 
 class Tokenizer:
@@ -174,9 +182,8 @@ class Tokenizer:
         max_bytes: int,
         last: int | None = None,
         payer: Payer = ANYONE,
-    ) -> list[int]:
-        """Renders a conversation and returns its token ids; raises as `render_chat` and
-        `encode`.
+    ) -> EncodedChat:
+        """Renders a conversation and encodes it; raises as `render_chat` and `encode`.
 
         Args:
             last: number of tokens wanted from the end; None is all.
@@ -190,8 +197,10 @@ class Tokenizer:
             text = await self._run(partial(self.render_chat, conversation, max_bytes=max_bytes))
         # The template writes all special tokens itself, including the first.
         if conversation.parse_special_tokens:
-            return await self.encode(plain(text), add_special_tokens=False, last=last, payer=payer)
-        return await self.encode_written(text, last=last, payer=payer)
+            encode = self.encode(plain(text), add_special_tokens=False, last=last, payer=payer)
+        else:
+            encode = self.encode_written(text, last=last, payer=payer)
+        return EncodedChat(await encode, conversation.opening_of(text))
 
     async def encode_written(
         self,

@@ -44,7 +44,7 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Author of the message; developer is treated as system."""
     content: str | Items[TextPart] | None = None
-    """Text of the message; required unless tool_calls is set."""
+    """Text of the message; required unless it is the assistant's or tool_calls is set."""
     name: str | None = None
     """Name of the author, for chat templates that show it."""
     tool_calls: Items[ToolCall] | None = None

@@ -83,9 +83,6 @@ def _message(position: int, message: ChatMessage) -> pb.ChatMessage:
         texts = []
     else:
         texts = [content] if isinstance(content, str) else [part.text for part in content]
-    if not texts and not message.tool_calls:
-        param = f"messages[{position}].content"
-        raise BadRequest(f"{param}: it is missing", param)
     return pb.ChatMessage(
         role=_ROLES[message.role],
         content=[pb.ContentPart(text=text) for text in texts],

@@ -11,10 +11,12 @@ from router.prompt.conversation import Conversation, Message, Tool, ToolCall
 
 Turns = Sequence[Mapping[str, Any]]
 """Messages, each {"role": "system" | "user" | "assistant" | "tool", "content": text or text
-parts}; an assistant's may have "tool_calls", a tool's has "tool_call_id"."""
+parts}; an assistant's may have "tool_calls" and "reasoning", also as "reasoning_content", and a
+tool's has "tool_call_id"."""
 
 ROLES = ("system", "user", "assistant", "tool")
-_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+_REASONING = ("reasoning", "reasoning_content")
+_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", *_REASONING}
 
 
 def conversation(
@@ -54,12 +56,13 @@ def _message(turn: object, *, field: str) -> Message:
     content = turn.get("content")
     return Message(
         str(role),
-        "" if content is None and calls else _content(content, field=field),
+        () if content is None else _content(content, field=field),
         tool_calls=[
             _tool_call(call, field=f"{field}.tool_calls[{i}]") for i, call in enumerate(calls)
         ],
         tool_call_id=_text(turn, "tool_call_id", field=field),
         name=_text(turn, "name", field=field),
+        reasoning=next(filter(None, (_text(turn, name, field=field) for name in _REASONING)), ""),
     )
 
 

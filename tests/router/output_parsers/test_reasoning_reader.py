@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.errors import InvalidArgument
 from protos.inference.v1 import inference_pb2 as pb
 from router.output_parsers.reasoning_formats import FORMATS
 from router.output_parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
+from router.prompt.conversation import Conversation
 from signalbox.client.terminal_answer import show
+from signalbox.llm.requests.conversations import conversation
 from signalbox_client import AsyncClient
-from tests.router.fakes import make_files
+from tests.router.fakes import make_files, make_tokenizer
 from tests.router.inference.test_chat import (
     ASSISTANT,
     CALL,
@@ -152,6 +155,46 @@ async def test_a_prompt_that_closes_reasoning_has_none() -> None:
     assert await split_of("Paris.", **closed) == ("", "Paris.", [])
 
 
+OPENED = "<think>\nMaybe <b>Paris"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        # The last message, which the answer continues: open, closed, and of the client alone.
+        ([message(OPENED, ASSISTANT)], " or\n</think>\nYes", (" or", "Yes", [])),
+        ([message(OPENED, ASSISTANT)], " or not", (" or not", "", [])),
+        ([message("<think>\n", ASSISTANT)], "\n or</think>Yes", ("or", "Yes", [])),
+        ([message(f"{OPENED}</think> So", ASSISTANT)], " it is", ("", " it is", [])),
+        ([message(OPENED), message("So", ASSISTANT)], " it is", ("", " it is", [])),
+        # The template, which begins the answer.
+        (None, " or\n</think>\nYes", (" or", "Yes", [])),
+    ],
+)
+async def test_reasoning_that_the_prompt_opens_goes_on_in_the_answer(
+    prompt: list[pb.ChatMessage] | None, text: str, expected: Any
+) -> None:
+    if prompt is None:
+        template = OPENS.replace("'<think>\n'", json.dumps(OPENED))
+        chats = [make_chat(), make_chat(chat_template=template)]
+        for chat, used in zip(chats, (template, THINKS), strict=True):
+            assert await split_of(text, chat, template=used) == expected
+        return
+    chat = make_chat(message("Hi"), *prompt, continue_final_message=True)
+    assert await split_of(text, chat, template=THINKS) == expected
+
+
+async def test_text_of_the_client_opens_no_reasoning() -> None:
+    chat = make_chat(message("What does <think> do"), add_generation_prompt=False)
+    assert await split_of(
+        "It opens", chat, template="{{ messages[-1].content }}{# </think> #}"
+    ) == (
+        "",
+        "It opens",
+        [],
+    )
+
+
 async def test_openai_clients_find_it_under_both_names() -> None:
     files = make_files(chat_template=THINKS)
     async with make_http(writing(ANSWER), files=files) as http:
@@ -180,7 +223,22 @@ async def test_the_python_client_has_it_and_the_terminal_shows_it_beside_the_ans
         assert (output["reasoning"], output["text"]) == ("Well.", "Paris.")
 
 
-async def test_earlier_reasoning_is_a_variable_of_the_template() -> None:
-    template = "{% for m in messages %}[{{ m.reasoning_content or '-' }}]{% endfor %}"
-    thought = message("Yes", ASSISTANT, reasoning="Well.")
-    assert await prompt_of(make_chat(message("Hi"), thought), template=template) == "[-][Well.]"
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", None])
+async def test_an_answer_without_text_may_be_sent_back(name: str | None) -> None:
+    template = (
+        "{% for m in messages %}[{{ m.reasoning_content or '-' }}{{ m.content }}]{% endfor %}"
+    )
+    fields = {} if name is None else {name: "Well."}
+    expected = f"[-Hi][{fields.get(name or '', '-')}]"
+    thought = message("", ASSISTANT, reasoning="" if name is None else "Well.")
+    assert await prompt_of(make_chat(message("Hi"), thought), template=template) == expected
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, **fields}]
+    async with make_http(files=make_files(chat_template=template)) as http:
+        assert (await http.raw.post("/v1/chat/completions", json={"messages": talk})).is_success
+        ids = http.stack.scheduler.added[0].prompt_token_ids
+        assert await make_tokenizer().decode(ids, skip_special_tokens=False) == expected
+    messages = conversation(talk, field="messages").messages
+    assert messages[1].reasoning == ("" if name is None else "Well.")
+    Conversation(messages=messages).check()
+    with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):
+        Conversation(messages=[messages[0]._replace(content=())]).check()

@@ -30,7 +30,7 @@ async def chat_text(template: Any, messages: list[Message] = TALK, **options: An
     tokenizer = make_tokenizer(chat_template=template)
     max_bytes = options.pop("max_bytes", 10_000)
     conversation = Conversation(messages=messages, **options)
-    token_ids = await tokenizer.encode_chat(conversation, max_bytes=max_bytes)
+    token_ids = (await tokenizer.encode_chat(conversation, max_bytes=max_bytes)).token_ids
     return await tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
@@ -58,14 +58,14 @@ async def test_training_settings_of_the_file_do_not_cut_prompts() -> None:
 
 async def test_chat_is_rendered_with_special_tokens_and_no_second_bos() -> None:
     tokenizer = make_tokenizer(chat_template="{{ bos_token }}<|im_start|>{{ messages[0].content }}")
-    token_ids = await tokenizer.encode_chat(CLOSED, max_bytes=1000)
+    token_ids = (await tokenizer.encode_chat(CLOSED, max_bytes=1000)).token_ids
     assert token_ids == [token(BOS), token(IM_START), *ids_of("Be brief.")]
 
 
 async def test_generation_prompt_opens_the_assistants_turn() -> None:
     tokenizer = make_tokenizer()
-    closed = await tokenizer.encode_chat(CLOSED, max_bytes=1000)
-    opened = await tokenizer.encode_chat(OPEN, max_bytes=1000)
+    closed = (await tokenizer.encode_chat(CLOSED, max_bytes=1000)).token_ids
+    opened = (await tokenizer.encode_chat(OPEN, max_bytes=1000)).token_ids
     assert closed.count(token(IM_END)) == 2
     assert opened == [*closed, token(IM_START), *ids_of("assistant\n")]
 
