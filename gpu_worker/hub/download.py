@@ -29,7 +29,7 @@ from gpu_worker.hub.model_name import HubName, parse_hub_name
 
 logger = logging.getLogger(__name__)
 
-_FILES = ("*.json", "*.jinja", "*.py", "tokenizer.model", "merges.txt", "vocab.txt")
+_FILES = ("*.json", "*.jinja", "*.py", "*.model", "merges.txt", "vocab.txt")
 _CONFIG = "config.json"
 _SAFETENSORS, _TORCH_FILES = "*.safetensors", "pytorch_model*.bin"
 _TORCH_MODULES = "[0-9]_*/pytorch_model.bin"

@@ -13,7 +13,7 @@ from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
 from gpu_worker.loading.missing_packages import needing_pytorch
-from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, special_token, token_id
+from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, token_id
 from gpu_worker.models import has_native_program
 from gpu_worker.quantised.configuration import quantised_checkpoint
 from signalbox_kernels.floats import AnyArray
@@ -97,6 +97,10 @@ class DirectorySource:
         return [self._path / name for name in names]
 
     def tokenizer_files(self) -> dict[str, bytes]:
+        return dict(self._tokenizer_files)
+
+    @cached_property  # a conversion takes seconds
+    def _tokenizer_files(self) -> dict[str, bytes]:
         return directory_tokenizer_files(self._path)
 
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -110,8 +114,8 @@ class DirectorySource:
 
     def _tokenizer_eos(self) -> set[int]:
         """The end of a chat turn is often known to the tokenizer alone."""
-        files = self.tokenizer_files()
-        eos = special_token(json.loads(files["tokenizer_config.json"]).get("eos_token"))
+        files = self._tokenizer_files
+        eos = json.loads(files["tokenizer_config.json"]).get("eos_token")
         known = None if eos is None else token_id(files["tokenizer.json"], eos)
         return set() if known is None else {known}
 

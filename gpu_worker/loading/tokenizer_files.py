@@ -2,102 +2,161 @@
 
 tokenizer.json is the `tokenizers` library's format. tokenizer_config.json holds the chat template
 and the special tokens as plain strings. transformers is imported only for tokenizers that need its
-conversion, since that takes seconds.
+conversion, since that takes seconds: those without tokenizer.json, and those whose other files
+have tokens that it lacks.
 """
 
 import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
 from gpu_worker.loading.missing_packages import needing_pytorch
+from gpu_worker.loading.special_tokens import (
+    differing_token,
+    misleading_flags,
+    plain_tokens,
+    with_special_tokens_map,
+)
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-_CONVERTIBLE = ("tokenizer.model", "vocab.json", "vocab.txt")
+logger = logging.getLogger(__name__)
+
+_TOKENIZER = "tokenizer.json"
+_CONVERTIBLE = (
+    *("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "tiktoken.model"),
+    *("tekken.json", "vocab.json", "vocab.txt"),
+)
+_NO_TOKENIZER = "tokenizer.json describes no tokenizer; fetch it again"
 
 
 def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
     """Reads, or converts, the tokenizer of a model directory."""
-    if (path / "tokenizer.json").is_file():
-        return {
-            "tokenizer.json": (path / "tokenizer.json").read_bytes(),
-            "tokenizer_config.json": _config_bytes(_directory_config(path)),
-        }
-    if has_tokenizer(path):
-        return convert_tokenizer(str(path))
-    raise ModelError(f"{path} has no tokenizer; add its tokenizer.json")
+    if not has_tokenizer(path):
+        raise ModelError(f"{path} has no tokenizer; add its tokenizer.json")
+    config = _directory_config(path)
+    if not (path / _TOKENIZER).is_file():
+        return _converted(path, config, f"{path} has no tokenizer.json")
+    content = (path / _TOKENIZER).read_bytes()
+    tokenizer = _parsed(content)
+    if others := _files_of_versions(path, config):
+        return _converted(path, config, f"{path} has {others[0]} for some releases of transformers")
+    with _sound_config():
+        differing = differing_token(tokenizer, config, _optional(path / "added_tokens.json"))
+    if differing is not None:
+        why = f"{path / _TOKENIZER} differs from the other files in the token {differing!r}"
+        return _converted(path, config, why)
+    for flag in misleading_flags(tokenizer, config):
+        logger.warning(
+            "%s is %s in tokenizer_config.json, and tokenizer.json does otherwise: as in "
+            "transformers, the latter counts; change its post_processor if it is wrong",
+            flag,
+            json.dumps(config[flag]),
+        )
+    return {_TOKENIZER: content, "tokenizer_config.json": _config_bytes(config)}
 
 
 def has_tokenizer(path: Path) -> bool:
     """Says whether a model directory holds a tokenizer in a format that can be read."""
-    return any((path / name).is_file() for name in ("tokenizer.json", *_CONVERTIBLE))
+    return any((path / name).is_file() for name in (_TOKENIZER, *_CONVERTIBLE))
+
+
+def token_id(tokenizer_json: bytes, token: str) -> int | None:
+    """Returns the id of a special token; None if there is no such token."""
+    content = _parsed(tokenizer_json)
+    try:
+        for added in content.get("added_tokens") or []:
+            if added["content"] == token:
+                return int(added["id"])
+        vocab = content["model"].get("vocab", {})
+        if isinstance(vocab, list):  # of pieces and their scores
+            vocab = {piece: index for index, (piece, _) in enumerate(vocab)}
+        return None if (found := vocab.get(token)) is None else int(found)
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise ModelError(_NO_TOKENIZER) from None
+
+
+def _parsed(tokenizer_json: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(tokenizer_json)
+    except (ValueError, RecursionError):
+        raise ModelError(_NO_TOKENIZER) from None
+    if not isinstance(content, dict) or "model" not in content:
+        raise ModelError(_NO_TOKENIZER)
+    return content
+
+
+def _files_of_versions(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """Returns the files that replace tokenizer.json for some versions of transformers."""
+    names = config.get("fast_tokenizer_files") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{path}: fast_tokenizer_files lists no files; fetch it again")
+    return [name for name in names if name != _TOKENIZER and (path / name).is_file()]
+
+
+def _optional(file: Path) -> Mapping[str, Any]:
+    return read_json(file) if file.is_file() else {}
 
 
 def _directory_config(path: Path) -> dict[str, Any]:
-    file = path / "tokenizer_config.json"
-    config = dict(read_json(file)) if file.is_file() else {}
+    config = with_special_tokens_map(
+        _optional(path / "tokenizer_config.json"), _optional(path / "special_tokens_map.json")
+    )
     template = path / "chat_template.jinja"
     if template.is_file():
         config["chat_template"] = template.read_text(encoding="utf-8")
     return config
 
 
-def convert_tokenizer(directory: str, *, gguf_file: str | None = None) -> dict[str, bytes]:
-    """Converts a tokenizer of another format through transformers."""
-    with needing_pytorch(f"{directory} has no tokenizer.json, which transformers can make"):
+def _converted(path: Path, config: Mapping[str, Any], why: str) -> dict[str, bytes]:
+    """Returns the tokenizer as transformers loads it; `why` begins the message if it cannot."""
+    with needing_pytorch(f"{why}, so transformers makes the tokenizer"):
         from transformers import AutoTokenizer
 
+    logger.info("%s: converting the tokenizer", why)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=gguf_file)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         content = tokenizer.backend_tokenizer.to_str()
     except Exception as error:  # whatever a converter meets, the remedy is the same
-        lines = str(error).splitlines() or [type(error).__name__]
+        lines = [*str(error).split("\n"), type(error).__name__]
+        if not (path / _TOKENIZER).is_file() and find_spec("sentencepiece") is None:
+            lines.insert(0, "if it is SentencePiece's, pip install sentencepiece")
         raise ModelError(
-            f"the tokenizer in {directory} cannot be converted ({lines[0]}); add tokenizer.json"
+            f"the tokenizer in {path} cannot be converted ({next(filter(None, lines))}); "
+            "add a tokenizer.json with all of its tokens"
         ) from None
-    config = {name: getattr(tokenizer, name, None) for name in _SPECIAL}
-    for flag in ("add_bos_token", "add_eos_token"):
-        config[flag] = bool(getattr(tokenizer, flag, False))
-    config["chat_template"] = tokenizer.chat_template
+    # The tokens are in tokenizer.json now, with ids that may be others than the old files'.
+    kept = {name: value for name, value in config.items() if name != "added_tokens_decoder"}
+    flags = {
+        flag: bool(getattr(tokenizer, flag, False)) for flag in ("add_bos_token", "add_eos_token")
+    }
+    named = dict.fromkeys(tokenizer.SPECIAL_TOKENS_ATTRIBUTES) | tokenizer.special_tokens_map
     return {
-        "tokenizer.json": content.encode(),
-        "tokenizer_config.json": _config_bytes(config),
+        _TOKENIZER: content.encode(),
+        "tokenizer_config.json": _config_bytes(kept | flags | named),
     }
 
 
-def special_token(value: Any) -> str | None:
-    """Special tokens are stored as text, or as an object around it. Raises TypeError."""
-    text = value.get("content") if isinstance(value, dict) else value
-    if value is None or isinstance(text, str):
-        return text
-    raise TypeError(f"{str(value)[:40]} is no token")
-
-
-def token_id(tokenizer_json: bytes, token: str) -> int | None:
-    """Returns the id of a special token; None if there is no such token."""
-    try:
-        content = json.loads(tokenizer_json)
-        for added in content.get("added_tokens", []):
-            if added["content"] == token:
-                return int(added["id"])
-        vocab = content["model"].get("vocab", {})
-        return vocab.get(token) if isinstance(vocab, dict) else None
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        raise ModelError("tokenizer.json describes no tokenizer; fetch it again") from None
-
-
-def _config_bytes(config: dict[str, Any]) -> bytes:
+def _config_bytes(config: Mapping[str, Any]) -> bytes:
     """Makes special tokens plain strings and the chat template one template. Raises ModelError."""
-    plain = dict(config)
-    try:
-        for name in _SPECIAL:
-            plain[name] = special_token(plain.get(name))
+    with _sound_config():
+        plain = plain_tokens(config)
         template = plain.get("chat_template")
         if isinstance(template, list):  # several by name
             named = {entry["name"]: entry["template"] for entry in template}
             plain["chat_template"] = named.get("default")
         kept = {name: value for name, value in plain.items() if value is not None}
         return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True).encode()
-    except (KeyError, TypeError, UnicodeError) as error:
+
+
+@contextmanager
+def _sound_config() -> Iterator[None]:
+    """Makes an error of the fields within it a ModelError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, UnicodeError) as error:
         raise ModelError(f"tokenizer_config.json is not sound ({error}); fetch it again") from None

@@ -58,9 +58,15 @@ class TokenizerSettings:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name, value in settings.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
-    return tokens
+    tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
+    for named in (
+        settings.get("extra_special_tokens"),
+        settings.get("model_specific_special_tokens"),
+    ):
+        tokens |= named if isinstance(named, dict) else {}
+    texts = ((name, _token_text(value)) for name, value in tokens.items())
+    return {name: text for name, text in texts if isinstance(text, str)}
+
+
+def _token_text(value: Any) -> Any:
+    return value.get("content") if isinstance(value, dict) else value
