@@ -104,14 +104,19 @@ class CompletionLogprobs:
 
     def _top(self, token_id: int, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
         """Returns the alternatives and the token itself, even if it is not one of the most
-        likely."""
+        likely.
+
+        Of tokens with one text, that of the token itself or else the first has it as its name;
+        the others have their ids.
+        """
         if logprobs is None:
             return None
-        entries = [*top_of(logprobs), Scored(token_id, logprobs.logprob)]
-        found: dict[str, float] = {}
-        for entry in entries:
-            found.setdefault(self._tokens.text(entry.token_id), _finite(entry.logprob))
-        return found
+        by_id = dict(top_of(logprobs)) | {token_id: logprobs.logprob}
+        names = {self._tokens.text(one): one for one in reversed([token_id, *by_id])}
+        texts = {one: text for text, one in names.items()}
+        return {
+            texts.get(one, f"token_id:{one}"): _finite(logprob) for one, logprob in by_id.items()
+        }
 
 
 def chat_logprobs(tokens: Tokens, delta: Delta) -> dict[str, Any]:

@@ -1,22 +1,39 @@
-"""The bytes of each token of a byte-level vocabulary.
+"""The bytes of each token of a vocabulary.
 
 Byte-level BPE (GPT-2) writes its vocabulary in an alphabet of printable characters, each of which
 stands for a byte. So a token has bytes whatever its neighbours are, and detokenising is a look-up.
+Other decoders look at the neighbours, if only to drop the space that begins a text; there the bytes
+of a token are those that it has within a text.
 """
 
-from collections.abc import Collection, Mapping
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""A byte of a character that a SentencePiece vocabulary lacks."""
 
 
 class BytePieces:
     """Tables of bytes by token id, with special tokens and without."""
 
     def __init__(
-        self, vocab: Mapping[str, int], *, vocab_size: int, special_ids: Collection[int]
+        self,
+        vocab: Mapping[str, int],
+        *,
+        vocab_size: int,
+        special_ids: Collection[int],
+        dropped: str = "",
     ) -> None:
-        """Ids without a token have no bytes: models pad their vocabularies."""
+        """Ids without a token have no bytes: models pad their vocabularies.
+
+        Args:
+            dropped: a text that the decoder removes from each token.
+        """
         self.of_all = [b""] * max(vocab_size, max(vocab.values()) + 1)
         for token, token_id in vocab.items():
-            self.of_all[token_id] = _piece(token)
+            self.of_all[token_id] = _piece(token.replace(dropped, "") if dropped else token)
         self._special_ids = frozenset(special_ids)
         self._by_kept: dict[frozenset[int], list[bytes]] = {}
         self.without_special()  # now, so that the first request does not pay for it
@@ -29,6 +46,43 @@ class BytePieces:
             pieces = [b"" if i in left_out else piece for i, piece in enumerate(self.of_all)]
             self._by_kept[kept_ids] = pieces
         return self._by_kept[kept_ids]
+
+
+class PiecesInText:
+    """Bytes of tokens by what a decoder makes of them between two others."""
+
+    def __init__(self, decode: Callable[[list[str]], str]) -> None:
+        """`decode` returns the text of tokens, given as the vocabulary spells them."""
+        self._decode = decode
+        self._before, self._after = "x", decode(["x", "y"])[1:]
+        self._has_byte_tokens = decode(["<0x41>"]) == "A"
+        self._known: dict[str, bytes] = {}
+
+    def bytes_of(self, token: str) -> bytes:
+        if token not in self._known:
+            self._known[token] = self._compute(token)
+        return self._known[token]
+
+    def _compute(self, token: str) -> bytes:
+        if self._has_byte_tokens and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        text = self._decode(["x", token, "y"])
+        if not (text.startswith(self._before) and text.endswith(self._after)):
+            text = self._before + self._decode([token]) + self._after
+        return text[len(self._before) : len(text) - len(self._after)].encode()
+
+
+def dropped_by_byte_level(decoder: Any) -> str | None:
+    """Returns the text that a byte-level decoder first removes from tokens; None for others."""
+    state = {} if decoder is None else json.loads(decoder.__getstate__())
+    *before, last = state.get("decoders") or [state]
+    if last.get("type") != "ByteLevel" or len(before) > 1:
+        return None
+    if not before:
+        return ""
+    pattern = before[0].get("pattern")
+    removed = pattern.get("String") if isinstance(pattern, dict) else None
+    return removed if before[0].get("content") == "" else None
 
 
 def _piece(token: str) -> bytes:

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import tokenizers.decoders
-
 from router.tokenization.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
-from router.tokenization.token_bytes import BytePieces
+from router.tokenization.token_bytes import BytePieces, PiecesInText, dropped_by_byte_level
 
 _NUM_CONTEXT_TOKENS = 4
 """Last tokens of the prompt, which decide the leading space of the text."""
@@ -26,12 +24,18 @@ class Vocabulary:
         self.max_token_id = max(vocab.values())
         self.max_token_bytes = max(len(token.encode()) for token in vocab)
         self._pieces = self._make_pieces(vocab, vocab_size)
+        """None for a decoder that is not byte-level."""
+        # Without a decoder, `tokenizers` puts spaces between tokens.
+        decode = " ".join if backend.decoder is None else backend.decoder.decode
+        self._pieces_in_text = PiecesInText(decode)
 
     def _make_pieces(self, vocab: Mapping[str, int], vocab_size: int) -> BytePieces | None:
-        """Returns the tokens' bytes; None for a decoder that is not byte-level."""
-        if not isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
+        dropped = dropped_by_byte_level(self._backend.decoder)
+        if dropped is None:
             return None
-        return BytePieces(vocab, vocab_size=vocab_size, special_ids=self._special_ids)
+        return BytePieces(
+            vocab, vocab_size=vocab_size, special_ids=self._special_ids, dropped=dropped
+        )
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of the token with this spelling, or None."""
@@ -48,10 +52,15 @@ class Vocabulary:
         return self._backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of one token, which may be an incomplete character."""
+        """Returns the bytes of one token within a text, which may be an incomplete character.
+
+        Joined, those of a text's tokens are the text's, with the space that decoders of
+        SentencePiece's kind drop at its beginning.
+        """
         if self._pieces is not None:
             return self._pieces.of_all[token_id]
-        return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
+        token = self._backend.id_to_token(token_id)
+        return b"" if token is None else self._pieces_in_text.bytes_of(token)
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token; replacement characters for an incomplete character."""
