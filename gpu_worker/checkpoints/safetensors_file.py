@@ -66,7 +66,7 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
     if not 2 <= length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
         raise unreadable(path, "its header has no sound length")
     try:
-        header = json.loads(file.read(length))
+        header = json.loads(file.read(length), object_pairs_hook=_distinct)
         tensors = {k: v for k, v in header.items() if k != "__metadata__"}
         for entry in tensors.values():
             begin, end = entry["data_offsets"]
@@ -82,6 +82,13 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         raise unreadable(path, "its header is no description of tensors") from None
     return tensors, 8 + length
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("two of its entries have one name")
+    return found
 
 
 def unreadable(path: Path, reason: str) -> ModelError:

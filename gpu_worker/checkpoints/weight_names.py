@@ -1,10 +1,15 @@
 """Finds a model's tensors among those of a checkpoint, and names those that do not fit."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+
+import numpy as np
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import to_float32
+
+_ROWS = 4096
+"""Rows of tables that are compared at a time."""
 
 
 def matched(
@@ -15,8 +20,6 @@ def matched(
 ) -> dict[str, StoredTensor]:
     """Returns the tensors by the model's own names.
 
-    Checkpoints of the model within the model lack its name, such as "model.".
-
     Args:
         ignores: says whether another tensor may be there.
 
@@ -24,15 +27,58 @@ def matched(
     """
     left, found = dict(stored), dict[str, StoredTensor]()
     for name in names:
-        for alias in (name, name.partition(".")[2]):
-            if alias in left:
-                found[name] = left.pop(alias)
-                break
+        alias = next((one for one in aliases(name) if one in left), None)
+        if alias is not None:
+            found[name] = left.pop(alias)
     unexpected = [
         name for name, tensor in left.items() if not (ignores(name) or _is_no_bias(name, tensor))
     ]
     check_names(unexpected, missing=set(names) - found.keys())
     return found
+
+
+def distinct(tensors: Iterable[tuple[str, str, StoredTensor]]) -> dict[str, StoredTensor]:
+    """Returns tensors by their names. Raises ModelError if two of one name differ.
+
+    Args:
+        tensors: the name of each, where it stands, and itself.
+    """
+    found, places = dict[str, StoredTensor](), dict[str, str]()
+    for name, place, tensor in tensors:
+        if name in found and not are_equal(found[name], tensor):
+            raise ModelError(
+                f"{name} stands in two places with different content, as {places[name]} and as "
+                f"{place}; remove what is not meant"
+            )
+        found.setdefault(name, tensor)
+        places.setdefault(name, place)
+    return found
+
+
+def are_equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Says whether two tensors hold the same values; compares part by part, as a difference is
+    often in the first."""
+    if one.shape != other.shape:
+        return False
+    values, others = one.read(), other.read()
+    if values.dtype != others.dtype:
+        values, others = to_float32(values), to_float32(others)
+    values, others = np.atleast_1d(values), np.atleast_1d(others)
+    return all(
+        values[i : i + _ROWS].tobytes() == others[i : i + _ROWS].tobytes()
+        for i in range(0, len(values), _ROWS)
+    )
+
+
+def aliases(name: str) -> tuple[str, str]:
+    """Returns a tensor's name in checkpoints, and in those of the model within the model, which
+    lack that model's name, such as "model."."""
+    return name, name.partition(".")[2]
+
+
+def find(stored: Mapping[str, StoredTensor], name: str) -> StoredTensor | None:
+    """Returns a tensor by either of its aliases; None if there is none."""
+    return next((stored[one] for one in aliases(name) if one in stored), None)
 
 
 def _is_no_bias(name: str, tensor: StoredTensor) -> bool:

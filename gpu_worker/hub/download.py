@@ -15,7 +15,7 @@ from pathlib import Path
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.config import ModelError
-from gpu_worker.hub.file_transfer import DUPLICATES, disk_full, fetch
+from gpu_worker.hub.file_transfer import disk_full, fetch
 from gpu_worker.hub.gguf_file_names import (
     PREFERRED,
     GGUFVariant,
@@ -26,19 +26,21 @@ from gpu_worker.hub.gguf_file_names import (
     format_bytes,
 )
 from gpu_worker.hub.model_name import HubName, parse_hub_name
+from gpu_worker.hub.weight_file_names import (
+    DUPLICATES,
+    INDEX,
+    SAFETENSORS,
+    TORCH_FILES,
+    choose_weight_files,
+    names_of_index,
+)
 
 logger = logging.getLogger(__name__)
 
 _FILES = ("*.json", "*.jinja", "*.py", "*.model", "merges.txt", "vocab.txt")
 _CONFIG = "config.json"
-_SAFETENSORS, _TORCH_FILES = "*.safetensors", "pytorch_model*.bin"
 _TORCH_MODULES = "[0-9]_*/pytorch_model.bin"
 """Weights of sentence-transformers' modules, as old releases wrote them."""
-_INDEXES = {
-    _SAFETENSORS: "model.safetensors.index.json",
-    _TORCH_FILES: "pytorch_model.bin.index.json",
-}
-"""Lists of the files of weights, where they are several."""
 _SERVER_ERROR = 500
 ANSWER_S = 5.0
 """Seconds in which the hub must answer if the cache has the model; huggingface_hub itself tries
@@ -83,8 +85,7 @@ def _download(
         return fetch(name.repository, revision, patterns, progress) / variant.files[0]
     if name.tag is not None:
         raise ModelError(f"{name.repository} has no GGUF files; leave out :{name.tag}")
-    weights = [_SAFETENSORS] if _has(files, _SAFETENSORS) else [_TORCH_FILES]
-    patterns = [*_FILES, *((*weights, _TORCH_MODULES) if with_weights else ())]
+    patterns = [*_FILES, *((_weights_of(files), _TORCH_MODULES) if with_weights else ())]
     return fetch(name.repository, revision, patterns, progress)
 
 
@@ -104,12 +105,18 @@ def _find_cached(name: HubName, revision: str | None, *, with_weights: bool) -> 
 
 def _has_weights(folder: Path, files: Collection[str]) -> bool:
     """Returns whether a folder in Hugging Face's layout has all files of weights."""
-    for weights, index in _INDEXES.items():
-        if index in files:
-            return set(json.loads((folder / index).read_bytes())["weight_map"].values()) <= {*files}
-        if _has(files, weights):
-            return True
-    return False
+    chosen = choose_weight_files(files)
+    if chosen and chosen[0].endswith(INDEX):
+        return {*names_of_index(json.loads((folder / chosen[0]).read_bytes()))} <= {*files}
+    return _has(files, SAFETENSORS) or _has(files, TORCH_FILES)
+
+
+def _weights_of(files: Collection[str]) -> str:
+    """Returns the pattern of the weights to fetch; a model may lie in a folder of its own."""
+    chosen = choose_weight_files([file for file in files if "/" not in file])
+    name = chosen[0].removesuffix(INDEX) if chosen else ""
+    is_safe = fnmatch(name, SAFETENSORS) if name else _has(files, SAFETENSORS)
+    return SAFETENSORS if is_safe else TORCH_FILES
 
 
 def _answers(repository: str, revision: str | None) -> bool:
@@ -138,7 +145,7 @@ def _asks(repository: str, revision: str | None) -> bool:
 
 def _choose_gguf(name: HubName, files: dict[str, int]) -> GGUFVariant | None:
     """Returns None for a repository in Hugging Face's layout, unless a tag asks for a GGUF."""
-    if name.tag is None and (_has(files, _SAFETENSORS) or _has(files, _TORCH_FILES)):
+    if name.tag is None and (_has(files, SAFETENSORS) or _has(files, TORCH_FILES)):
         return None
     variants = find_variants(files)
     if not variants:

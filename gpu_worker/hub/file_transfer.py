@@ -20,9 +20,8 @@ from typing import Any, BinaryIO, Self
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from gpu_worker.config import ModelError
+from gpu_worker.hub.weight_file_names import DUPLICATES
 
-DUPLICATES = ("consolidated*", "original/*", "onnx/*")
-"""The same weights again, in other layouts."""
 RESUMABLE_BYTES = 1 << 20
 """Least bytes of a file whose download is resumed; smaller files are fetched again."""
 _INTERVAL_S = 0.25

@@ -80,16 +80,18 @@ def gguf_name(stem: str) -> str:
 
 def find_variants(files: Mapping[str, int]) -> list[GGUFVariant]:
     """Returns the models among files, given as path and size in bytes, by size."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for path in sorted(files):
         stem = path.removesuffix(".gguf")
         if path.endswith(".gguf") and not _NO_MODEL.search(PurePosixPath(stem).name):
-            groups.setdefault(_PART.sub("", stem), []).append(path)
+            part = _PART.search(stem)  # parts of one division have one number of all parts
+            total = "" if part is None else part[0].rpartition("-")[2]
+            groups.setdefault((_PART.sub("", stem), total), []).append(path)
     variants = [
         GGUFVariant(
             label=_label(stem), files=tuple(parts), num_bytes=sum(files[part] for part in parts)
         )
-        for stem, parts in groups.items()
+        for (stem, _), parts in groups.items()
     ]
     return sorted(variants, key=lambda variant: (variant.num_bytes, variant.files))
 

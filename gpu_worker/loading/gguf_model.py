@@ -24,9 +24,11 @@ from gpu_worker.checkpoints.gguf.tokenizer import (
 )
 from gpu_worker.checkpoints.gguf.weights import read_values
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.checkpoints.weight_names import distinct
 from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import gguf_name
+from gpu_worker.loading.chat_templates import one_template
 from gpu_worker.models import has_native_program
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import Storage, StoredMatrix
@@ -73,11 +75,11 @@ class GGUFSource:
         return gguf_sizes(self._stored(), is_native=is_native)
 
     def stored(self) -> dict[str, StoredTensor]:
-        return {
-            renamed.name: _stored_tensor(stored, renamed)
+        return distinct(
+            (renamed.name, stored.name, _stored_tensor(stored, renamed))
             for stored in self._stored()
             for renamed in self._config.family.renamed(stored.name, stored.shape, self._num_heads)
-        }
+        )
 
     def _stored(self) -> Iterator[GGUFTensor]:
         tensors = self._content.tensors.values()
@@ -96,7 +98,12 @@ class GGUFSource:
             "eos_token": vocab.eos,
             "unk_token": vocab.unk,
             "pad_token": self._token("padding_token_id", vocab.tokens),
-            "chat_template": self._config.fields.get("tokenizer.chat_template", None),
+            "chat_template": one_template(
+                {
+                    name: self._config.fields.get(f"tokenizer.chat_template{end}", None)
+                    for name, end in (("default", ""), ("tool_use", ".tool_use"))
+                }
+            ),
         }
         kept = {key: value for key, value in config.items() if value is not None}
         return {

@@ -1,6 +1,7 @@
 """A model in Hugging Face's layout: config.json, safetensors shards, tokenizer files."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,15 +11,27 @@ from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
+from gpu_worker.checkpoints.weight_names import distinct
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
+from gpu_worker.hub.weight_file_names import (
+    INDEX,
+    choose_weight_files,
+    left_out,
+    names_of_index,
+)
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, token_id
 from gpu_worker.models import has_native_program
 from gpu_worker.quantised.configuration import quantised_checkpoint
 from signalbox_kernels.floats import AnyArray
 
+logger = logging.getLogger(__name__)
+
 GENERATION_CONFIG = "generation_config.json"
+_NAMED_WEIGHTS = "transformers_weights"
+"""Field of config.json: the file of weights that counts, whatever others there are."""
+_ADAPTER = "adapter_config.json"
 _OLD_QUANTIZATION = ("quantize_config.json", "quant_config.json")
 
 _OLD_PARTS = {"gamma": "weight", "beta": "bias"}
@@ -60,41 +73,42 @@ class DirectorySource:
         return [self._path / "config.json", *self.shards()]
 
     def stored(self) -> dict[str, StoredTensor]:
-        found: dict[str, StoredTensor] = {}
-        for shard in self.shards():
-            if shard.suffix == ".safetensors":
-                found |= stored_safetensors(shard)
-            else:
-                for name, values in _of_torch_file(shard):
-                    found[name] = StoredTensor(
-                        values.shape, partial(_same, values), dtype=values.dtype
-                    )
-        found = {_renamed(name): tensor for name, tensor in found.items()}
+        found = distinct(
+            (_renamed(name), f"{name} of {shard.name}", tensor)
+            for shard in self.shards()
+            for name, tensor in _stored_in(shard)
+        )
         return with_matrices(found, quantised_checkpoint(self.config))
+
+    def log_choice(self) -> None:
+        """Logs which of several candidates are not what is served."""
+        files = self._file_names()
+        if others := left_out(files):
+            taken, names = choose_weight_files(files)[0], ", ".join(others)
+            logger.info("%s: the weights are those of %s, not of %s", self.name, taken, names)
+        if _ADAPTER in files:
+            logger.warning(
+                "%s has %s: that adapter is not applied; give it as an adapter if it is to be",
+                self.name,
+                _ADAPTER,
+            )
+
+    def _file_names(self) -> set[str]:
+        return {file.name for file in self._path.iterdir()}
 
     def shards(self) -> list[Path]:
         """Returns the files of weights. Raises ModelError if one is missing."""
-        shards = self._shards_of("model.safetensors.index.json", "*.safetensors")
-        shards = shards or self._shards_of("pytorch_model.bin.index.json", "pytorch_model*.bin")
-        missing = [shard.name for shard in shards if not shard.is_file()]
+        chosen = choose_weight_files(self._file_names())
+        if named := self.config.get(_NAMED_WEIGHTS):
+            chosen = _of_its_folder(self._path / "config.json", [str(named)])
+        if chosen and chosen[0].endswith(INDEX):
+            chosen = _names_of_index(self._path / chosen[0])
+        missing = [name for name in chosen if not (self._path / name).is_file()]
         if missing:
             raise ModelError(f"{self._path} lacks {missing[0]}; fetch it again")
-        if not shards:
+        if not chosen:
             raise ModelError(f"{self._path} has no .safetensors files; convert its weights")
-        return shards
-
-    def _shards_of(self, index_name: str, pattern: str) -> list[Path]:
-        index = self._path / index_name
-        if not index.is_file():
-            alone = self._path / index_name.removesuffix(".index.json")
-            return [alone] if alone.is_file() else sorted(self._path.glob(pattern))
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
-            raise ModelError(f"{index} does not say where the tensors are; fetch it again")
-        names = sorted({*places.values()})
-        if outside := [name for name in names if Path(name).is_absolute() or ".." in name]:
-            raise ModelError(f"{index} names {outside[0][:80]}, which is not in its folder")
-        return [self._path / name for name in names]
+        return [self._path / name for name in chosen]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return dict(self._tokenizer_files)
@@ -124,19 +138,39 @@ def _with_old_quantization(path: Path, config: Mapping[str, Any]) -> Mapping[str
     """Adds what AutoGPTQ's and AutoAWQ's first versions wrote into a file of its own."""
     if config.get("quantization_config") is not None:
         return config
-    for name in _OLD_QUANTIZATION:
-        if (path / name).is_file():
-            described = read_json(path / name)
-            is_awq = "w_bit" in described or "zero_point" in described
-            method = {"quant_method": "awq" if is_awq else "gptq"}
-            return {**config, "quantization_config": {**method, **described}}
-    return config
+    found = [name for name in _OLD_QUANTIZATION if (path / name).is_file()]
+    if not found:
+        return config
+    if len(found) > 1:
+        raise ModelError(f"{path} has {' and '.join(found)}; remove the one that is not meant")
+    described = read_json(path / found[0])
+    is_awq = "w_bit" in described or "zero_point" in described
+    method = {"quant_method": "awq" if is_awq else "gptq"}
+    return {**config, "quantization_config": {**method, **described}}
 
 
-def _of_torch_file(path: Path) -> Iterator[tuple[str, AnyArray]]:
+def _names_of_index(index: Path) -> list[str]:
+    try:
+        return _of_its_folder(index, names_of_index(read_json(index)))
+    except ValueError as error:
+        raise ModelError(f"{index} is not sound ({error}); fetch it again") from None
+
+
+def _of_its_folder(file: Path, names: list[str]) -> list[str]:
+    """Returns what a file names. Raises ModelError for a name outside of its folder."""
+    if outside := [name for name in names if Path(name).is_absolute() or ".." in name]:
+        raise ModelError(f"{file} names {outside[0][:80]}, which is not in its folder")
+    return names
+
+
+def _stored_in(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    if path.suffix == ".safetensors":
+        yield from stored_safetensors(path)
+        return
     with needing_pytorch(f"{path} is in PyTorch's own format"):
         from gpu_worker.checkpoints.torch_file import read_torch_file
-    yield from read_torch_file(path)
+    for name, values in read_torch_file(path):
+        yield name, StoredTensor(values.shape, partial(_same, values), dtype=values.dtype)
 
 
 def _renamed(name: str) -> str:

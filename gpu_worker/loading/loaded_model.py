@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -189,14 +189,24 @@ def _build(
             num_ranks=group.size,
             is_quantised=quantization is not None or bool(activations),
         )
-        whole = stage.is_whole
         load_weights(
-            model, source, progress, quantization, rounds_activations=rounds, is_whole=whole
+            model,
+            source,
+            progress,
+            quantization,
+            rounds_activations=rounds,
+            of_other_stages=set() if stage.is_whole else all_names(opened, placement),
         )
         adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
     is_fp8 = quantization is not None and quantization.name == "fp8"
     factors = activations or ("fp8_e4m3" if is_fp8 else info.dtype)
     return _BuiltModel(model, adapters, products, factors)
+
+
+def all_names(opened: OpenedModel, placement: Placement) -> Set[str]:
+    """Returns the names of the tensors of all stages."""
+    nowhere = replace(placement, device=torch.device("meta"))
+    return opened.spec.build(opened.config, 1, nowhere, ParallelGroup()).weight_targets().keys()
 
 
 @contextlib.contextmanager

@@ -145,7 +145,9 @@ def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
     from gpu_worker.loading.hf_directory import DirectorySource
 
     kind, folder = (DummySource if is_dummy else DirectorySource), transformer_folder(path)
-    return kind(folder, name=name, root=path)
+    source = kind(folder, name=name, root=path)
+    source.log_choice()
+    return source
 
 
 def model_name(config: ModelConfig) -> str:

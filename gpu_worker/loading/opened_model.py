@@ -6,9 +6,11 @@ from functools import partial
 
 from contract.model import ModelInfo
 from contract.startup import ReportProgress, StartupPhase, StartupProgress
+from gpu_worker.checkpoints.weight_names import are_equal, find
 from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.loading.block_content import foreign_code
 from gpu_worker.loading.content_files import ContentFile
+from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
 from gpu_worker.loading.missing_packages import needing_pytorch
@@ -20,6 +22,7 @@ from gpu_worker.models import (
     Pooled,
     ServedConfig,
     Stretched,
+    Tied,
     find_model,
 )
 from gpu_worker.models.plugins import import_plugins
@@ -63,7 +66,7 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
             directory=source.directory,
             trust_remote_code=model_config.trust_remote_code,
         )
-        config = spec.read_config(source.config)
+        config = _with_stored_head(spec.read_config(source.config), spec, source)
     if pools:
         if model_config.model_impl == "transformers":
             raise ModelError("--model-impl transformers has no pooling; leave it out")
@@ -78,6 +81,26 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
     code = foreign_code(plugins, source.root if model_config.trust_remote_code else None)
     files = tuple(ContentFile.note(path) for path in (*source.files(), *code))
     return OpenedModel(source, spec, config, files=files)
+
+
+def _with_stored_head(config: ServedConfig, spec: ModelSpec, source: ModelSource) -> ServedConfig:
+    """Returns the configuration untied if the files hold a head of its own, as in transformers:
+    those of a merged adapter do, and the config.json of its base model is left."""
+    if isinstance(source, DummySource) or not (isinstance(config, Tied) and config.tie_embeddings):
+        return config
+    stored = source.stored()
+    table, head = find(stored, spec.table), find(stored, spec.head)
+    if table is None or head is None or are_equal(table, head):
+        return config
+    logger.warning(
+        "%s holds %s, which differs from %s: it is used, although config.json says "
+        "tie_word_embeddings true",
+        source.name,
+        spec.head,
+        spec.table,
+    )
+    untied: ServedConfig = replace(config, tie_embeddings=False)  # type: ignore[type-var]
+    return untied
 
 
 def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:

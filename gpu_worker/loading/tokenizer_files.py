@@ -16,6 +16,7 @@ from typing import Any
 
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
+from gpu_worker.loading.chat_templates import one_template, templates_of_files
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.special_tokens import (
     differing_token,
@@ -106,9 +107,8 @@ def _directory_config(path: Path) -> dict[str, Any]:
     config = with_special_tokens_map(
         _optional(path / "tokenizer_config.json"), _optional(path / "special_tokens_map.json")
     )
-    template = path / "chat_template.jinja"
-    if template.is_file():
-        config["chat_template"] = template.read_text(encoding="utf-8")
+    if templates := templates_of_files(path):
+        config["chat_template"] = templates
     return config
 
 
@@ -145,10 +145,7 @@ def _config_bytes(config: Mapping[str, Any]) -> bytes:
     """Makes special tokens plain strings and the chat template one template. Raises ModelError."""
     with _sound_config():
         plain = plain_tokens(config)
-        template = plain.get("chat_template")
-        if isinstance(template, list):  # several by name
-            named = {entry["name"]: entry["template"] for entry in template}
-            plain["chat_template"] = named.get("default")
+        plain["chat_template"] = one_template(plain.get("chat_template"))
         kept = {name: value for name, value in plain.items() if value is not None}
         return json.dumps(kept, ensure_ascii=False, indent=1, sort_keys=True).encode()
 

@@ -1,7 +1,7 @@
 """Puts a source's tensors into a model's packed weights."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ from contract.startup import ReportProgress, StartupPhase, StartupProgress
 from gpu_worker.checkpoints.kv_scales import is_attention_scale
 from gpu_worker.checkpoints.quantization import Quantization
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_names import matched
+from gpu_worker.checkpoints.weight_names import aliases, matched
 from gpu_worker.config import ModelError
 from gpu_worker.layers import WeightTarget
 from gpu_worker.layers.linear import Linear, MatrixTarget
@@ -45,13 +45,13 @@ def load_weights(
     quantization: Quantization | None = None,
     *,
     rounds_activations: bool = True,
-    is_whole: bool = True,
+    of_other_stages: Set[str] = frozenset(),
 ) -> None:
-    """Loads every weight and packs them; all must be there.
+    """Loads every weight and packs them; all must be there, and no others.
 
     Args:
         rounds_activations: lets products round activations as the checkpoint prescribes.
-        is_whole: False for a pipeline stage, which reads its own tensors alone.
+        of_other_stages: names of tensors that a pipeline stage leaves to the others.
         quantization: a form that layers hold; None holds all matrices in the model's dtype.
     """
     progress(StartupProgress(StartupPhase.LOAD))
@@ -66,10 +66,11 @@ def load_weights(
     elif source.directory is not None and isinstance(model, LoadsItself):
         model.load(source.directory, progress)
     else:
+        others = {alias for name in of_other_stages for alias in aliases(name)}
         stored = matched(
             model.weight_targets(),
             source.stored(),
-            ignores=lambda name: not is_whole or model.ignores(name) or is_attention_scale(name),
+            ignores=lambda name: name in others or model.ignores(name) or is_attention_scale(name),
         )
         _choose_formats(model, stored, quantization)
         if rounds_activations:

@@ -121,6 +121,17 @@ class Staged(Protocol):
 
 
 @runtime_checkable
+class Tied(Protocol):
+    """Optional property of a configuration, a dataclass, whose head may be the table of
+    embeddings."""
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """True if config.json says so; the files may hold a head nevertheless."""
+        ...
+
+
+@runtime_checkable
 class Stretched(Protocol):
     """Optional property of a configuration whose rotary embedding depends on the window."""
 
@@ -177,6 +188,10 @@ class ModelSpec:
     program can compute it, and takes the weights by Llama's names, or in fused ones."""
     generates: bool = True
     """False for an architecture that only pools."""
+    table: str = "model.embed_tokens.weight"
+    """Name in checkpoints of the table of embeddings, of a `Tied` configuration."""
+    head: str = "lm_head.weight"
+    """Name of its head, which counts if its content is another than the table's."""
 
 
 _specs: dict[str, ModelSpec] = {}
@@ -309,14 +324,14 @@ for _name, _reader in (
 ):
     register_model(ModelSpec(_name, _reader, _from("gemma", "GemmaDecoder"), has_stages=True))
 # These are imported when they are asked for: a native program is compiled without PyTorch.
-for _name, _module, _reader_name, _model_name in (
-    ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder"),
-    ("MixtralForCausalLM", "mixture", "mixtral_config", "MoeDecoder"),
-    ("OPTForCausalLM", "opt", "opt_config", "OptDecoder"),
-    ("Qwen3MoeForCausalLM", "mixture", "qwen3_moe_config", "MoeDecoder"),
+for _name, _module, _reader_name, _model_name, _table in (
+    ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder", "transformer.wte"),
+    ("MixtralForCausalLM", "mixture", "mixtral_config", "MoeDecoder", "model.embed_tokens"),
+    ("OPTForCausalLM", "opt", "opt_config", "OptDecoder", "model.decoder.embed_tokens"),
+    ("Qwen3MoeForCausalLM", "mixture", "qwen3_moe_config", "MoeDecoder", "model.embed_tokens"),
 ):
     _read, _build = _from(_module, _reader_name), _from(_module, _model_name)
-    register_model(ModelSpec(_name, _read, _build, has_stages=True))
+    register_model(ModelSpec(_name, _read, _build, has_stages=True, table=f"{_table}.weight"))
 for _family, _reader in (
     ("Llama", llama_config),
     ("Mistral", mistral_config),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_names import check_names, check_shape
+from gpu_worker.checkpoints.weight_names import check_names, check_shape, distinct
 from gpu_worker.models.encoder_config import (
     BertConfig,
     EncoderConfig,
@@ -72,15 +72,16 @@ def _matched(
     stored: Mapping[str, StoredTensor],
 ) -> dict[str, StoredTensor]:
     """Returns the tensors by the encoder's own names, which may stand behind a prefix."""
-    found, unexpected = dict[str, StoredTensor](), []
+    found, unexpected = list[tuple[str, str, StoredTensor]](), []
     for name, tensor in stored.items():
         prefix, _, behind = name.partition(".")
         if own := next((one for one in (name, behind) if one in shapes), None):
-            found[own] = tensor
+            found.append((own, name, tensor))
         elif not (is_ignored(name, "") or is_ignored(name, prefix)):
             unexpected.append(name)
-    check_names(unexpected, missing=shapes.keys() - found.keys())
-    return found
+    own_tensors = distinct(found)
+    check_names(unexpected, missing=shapes.keys() - own_tensors.keys())
+    return own_tensors
 
 
 def _bert(config: EncoderConfig) -> dict[str, Shape]:

@@ -5,6 +5,7 @@ from itertools import accumulate
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_names import check_shape
+from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
 from gpu_worker.native.weight_shapes import layer_prefix, weight_shapes
 
@@ -22,6 +23,8 @@ def without_fused(
             if tensor is None:  # made-up weights have the parts
                 continue
             names = [f"{layer_prefix(index)}{part}.weight" for part in parts]
+            if double := sorted(found.keys() & {*names}):
+                raise ModelError(f"{name} stands beside {double[0]}; remove what is not meant")
             found |= zip(names, _parts(name, tensor, [shapes[one] for one in names]), strict=True)
     return found
 

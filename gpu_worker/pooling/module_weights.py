@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gpu_worker.batch.arrays import FloatArray
+from gpu_worker.checkpoints import weight_names
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
@@ -53,7 +54,7 @@ def read_weight(stored: Stored, name: str, shape: tuple[int, ...]) -> FloatArray
 
 def find(stored: Stored, name: str) -> StoredTensor:
     """Returns a tensor, also of a checkpoint of the bare model. Raises ModelError."""
-    found = stored.get(name) or stored.get(name.partition(".")[2])
+    found = weight_names.find(stored, name)
     if found is None:
         raise ModelError(f"weight {name!r} is missing; the model is incomplete")
     return found

@@ -225,26 +225,29 @@ def _counted(module: SavedModule, name: str) -> int:
 def _make(module: SavedModule, size: int) -> VectorModule:
     if module.kind == "Normalize":
         return Normalize()
-    stored = stored_in(file_of_module(module.folder))
     if module.kind == "LayerNorm":
-        weight, bias = (read_weight(stored, f"norm.{name}", (size,)) for name in ("weight", "bias"))
+        weight, bias = _weights(module, {"norm.weight": (size,), "norm.bias": (size,)})
         return LayerNorm(weight, bias, eps=1e-5)
     config, out = module.config, _counted(module, "out_features")
     function = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    return Dense(
-        read_weight(stored, "linear.weight", (out, size)),
-        read_weight(stored, "linear.bias", (out,)) if config.get("bias", True) else None,
-        torch_function(str(function), module.place),
-        _residual(module, stored, size, out),
-    )
+    has_bias, has_residual = config.get("bias", True), bool(config.get("use_residual"))
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (out, size)}
+    shapes |= {"linear.bias": (out,)} if has_bias else {}
+    shapes |= {"residual.weight": (out, size)} if has_residual and size != out else {}
+    weight, *others = _weights(module, shapes)
+    bias = others.pop(0) if has_bias else None
+    residual = [*others, np.eye(size, dtype=np.float32)][0] if has_residual else None
+    return Dense(weight, bias, torch_function(str(function), module.place), residual)
 
 
-def _residual(module: SavedModule, stored: Any, size: int, out: int) -> Any:
-    if not module.config.get("use_residual"):
-        return None
-    if size == out:
-        return np.eye(size, dtype=np.float32)
-    return read_weight(stored, "residual.weight", (out, size))
+def _weights(module: SavedModule, shapes: Mapping[str, tuple[int, ...]]) -> list[Any]:
+    """Reads the tensors of a module. Raises ModelError if one is missing, or others are there."""
+    stored = stored_in(file_of_module(module.folder))
+    if others := stored.keys() - shapes.keys():
+        raise ModelError(
+            f"{module.place} has the tensor {min(others)!r}, which its config.json has no use for"
+        )
+    return [read_weight(stored, name, shape) for name, shape in shapes.items()]
 
 
 def read_settings(root: Path | None) -> Mapping[str, Any]:

@@ -72,7 +72,11 @@ def read_gguf(path: Path) -> GGUFContent:
         return content
     tensors = dict(content.tensors)
     for other in _other_splits(path, content.fields, count):
-        tensors |= _read_file(other).tensors
+        of_part = _read_file(other).tensors
+        if double := sorted(tensors.keys() & of_part.keys()):
+            first = tensors[double[0]].path
+            raise ModelError(f"{double[0]!r} is in {first} and in {other}; fetch them again")
+        tensors |= of_part
     expected = _whole(content.fields, "split.tensors.count", path, default=len(tensors))
     if len(tensors) != expected:
         raise ModelError(

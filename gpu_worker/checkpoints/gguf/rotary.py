@@ -46,6 +46,8 @@ def _parameters(
             raise ModelError(f"{path} rotates a part of each head, which is not supported")
         parameters["partial_rotary_factor"] = rotated / head_size
     if LONG_FACTORS in content.tensors or SHORT_FACTORS in content.tensors:
+        if FREQUENCY_DIVISORS in content.tensors:
+            raise ModelError(f"{path} has {FREQUENCY_DIVISORS} beside {LONG_FACTORS}, not one")
         return parameters | _longrope(fields, content, path)
     scaling = _scaling(fields, path)
     if FREQUENCY_DIVISORS not in content.tensors:

@@ -93,8 +93,7 @@ class TransformersModel:
         }
 
     def ignores(self, name: str) -> bool:
-        """Returns True for the other names of tied weights, and for tables of rotation."""
-        return name.endswith(".inv_freq") or name in self._model.state_dict()
+        return False
 
     def finish(self) -> None:
         """Packs the plain matrices; refuses a model whose tokens meet outside of attention."""
