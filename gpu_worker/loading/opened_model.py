@@ -136,8 +136,8 @@ def _usual_length(config: ServedConfig) -> int:
     if not isinstance(config, Stretched) or config.usual_length == config.max_position:
         return config.max_position
     logger.info(
-        "max_model_len is %d, the original window; --max-model-len takes up to %d, with the long "
-        "factors of the rotation for all prompts",
+        "max_model_len is %d, the original window; --max-model-len takes up to %d, with the "
+        "rotation of a longer window for all prompts",
         config.usual_length,
         config.max_position,
     )

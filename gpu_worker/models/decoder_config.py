@@ -1,30 +1,28 @@
 """Configuration of the decoders of the Llama family, read from a model's config.json."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.rope import (
-    FrequencyDivisors,
-    Llama3Scaling,
-    LongRopeScaling,
-    RopeConfig,
-    RopeScaling,
-    YarnScaling,
+from gpu_worker.models.family_config import (
+    FamilyConfig,
+    UnsoundConfig,
+    counted,
+    family,
+    flag,
+    positive,
+    small,
 )
+from gpu_worker.models.rope import RopeConfig
+from gpu_worker.models.rope_config import Rotation, rotation
 
 HfConfig = Mapping[str, Any]
-_MOST = (1 << 31) - 1
 _MAX_NUM_LAYERS = 1 << 12
 """More than any model has; the names of all tensors are in memory before one is looked for."""
-_PHI3_LENGTH = 4096
-"""Original window of Phi-3, where config.json does not say it."""
-_MAX_POSITION = 1 << 24
-"""Likewise; the angles of each position are in memory, 512 bytes at a head size of 64."""
-_YARN_VARIANTS = {"mscale", "mscale_all_dim", "truncate"}
-"""YaRN options that are supported only for models that run through transformers."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+_KINDS = {SLIDING: True, FULL: False, "attention": False}
+"""Whether layers of a type have a window."""
 
 
 FUSED_PROJECTIONS = {
@@ -32,10 +30,6 @@ FUSED_PROJECTIONS = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 """Matrices of a layer that Phi-3's checkpoints have instead of several, in the order of rows."""
-
-
-class UnsoundConfig(ModelError):
-    """A config.json that describes no model, whichever implementation reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,129 +80,121 @@ class DecoderConfig:
     @property
     def usual_length(self) -> int:
         """Window in tokens, unless a longer one is configured; satisfies `Stretched`."""
-        scaling = self.rope.scaling
-        if isinstance(scaling, LongRopeScaling):
-            return min(self.max_position, scaling.original_max_position)
-        return self.max_position
+        return min(self.max_position, self.rope.original_length or self.max_position)
 
     @property
     def scale(self) -> float:
         return self.attention_scale or float(self.head_size**-0.5)
 
 
+@family("LlamaConfig")
 def llama_config(config: HfConfig) -> DecoderConfig:
-    bias = bool(config.get("attention_bias", False))
-    return _decoder_config(
-        config, qkv_bias=bias, o_bias=bias, mlp_bias=bool(config.get("mlp_bias", False))
-    )
+    return _with_biases(config)
 
 
+@family("MistralConfig")
 def mistral_config(config: HfConfig) -> DecoderConfig:
-    return _decoder_config(
-        config, sliding_windows=sliding_windows(config, config.get("sliding_window"))
-    )
+    return _decoder_config(config, sliding_windows=uniform_windows(config))
 
 
+@family("Qwen2Config")
 def qwen2_config(config: HfConfig) -> DecoderConfig:
     return _decoder_config(config, qkv_bias=True, sliding_windows=_qwen_windows(config))
 
 
+@family("Qwen3Config")
 def qwen3_config(config: HfConfig) -> DecoderConfig:
-    bias = bool(config.get("attention_bias", False))
+    return qwen3_like(config, _qwen_windows(config))
+
+
+def qwen3_like(config: HfConfig, windows: tuple[int | None, ...]) -> DecoderConfig:
+    """Reads what Qwen3 and its mixtures share."""
+    bias = flag(config, "attention_bias")
     return _decoder_config(
-        config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=_qwen_windows(config)
+        config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=windows
     )
 
 
-def granite_config(config: HfConfig) -> DecoderConfig:
+@family("GraniteConfig")
+def granite_config(config: FamilyConfig) -> DecoderConfig:
     """Reads Granite, whose layers add `residual_multiplier` times what they compute.
 
     Here hidden states are divided by that: layers add what they compute, as Llama's do. The norms
     that read hidden states undo any factor but in their epsilon, which is divided by its square.
     """
     residual = positive(config, "residual_multiplier")
-    bias = bool(config.get("attention_bias", False))
-    return _decoder_config(
-        {**config, "rms_norm_eps": required(config, "rms_norm_eps") / residual**2},
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
+    eps = small(config, "rms_norm_eps") / residual**2
+    return _with_biases(
+        config.replacing(rms_norm_eps=eps),
         attention_scale=positive(config, "attention_multiplier"),
         embedding_scale=positive(config, "embedding_multiplier") / residual,
         logit_divisor=positive(config, "logits_scaling"),
     )
 
 
+@family("Phi3Config")
 def phi3_config(config: HfConfig) -> DecoderConfig:
-    """Reads Phi-3 and Phi-4; what is in blocks or codes of a checkpoint's own is refused."""
+    """Reads Phi-3 and Phi-4, whose first checkpoints call LongRoPE su or yarn; what is in blocks or
+    codes of a checkpoint's own is refused."""
     if config.get("quantization_config") is not None:
         raise ModelError(
             f"{config['architectures'][0]} with quantization_config is not supported; use a GGUF "
             "file, or a checkpoint in floats"
         )
     return _decoder_config(
-        {**config, "rope_parameters": _phi3_rope(config)},
-        sliding_windows=sliding_windows(config, config.get("sliding_window")),
+        config,
+        rotation(config, su="longrope", yarn="longrope"),
+        sliding_windows=uniform_windows(config),
         has_fused_projections=True,
     )
 
 
-def _phi3_rope(config: HfConfig) -> HfConfig:
-    """Returns the rotation with the defaults of Phi-3, whose first checkpoints call LongRoPE su or
-    yarn."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise UnsoundConfig(f"config.json says rope_parameters = {str(parameters)[:40]}")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind not in ("su", "yarn", "longrope"):
-        return parameters
-    key = "original_max_position_embeddings"
-    original = counted(config, key, _PHI3_LENGTH)
-    factor = parameters.get("factor") or counted(config, "max_position_embeddings") / original
-    stretch = math.log(factor) / math.log(original) if factor > 1 else 0.0
-    attention_factor = parameters.get("attention_factor") or math.sqrt(1 + stretch)
-    known = {"rope_type": "longrope", key: original, "attention_factor": attention_factor}
-    return {**parameters, **known}
+def _with_biases(config: HfConfig, **fields: Any) -> DecoderConfig:
+    """Reads a family without windows whose projections may have biases."""
+    windows = uniform_windows(config)
+    longest = counted(config, "max_position_embeddings")
+    if window := next((one for one in windows if one and one < longest), None):
+        raise ModelError(
+            f"{config['architectures'][0]} with sliding_window {window} is not supported, since "
+            "its layers have none; use the family that the window is of, or take the field out"
+        )
+    bias = flag(config, "attention_bias")
+    return _decoder_config(
+        config, qkv_bias=bias, o_bias=bias, mlp_bias=flag(config, "mlp_bias"), **fields
+    )
 
 
-def positive(config: HfConfig, key: str) -> float:
-    """Returns a factor, 1 if it is missing. Raises ModelError unless it is positive."""
-    value = config.get(key, 1.0)
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UnsoundConfig(f"config.json says {key} = {str(value)[:40]}, which is no factor")
-    return float(value)
-
-
-def _decoder_config(config: HfConfig, **flags: Any) -> DecoderConfig:
-    architecture = config["architectures"][0]
-    activation = config.get("hidden_act", "silu")
+def _decoder_config(
+    config: HfConfig, turns: Rotation | None = None, **fields: Any
+) -> DecoderConfig:
+    architecture, activation = config["architectures"][0], config.get("hidden_act")
     if activation not in ("silu", "swish"):
         raise ModelError(
             f"{architecture} with activation {activation!r} is not supported; use silu"
         )
-    return DecoderConfig(**decoder_shapes(config), architecture=architecture, **flags)
+    shapes = decoder_shapes(config, turns)
+    shapes["is_bidirectional"] = not is_causal(config)
+    return DecoderConfig(**(shapes | fields), architecture=architecture)
 
 
-def required(config: HfConfig, key: str) -> Any:
-    """Returns a field of config.json. Raises ModelError if it is missing."""
-    if config.get(key) is None:
-        raise ModelError(f"config.json has no {key!r}; it is incomplete")
-    return config[key]
+def is_causal(config: HfConfig) -> bool:
+    """Says whether tokens see those before them alone, which transformers' masks read."""
+    return config.get("is_causal") is None or flag(config, "is_causal")
 
 
-def counted(config: HfConfig, key: str, default: int | None = None, *, most: int = _MOST) -> int:
-    """Returns a field that counts something. Raises ModelError unless it is in [1, most]."""
-    value = config.get(key) or default
-    value = required(config, key) if value is None else value
-    if type(value) is not int or not 1 <= value <= most:
-        raise UnsoundConfig(
-            f"config.json says {key} = {str(value)[:40]}, which is no whole number in [1, {most}]"
-        )
-    return value
+def decoder_shapes(config: HfConfig, turns: Rotation | None = None) -> dict[str, Any]:
+    """Returns the fields of a DecoderConfig that have one name in all families.
+
+    Args:
+        turns: the rotation, unless it is as in most families.
+    """
+    sizes, turns = decoder_sizes(config), turns or rotation(config)
+    rope = turns.config(sizes["head_size"])
+    return sizes | {"rope": rope, "max_position": turns.served_length}
 
 
-def decoder_shapes(config: HfConfig) -> dict[str, Any]:
-    """Returns the fields of a DecoderConfig that have one name in all families."""
+def decoder_sizes(config: HfConfig) -> dict[str, Any]:
+    """Returns those of `decoder_shapes` that do not depend on the rotation."""
     num_heads = counted(config, "num_attention_heads")
     num_kv_heads = counted(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -217,12 +203,6 @@ def decoder_shapes(config: HfConfig) -> dict[str, Any]:
             f"{num_kv_heads} does not divide"
         )
     hidden_size = counted(config, "hidden_size")
-    head_size = counted(config, "head_dim", hidden_size // num_heads)
-    eps = required(config, "rms_norm_eps")
-    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
-        raise UnsoundConfig(
-            f"config.json says rms_norm_eps = {str(eps)[:40]}, which is no small one"
-        )
     return {
         "vocab_size": counted(config, "vocab_size"),
         "hidden_size": hidden_size,
@@ -230,95 +210,56 @@ def decoder_shapes(config: HfConfig) -> dict[str, Any]:
         "num_layers": counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
-        "head_size": head_size,
-        "rms_norm_eps": float(eps),
-        "rope": rope_config(config, head_size),
-        "max_position": counted(config, "max_position_embeddings", most=_MAX_POSITION),
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "head_size": counted(config, "head_dim", hidden_size // num_heads),
+        "rms_norm_eps": small(config, "rms_norm_eps"),
+        "tie_embeddings": flag(config, "tie_word_embeddings"),
     }
-
-
-def rope_config(config: HfConfig, head_size: int) -> RopeConfig:
-    """Reads rope_parameters, or rope_theta with rope_scaling, its older form."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise UnsoundConfig(f"config.json says rope_parameters = {str(parameters)[:40]}")
-    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
-    partial = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
-        raise ModelError(f"partial_rotary_factor {partial} is not supported; use a model with 1.0")
-    return RopeConfig(theta=float(theta), scaling=_rope_scaling(parameters, head_size))
-
-
-def _rope_scaling(parameters: HfConfig, head_size: int) -> RopeScaling | None:
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    match kind:
-        case "default":
-            return None
-        case "linear":
-            return FrequencyDivisors((float(required(parameters, "factor")),) * (head_size // 2))
-        case "divisors":  # written by our GGUF loader
-            return FrequencyDivisors(tuple(required(parameters, "divisors")))
-        case "llama3":
-            return Llama3Scaling(
-                factor=float(required(parameters, "factor")),
-                low_freq_factor=float(required(parameters, "low_freq_factor")),
-                high_freq_factor=float(required(parameters, "high_freq_factor")),
-                original_max_position=int(required(parameters, "original_max_position_embeddings")),
-            )
-        case "longrope":
-            return _longrope_scaling(parameters, head_size)
-        case "yarn" if not _YARN_VARIANTS & parameters.keys():
-            return _yarn_scaling(parameters)
-    raise ModelError(
-        f"rope scaling {kind!r} is not supported; use a model with default, linear, llama3, "
-        "longrope or yarn"
-    )
-
-
-def _longrope_scaling(parameters: HfConfig, head_size: int) -> LongRopeScaling:
-    factors = [
-        tuple(map(float, required(parameters, f"{kind}_factor"))) for kind in ("short", "long")
-    ]
-    if {len(each) for each in factors} != {head_size // 2}:
-        raise UnsoundConfig(
-            f"config.json has LongRoPE without a factor for each of {head_size // 2} frequencies"
-        )
-    return LongRopeScaling(
-        short=factors[0],
-        long=factors[1],
-        original_max_position=int(required(parameters, "original_max_position_embeddings")),
-        attention_factor=float(required(parameters, "attention_factor")),
-    )
-
-
-def _yarn_scaling(parameters: HfConfig) -> YarnScaling:
-    factor = float(required(parameters, "factor"))
-    by_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    attention_factor = parameters.get("attention_factor")
-    return YarnScaling(
-        factor=factor,
-        original_max_position=int(required(parameters, "original_max_position_embeddings")),
-        beta_fast=float(parameters.get("beta_fast") or 32),
-        beta_slow=float(parameters.get("beta_slow") or 1),
-        attention_factor=float(by_factor if attention_factor is None else attention_factor),
-    )
 
 
 def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
     """Returns the windows of Qwen: only if enabled, in the layers past max_window_layers."""
-    window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    return sliding_windows(config, window, first_layer=int(config.get("max_window_layers", 0)))
+    enabled, first_layer = flag(config, "use_sliding_window"), config["max_window_layers"]
+    window = config.get("sliding_window")
+    num_layers = counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS)
+    slides = [enabled and window is not None and i >= first_layer for i in range(num_layers)]
+    return sliding_windows(config, slides, window if enabled else None)
+
+
+def uniform_windows(config: HfConfig) -> tuple[int | None, ...]:
+    """Returns the windows of a family whose layers are all alike."""
+    window = config.get("sliding_window")
+    num_layers = counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS)
+    slides = [window is not None] * num_layers
+    windows = sliding_windows(config, slides, window)
+    if [one is not None for one in windows] != slides:
+        raise ModelError(
+            f"{config['architectures'][0]} with layer_types of several kinds is not supported, "
+            "since its layers are alike; use another model, or take the field out"
+        )
+    return windows
 
 
 def sliding_windows(
-    config: HfConfig, window: int | None, *, first_layer: int = 0
+    config: HfConfig, slides: Sequence[bool], window: int | None
 ) -> tuple[int | None, ...]:
-    num_layers = counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS)
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if i >= first_layer else "full_attention" for i in range(num_layers)
-    ]
-    if not isinstance(kinds, list) or len(kinds) < num_layers:
-        raise UnsoundConfig(f"config.json does not give the layer_types of {num_layers} layers")
-    window = counted({"sliding_window": window}, "sliding_window") if window else None
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    """Returns the windows of layers.
+
+    Args:
+        slides: whether each layer has a window, unless layer_types says it.
+    """
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != len(slides):
+            raise UnsoundConfig(
+                f"config.json does not give the layer_types of {len(slides)} layers"
+            )
+        if others := [kind for kind in kinds if kind not in _KINDS]:
+            raise ModelError(f"layer_types of {str(others[0])[:40]!r} are not supported")
+        slides = [_KINDS[kind] for kind in kinds]
+    if not any(slides):
+        return (None,) * len(slides)
+    if window is None:
+        raise UnsoundConfig("config.json has layers with a window, and no sliding_window")
+    # Without causality, transformers counts the distance instead of the tokens.
+    seen = counted({"sliding_window": window}, "sliding_window") + (not is_causal(config))
+    return tuple(seen if each else None for each in slides)

@@ -1,23 +1,28 @@
 """Configuration of encoders, whose tokens see those behind them too: BERT, RoBERTa, ModernBERT."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.decoder_config import (
-    HfConfig,
+from gpu_worker.models.decoder_config import FULL, SLIDING, HfConfig, sliding_windows
+from gpu_worker.models.family_config import (
     UnsoundConfig,
     counted,
+    family,
+    flag,
     required,
-    rope_config,
-    sliding_windows,
+    small,
 )
 from gpu_worker.models.rope import RopeConfig
+from gpu_worker.models.rope_config import layer_rotations
 
 _OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.")
 _BUFFERS = (".position_ids", ".token_type_ids")
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_THETAS = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
+"""Names of ModernBERT's bases at the top level."""
+_OF_DECODERS = ("is_causal", "layer_types", "sliding_window")
+"""Names of transformers' masks and caches that say nothing to an encoder that has no field of
+them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,80 +93,72 @@ def is_ignored(name: str, prefix: str) -> bool:
     return own.startswith(_OTHER_HEADS) or name.endswith(_BUFFERS)
 
 
+@family("BertConfig")
 def bert_config(config: HfConfig) -> BertConfig:
     return _learned_positions(config, prefix="bert", position_offset=0)
 
 
+@family("RobertaConfig")
 def roberta_config(config: HfConfig) -> BertConfig:
-    """Reads RoBERTa and XLM-RoBERTa, whose positions begin behind that of padding."""
-    padding = config.get("pad_token_id", 1)
+    """Reads RoBERTa, whose positions begin behind that of padding."""
+    padding = config["pad_token_id"]
     if type(padding) is not int or padding < 0:
         raise UnsoundConfig(f"config.json says pad_token_id = {str(padding)[:40]}")
     return _learned_positions(config, prefix="roberta", position_offset=padding + 1)
 
 
+@family("XLMRobertaConfig")
+def xlm_roberta_config(config: HfConfig) -> BertConfig:
+    return roberta_config(config)
+
+
 def _learned_positions(config: HfConfig, *, prefix: str, position_offset: int) -> BertConfig:
-    kind = config.get("position_embedding_type") or "absolute"
-    if kind != "absolute":
+    kind = config.get("position_embedding_type")
+    if kind not in (None, "absolute"):
         raise _unserved(config, f"position_embedding_type {str(kind)[:40]!r}", "absolute")
-    for flag in ("is_decoder", "add_cross_attention"):
-        if config.get(flag):
-            raise _unserved(config, f"{flag} true", "an encoder")
-    shapes = _shapes(config, eps_name="layer_norm_eps", eps=1e-12)
+    for name in _OF_DECODERS:
+        config.get(name)
+    shapes = _shapes(config, eps="layer_norm_eps")
     max_position = shapes["max_position"] - position_offset
     if max_position < 1:
         raise UnsoundConfig("config.json leaves no position beside padding")
     return BertConfig(
         **shapes | {"max_position": max_position},
-        activation=config.get("hidden_act", "gelu"),
-        num_token_types=counted(config, "type_vocab_size", 2),
+        activation=config["hidden_act"],
+        num_token_types=counted(config, "type_vocab_size"),
         position_offset=position_offset,
         prefix=prefix,
     )
 
 
+@family("ModernBertConfig")
 def modernbert_config(config: HfConfig) -> ModernBertConfig:
-    shapes = _shapes(config, eps_name="norm_eps", eps=1e-5)
+    shapes = _shapes(config, eps="norm_eps")
     head_size = shapes["hidden_size"] // shapes["num_heads"]
-    every = counted(config, "global_attn_every_n_layers", 3)
-    kinds = [_SLIDING if i % every else _FULL for i in range(shapes["num_layers"])]
-    explicit = {**config, "layer_types": config.get("layer_types") or kinds}
-    rope, sliding_rope = (_modernbert_rope(config, kind, head_size) for kind in (_FULL, _SLIDING))
+    every = counted(config, "global_attn_every_n_layers")
+    turns = layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
+    # Half of the window is on either side, and the token itself between them.
+    window = counted(config, "local_attention") // 2 + 1
+    slides = [bool(i % every) for i in range(shapes["num_layers"])]
+    causal = config.get("is_causal") is False  # which it never is
     return ModernBertConfig(
-        **shapes,
-        activation=config.get("hidden_activation", "gelu"),
-        # Half of the window is on either side, and the token itself between them.
-        sliding_windows=sliding_windows(explicit, counted(config, "local_attention", 128) // 2 + 1),
-        rope=rope,
-        sliding_rope=sliding_rope,
-        attention_bias=bool(config.get("attention_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        norm_bias=bool(config.get("norm_bias", False)),
+        **shapes | {"max_position": turns[FULL].served_length},
+        activation=config["hidden_activation"],
+        sliding_windows=sliding_windows(config, slides, window - causal),
+        rope=turns[FULL].config(head_size),
+        sliding_rope=turns[SLIDING].config(head_size),
+        attention_bias=flag(config, "attention_bias"),
+        mlp_bias=flag(config, "mlp_bias"),
+        norm_bias=flag(config, "norm_bias"),
     )
 
 
-def _modernbert_rope(config: HfConfig, kind: str, head_size: int) -> RopeConfig:
-    nested = config.get("rope_parameters") or {}
-    if isinstance(nested, dict) and isinstance(nested.get(kind), dict):
-        return rope_config({"rope_parameters": nested[kind]}, head_size)
-    name, theta = ("global_rope_theta", 160_000.0)
-    if kind == _SLIDING:
-        name, theta = ("local_rope_theta", 10_000.0)
-    theta = config.get(name) or theta
-    return rope_config({"rope_theta": theta, "rope_scaling": config.get("rope_scaling")}, head_size)
-
-
-def _shapes(config: HfConfig, *, eps_name: str, eps: float) -> dict[str, Any]:
+def _shapes(config: HfConfig, *, eps: str) -> dict[str, Any]:
     hidden_size, num_heads = counted(config, "hidden_size"), counted(config, "num_attention_heads")
     if hidden_size % num_heads:
         raise UnsoundConfig(
             f"config.json says hidden_size = {hidden_size}, which num_attention_heads = "
             f"{num_heads} does not divide"
-        )
-    norm_eps = config.get(eps_name, eps)
-    if not isinstance(norm_eps, int | float) or not 0 <= norm_eps < math.inf:
-        raise UnsoundConfig(
-            f"config.json says {eps_name} = {str(norm_eps)[:40]}, which is no small number"
         )
     return {
         "architecture": required(config, "architectures")[0],
@@ -171,7 +168,7 @@ def _shapes(config: HfConfig, *, eps_name: str, eps: float) -> dict[str, Any]:
         "num_layers": counted(config, "num_hidden_layers", most=1 << 12),
         "num_heads": num_heads,
         "max_position": counted(config, "max_position_embeddings", most=1 << 24),
-        "norm_eps": float(norm_eps),
+        "norm_eps": small(config, eps),
     }
 
 

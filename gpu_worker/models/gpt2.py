@@ -5,34 +5,26 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu_worker.config import ModelError
 from gpu_worker.layers import WeightTarget, activation
 from gpu_worker.models.absolute_positions import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
-from gpu_worker.models.decoder_config import required
+from gpu_worker.models.family_config import counted, family, flag, small
 
 
+@family("GPT2Config")
 def gpt2_config(config: Mapping[str, Any]) -> AbsoluteConfig:
-    architecture = config["architectures"][0]
-    for flag, served in (
-        ("scale_attn_weights", True),
-        ("scale_attn_by_inverse_layer_idx", False),
-        ("add_cross_attention", False),
-    ):
-        if bool(config.get(flag, served)) is not served:
-            raise ModelError(f"{architecture} with {flag} {not served} is not supported")
-    hidden_size = int(required(config, "n_embd"))
+    architecture, hidden_size = config["architectures"][0], counted(config, "n_embd")
     return AbsoluteConfig(
         architecture=architecture,
-        vocab_size=int(required(config, "vocab_size")),
+        vocab_size=counted(config, "vocab_size"),
         embedding_size=hidden_size,
         hidden_size=hidden_size,
-        intermediate_size=int(config.get("n_inner") or 4 * hidden_size),
-        num_layers=int(required(config, "n_layer")),
-        num_heads=int(required(config, "n_head")),
-        max_position=int(required(config, "n_positions")),
-        activation=activation(config.get("activation_function", "gelu_new"), architecture),
-        norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        intermediate_size=counted(config, "n_inner", 4 * hidden_size),
+        num_layers=counted(config, "n_layer"),
+        num_heads=counted(config, "n_head"),
+        max_position=counted(config, "n_positions"),
+        activation=activation(config["activation_function"], architecture),
+        norm_eps=small(config, "layer_norm_epsilon"),
+        tie_embeddings=flag(config, "tie_word_embeddings"),
     )
 
 

@@ -1,6 +1,5 @@
 """Decoders of the Llama family whose feed-forward is a mixture of experts: Mixtral, Qwen3-MoE."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +7,12 @@ from gpu_worker.config import ModelError
 from gpu_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
 from gpu_worker.models.decoder_config import (
     DecoderConfig,
+    HfConfig,
     mistral_config,
-    qwen3_config,
-    required,
+    qwen3_like,
+    uniform_windows,
 )
+from gpu_worker.models.family_config import FamilyConfig, counted, family, flag
 from gpu_worker.models.llama import Decoder, DecoderLayer, FeedForward, FeedForwardLike
 from gpu_worker.models.mixture_trial import keep_if_right
 
@@ -36,28 +37,33 @@ _MIXTRAL = ExpertNames(gate="w1", up="w3", down="w2")
 _QWEN = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
-def mixtral_config(config: Mapping[str, Any]) -> MoeConfig:
+@family("MixtralConfig")
+def mixtral_config(config: HfConfig) -> MoeConfig:
     return _moe_config(
         mistral_config(config),
-        num_experts=int(required(config, "num_local_experts")),
-        experts_per_token=int(required(config, "num_experts_per_tok")),
-        expert_size=int(required(config, "intermediate_size")),
+        num_experts=counted(config, "num_local_experts"),
+        experts_per_token=counted(config, "num_experts_per_tok"),
+        expert_size=counted(config, "intermediate_size"),
         renormalise=True,
         block="block_sparse_moe",
         names=_MIXTRAL,
     )
 
 
-def qwen3_moe_config(config: Mapping[str, Any]) -> MoeConfig:
-    base = qwen3_config(config)
-    step = int(config.get("decoder_sparse_step", 1))
+@family("Qwen3MoeConfig")
+def qwen3_moe_config(config: FamilyConfig) -> MoeConfig:
+    if not flag(config, "use_sliding_window"):
+        config["sliding_window"]  # which it then does not have
+        config = config.replacing(sliding_window=None)
+    base = qwen3_like(config, uniform_windows(config))
+    step = counted(config, "decoder_sparse_step")
     dense = {i for i in range(base.num_layers) if (i + 1) % step}
     return _moe_config(
         base,
-        num_experts=int(config.get("num_experts") or required(config, "num_local_experts")),
-        experts_per_token=int(required(config, "num_experts_per_tok")),
-        expert_size=int(required(config, "moe_intermediate_size")),
-        renormalise=bool(config.get("norm_topk_prob", False)),
+        num_experts=counted(config, "num_experts"),
+        experts_per_token=counted(config, "num_experts_per_tok"),
+        expert_size=counted(config, "moe_intermediate_size"),
+        renormalise=flag(config, "norm_topk_prob"),
         dense_layers=frozenset(dense | set(config.get("mlp_only_layers") or ())),
         block="mlp",
         names=_QWEN,

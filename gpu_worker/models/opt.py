@@ -5,32 +5,33 @@ from typing import Any
 
 from gpu_worker.layers import WeightTarget, activation
 from gpu_worker.models.absolute_positions import AbsoluteConfig, AbsoluteDecoder, AbsoluteLayer
-from gpu_worker.models.decoder_config import required
+from gpu_worker.models.family_config import counted, family, flag
 
 _POSITION_OFFSET = 2
 
 
+@family("OPTConfig")
 def opt_config(config: Mapping[str, Any]) -> AbsoluteConfig:
-    hidden_size = int(required(config, "hidden_size"))
-    norm_first = bool(config.get("do_layer_norm_before", True))
+    hidden_size, norm_first = counted(config, "hidden_size"), flag(config, "do_layer_norm_before")
+    has_no_norm = flag(config, "_remove_final_layer_norm")
     architecture = config["architectures"][0]
     return AbsoluteConfig(
         architecture=architecture,
-        vocab_size=int(required(config, "vocab_size")),
-        embedding_size=int(config.get("word_embed_proj_dim") or hidden_size),
+        vocab_size=counted(config, "vocab_size"),
+        embedding_size=counted(config, "word_embed_proj_dim", hidden_size),
         hidden_size=hidden_size,
-        intermediate_size=int(required(config, "ffn_dim")),
-        num_layers=int(required(config, "num_hidden_layers")),
-        num_heads=int(required(config, "num_attention_heads")),
-        max_position=int(required(config, "max_position_embeddings")),
-        activation=activation(config.get("activation_function", "relu"), architecture),
+        intermediate_size=counted(config, "ffn_dim"),
+        num_layers=counted(config, "num_hidden_layers"),
+        num_heads=counted(config, "num_attention_heads"),
+        max_position=counted(config, "max_position_embeddings"),
+        activation=activation(config["activation_function"], architecture),
         norm_eps=1e-5,
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        tie_embeddings=flag(config, "tie_word_embeddings"),
         position_offset=_POSITION_OFFSET,
-        bias=bool(config.get("enable_bias", True)),
+        bias=flag(config, "enable_bias"),
         norm_first=norm_first,
-        final_norm=norm_first and not config.get("_remove_final_layer_norm", False),
-        norm_affine=bool(config.get("layer_norm_elementwise_affine", True)),
+        final_norm=norm_first and not has_no_norm,
+        norm_affine=flag(config, "layer_norm_elementwise_affine"),
     )
 
 

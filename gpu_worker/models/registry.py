@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import (
-    UnsoundConfig,
     granite_config,
     llama_config,
     mistral_config,
@@ -24,7 +23,13 @@ from gpu_worker.models.decoder_config import (
     qwen2_config,
     qwen3_config,
 )
-from gpu_worker.models.encoder_config import bert_config, modernbert_config, roberta_config
+from gpu_worker.models.encoder_config import (
+    bert_config,
+    modernbert_config,
+    roberta_config,
+    xlm_roberta_config,
+)
+from gpu_worker.models.family_config import UnsoundConfig
 from gpu_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 
 if TYPE_CHECKING:
@@ -211,7 +216,8 @@ def only_pools(config: Mapping[str, Any]) -> bool:
     """Says whether a config.json names an architecture that generates no tokens."""
     names = config.get("architectures") or ()
     known = any(name in _specs and not _specs[name].generates for name in names)
-    return known or bool(config.get("use_bidirectional_attention"))
+    both_ways = bool(config.get("use_bidirectional_attention")) or config.get("is_causal") is False
+    return known or both_ways
 
 
 def has_native_program(names: Iterable[str]) -> bool:
@@ -361,7 +367,7 @@ _encoder_reader: Callable[[Mapping[str, Any]], ServedConfig]
 for _family, _encoder_reader, _module, _model_name in (
     ("Bert", bert_config, "bert", "BertEncoder"),
     ("Roberta", roberta_config, "bert", "BertEncoder"),
-    ("XLMRoberta", roberta_config, "bert", "BertEncoder"),
+    ("XLMRoberta", xlm_roberta_config, "bert", "BertEncoder"),
     ("ModernBert", modernbert_config, "modernbert", "ModernBertEncoder"),
 ):
     for _end in ("Model", "ForMaskedLM", "ForSequenceClassification"):

@@ -59,11 +59,16 @@ class YarnScaling:
     beta_slow: float
     attention_factor: float
     """Multiplies rotated queries and keys."""
+    truncates: bool = True
+    """True if the ramp's ends are whole indices."""
 
     def apply(self, inv_freq: FloatArray, theta: float) -> FloatArray:
         size = 2 * len(inv_freq)
-        low = max(math.floor(self._index(self.beta_fast, size, theta)), 0)
-        high = min(math.ceil(self._index(self.beta_slow, size, theta)), size - 1)
+        first = self._index(self.beta_fast, size, theta)
+        last = self._index(self.beta_slow, size, theta)
+        if self.truncates:
+            first, last = math.floor(first), math.ceil(last)
+        low, high = max(first, 0), min(last, size - 1)
         indices = np.arange(len(inv_freq), dtype=np.float32)
         divided = np.clip((indices - low) / max(high - low, 1e-3), 0, 1)
         mixed: FloatArray = inv_freq / self.factor * divided + inv_freq * (1 - divided)
@@ -96,7 +101,24 @@ class LongRopeScaling:
         return FrequencyDivisors(self.long if is_long else self.short)
 
 
-RopeScaling = Llama3Scaling | FrequencyDivisors | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicScaling:
+    """NTK-aware scaling: a larger base for windows longer than the original one.
+
+    As with LongRoPE, the window that is served chooses, once for all sequences.
+    """
+
+    factor: float
+    original: int
+
+    def of_window(self, theta: float, head_size: int, max_position: int) -> float:
+        """Returns the base of a window."""
+        stretch = self.factor * max(max_position, self.original) / self.original
+        power = head_size / (head_size - 2)
+        return float(theta * (stretch - (self.factor - 1)) ** power)
+
+
+RopeScaling = Llama3Scaling | FrequencyDivisors | YarnScaling | LongRopeScaling | DynamicScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,25 +129,38 @@ class RopeConfig:
     scaling: RopeScaling | None = None
 
     def inv_freq(self, head_size: int) -> FloatArray:
-        """[head_size / 2] float32: radians per position; LongRoPE's are those of a window."""
+        """[head_size / 2] float32: radians per position, without the choice of a window."""
         exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
         powers = np.power(self.theta, exponents.astype(np.float64)).astype(np.float32)
         inv_freq: FloatArray = np.reciprocal(powers)
         scaling = self.scaling
-        assert not isinstance(scaling, LongRopeScaling)
+        assert not isinstance(scaling, LongRopeScaling | DynamicScaling)
         return inv_freq if scaling is None else scaling.apply(inv_freq, self.theta)
 
-    def _of_window(self, max_position: int) -> "RopeConfig":
-        if not isinstance(self.scaling, LongRopeScaling):
-            return self
-        return replace(self, scaling=self.scaling.of_window(max_position))
+    @property
+    def original_length(self) -> int | None:
+        """Longest window without the factors of a longer one; None if no window changes any."""
+        match self.scaling:
+            case LongRopeScaling():
+                return self.scaling.original_max_position
+            case DynamicScaling():
+                return self.scaling.original
+        return None
+
+    def _of_window(self, head_size: int, max_position: int) -> "RopeConfig":
+        match self.scaling:
+            case LongRopeScaling():
+                return replace(self, scaling=self.scaling.of_window(max_position))
+            case DynamicScaling():
+                theta = self.scaling.of_window(self.theta, head_size, max_position)
+                return replace(self, theta=theta, scaling=None)
+        return self
 
     def cos_sin(self, head_size: int, max_position: int) -> tuple[FloatArray, FloatArray]:
         """Returns the factors of each position, [max_position, head_size / 2] float32 each."""
         positions = np.arange(max_position, dtype=np.float32)
-        radians = np.outer(positions, self._of_window(max_position).inv_freq(head_size)).astype(
-            np.float64
-        )
+        inv_freq = self._of_window(head_size, max_position).inv_freq(head_size)
+        radians = np.outer(positions, inv_freq).astype(np.float64)
         factor = 1.0
         if isinstance(self.scaling, YarnScaling | LongRopeScaling):
             factor = self.scaling.attention_factor

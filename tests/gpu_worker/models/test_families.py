@@ -30,6 +30,7 @@ SHAPES = {
     "intermediate_size": 8,
     "num_hidden_layers": 7,
     "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 8,
 }
@@ -46,17 +47,17 @@ def read(reader: Reader, config: Mapping[str, object], **changes: object) -> Any
 @pytest.mark.parametrize(
     ("reader", "config", "changes", "message"),
     [
-        (gpt2_config, GPT2, {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx True"),
-        (gpt2_config, GPT2, {"scale_attn_weights": False}, "scale_attn_weights False"),
+        (gpt2_config, GPT2, {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx true"),
+        (gpt2_config, GPT2, {"scale_attn_weights": False}, "scale_attn_weights false"),
         (gpt2_config, GPT2, {"activation_function": "tanh"}, "'tanh' is not supported; use gelu"),
-        (gpt2_config, GPT2, {"n_embd": None}, "has no 'n_embd'"),
-        (opt_config, OPT, {"ffn_dim": None}, "has no 'ffn_dim'"),
+        (gpt2_config, GPT2, {"n_embd": None}, "n_embd = null"),
+        (opt_config, OPT, {"ffn_dim": None}, "ffn_dim = null"),
         (gemma_config, SHAPES, {"hidden_act": "silu"}, "activation 'silu' is not supported"),
         (gemma2_config, SHAPES, {"hidden_activation": "relu"}, "activation 'relu'"),
-        (gemma2_config, SHAPES, {"use_bidirectional_attention": True}, "sees later tokens"),
+        (gemma2_config, SHAPES, {"use_bidirectional_attention": True}, "attention true"),
         (mixtral_config, MIXTRAL, {"num_experts_per_tok": 5}, r"must be in \[1, 4\]"),
-        (mixtral_config, MIXTRAL, {"num_local_experts": None}, "has no 'num_local_experts'"),
-        (qwen3_moe_config, MIXTRAL, {}, "has no 'moe_intermediate_size'"),
+        (mixtral_config, MIXTRAL, {"num_local_experts": 0}, "num_local_experts = 0"),
+        (qwen3_moe_config, MIXTRAL, {"moe_intermediate_size": None}, "_size = null"),
     ],
 )
 def test_what_is_not_served_is_refused(

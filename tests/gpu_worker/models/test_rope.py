@@ -9,14 +9,24 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gpu_worker.batch.arrays import FloatArray
-from gpu_worker.models.decoder_config import rope_config
+from gpu_worker.models.rope_config import rope_config
 
+_LENGTH = {"max_position_embeddings": 32768}
 _ORIGINAL = {"original_max_position_embeddings": 8192}
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 3.0},
     "llama3": _LLAMA3 | _ORIGINAL,
     "yarn": {"rope_type": "yarn", "factor": 4.0} | _ORIGINAL,
+    "yarn-mscale": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.2},
+    "yarn-ramp": {"rope_type": "yarn", "factor": None, "truncate": False, **_ORIGINAL},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 8 for i in range(32)],
+        "long_factor": [2.0 + i for i in range(32)],
+        **_ORIGINAL,
+    },
 }
 
 
@@ -35,28 +45,28 @@ def test_frequencies_are_within_one_rounding_of_those_of_pytorch(
     theta: float, head_size: int
 ) -> None:
     exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
-    ours = rope_config({"rope_theta": theta}, head_size).inv_freq(head_size)
+    ours = rope_config(_LENGTH | {"rope_theta": theta}, head_size).inv_freq(head_size)
     # A power of PyTorch's may be the other neighbour; so may its reciprocal then.
     assert ulps(ours, (1.0 / theta**exponents).numpy()) <= 1
 
 
+@pytest.mark.parametrize("window", [2048, 65536])
 @pytest.mark.parametrize("scaling", _SCALINGS)
-def test_scaled_frequencies_are_those_of_transformers(scaling: str) -> None:
+def test_scaled_rotations_are_those_of_transformers(scaling: str, window: int) -> None:
     parameters = {"rope_theta": 500000.0, **_SCALINGS[scaling]}
     config = LlamaConfig(
-        hidden_size=512,
-        num_attention_heads=8,
-        max_position_embeddings=32768,
-        rope_parameters=parameters,
+        hidden_size=512, num_attention_heads=8, rope_parameters=dict(parameters), **_LENGTH
     )
-    theirs, _ = ROPE_INIT_FUNCTIONS[scaling](config, torch.device("cpu"))
-    ours = rope_config({"rope_parameters": parameters}, 64).inv_freq(64)
+    make = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+    theirs, factor = make(config, torch.device("cpu"), seq_len=window)
+    cos, sin = rope_config(_LENGTH | {"rope_parameters": parameters}, 64).cos_sin(64, window)
     # Two roundings of the power and its reciprocal, and one of each of some five operations.
-    np.testing.assert_allclose(ours, theirs.numpy(), rtol=8 * 2.0**-24)
+    np.testing.assert_allclose(np.arctan2(sin[1], cos[1]), theirs.numpy(), rtol=8 * 2.0**-24)
+    np.testing.assert_allclose(cos[0], factor, rtol=2.0**-23)
 
 
 def test_angles_are_within_one_rounding_of_those_of_pytorch() -> None:
-    rope = rope_config({"rope_theta": 1e4}, 64)
+    rope = rope_config(_LENGTH | {"rope_theta": 1e4}, 64)
     radians = torch.outer(torch.arange(8192.0), torch.from_numpy(rope.inv_freq(64)))
     cos, sin = rope.cos_sin(64, 8192)
     assert ulps(cos, radians.cos().numpy()) <= 1
