@@ -87,7 +87,7 @@ class Admission:
         texts."""
         if api_request.pooled is not None:
             token_ids, field, params = await encode_prompt(
-                api_request, model, max_bytes=self._config.max_prompt_bytes, payer=payer
+                api_request, model, max_bytes=self.max_text_bytes, payer=payer
             )
             return EncodedPrompt(token_ids, field, pooling=params)
         constraint, prepared = api_request.sampling.get("structured_output"), None
@@ -190,34 +190,25 @@ class Admission:
             bad_words=prompt.bad_words,
         )
 
-    def max_text_bytes(self, model: ServedModel, *, is_truncated: bool = False) -> int:
-        """Returns the length of the longest text that can fit the window; truncated ones may be
-        longer."""
-        if is_truncated:
-            return self._config.max_prompt_bytes
-        longest = model.max_model_len * model.tokenizer.vocabulary.max_token_bytes
-        return min(self._config.max_prompt_bytes, longest)
-
-    def _max_text_bytes_of(self, api_request: ApiRequest, model: ServedModel) -> int:
-        return self.max_text_bytes(
-            model, is_truncated=api_request.truncate_prompt_tokens is not None
-        )
+    @property
+    def max_text_bytes(self) -> int:
+        """Bytes of the longest text that is tokenised. How many tokens it has is counted then: one
+        may stand for any number of spaces or letters."""
+        return self._config.max_prompt_bytes
 
     def _check_pooled(self, api_request: ApiRequest, pooled: Pooled, model: ServedModel) -> None:
         check_truncation(api_request.truncate_prompt_tokens)
-        max_bytes = self._max_text_bytes_of(api_request, model)
         for field, text in texts_of(api_request.prompt, pooled):
-            with self._naming_window(max_bytes, model):
-                params_validation.check_text(text, field=field, max_bytes=max_bytes)
+            with self._naming_window(model):
+                params_validation.check_text(text, field=field, max_bytes=self.max_text_bytes)
 
     def _check_prompt(self, api_request: ApiRequest, model: ServedModel) -> None:
         match api_request.prompt:
             case TextPrompt(text=text):
                 if not text:
                     raise InvalidArgument("text", text, "a text that is not empty")
-                max_bytes = self._max_text_bytes_of(api_request, model)
-                with self._naming_window(max_bytes, model):
-                    params_validation.check_text(text, field="text", max_bytes=max_bytes)
+                with self._naming_window(model):
+                    params_validation.check_text(text, field="text", max_bytes=self.max_text_bytes)
             case TokensPrompt(token_ids=token_ids, field=field):
                 length = min(len(token_ids), api_request.truncate_prompt_tokens or len(token_ids))
                 params_validation.check_prompt_length(length, field=field, model=model)
@@ -240,25 +231,24 @@ class Admission:
             case TokensPrompt(token_ids=token_ids, field=field):
                 return token_ids[-last:] if last else token_ids, field, ""
             case Conversation() as conversation:
-                max_bytes = self._max_text_bytes_of(api_request, model)
-                with self._naming_window(max_bytes, model):
+                with self._naming_window(model):
                     chat = await model.tokenizer.encode_chat(
-                        conversation, max_bytes=max_bytes, last=last, payer=payer
+                        conversation, max_bytes=self.max_text_bytes, last=last, payer=payer
                     )
                     return chat.token_ids, "messages", chat.opening
             case PairPrompt():
                 raise AssertionError("a pair is pooled")
 
     @contextmanager
-    def _naming_window(self, max_bytes: int, model: ServedModel) -> Iterator[None]:
-        """Raises ContextOverflow for a text that is too long, if the window is the limit."""
+    def _naming_window(self, model: ServedModel) -> Iterator[None]:
+        """Raises ContextOverflow for a text that is too long, if that is far beyond the window."""
         try:
             yield
         except TextTooLong as error:
-            if max_bytes == self._config.max_prompt_bytes:
-                raise
             window = model.max_model_len
-            allowed = f"at most {max_bytes} bytes, or truncate_prompt_tokens"
+            if window * model.tokenizer.vocabulary.max_token_bytes >= self.max_text_bytes:
+                raise
+            allowed = f"at most {self.max_text_bytes} bytes"
             raise ContextOverflow(error.field, error.value, allowed, window=window) from None
 
 

@@ -102,7 +102,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _token_ids(
         self, request: pb.TokenizeRequest, model: ServedModel, payer: Payer
     ) -> list[int]:
-        max_bytes = self._generator.admission.max_text_bytes(model)
+        max_bytes = self._generator.admission.max_text_bytes
         if request.HasField("chat"):
             conversation = tokenize_codec.conversation(request)
             encode = model.tokenizer.encode_chat(conversation, max_bytes=max_bytes, payer=payer)

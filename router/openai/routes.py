@@ -132,7 +132,7 @@ class Api:
         self._generator.models.all()  # raises Unavailable
         body, conversation = await self._bodies.read(request, TokenizeBody, into=conversation_of)
         with self._generator.place(caller, body.model or "") as place:
-            max_bytes = self._generator.admission.max_text_bytes(place.model)
+            max_bytes = self._generator.admission.max_text_bytes
             answer = tokenized(body, conversation, place, payer=caller.payer, max_bytes=max_bytes)
             content = await until_disconnected(request.receive, answer)
         return json_content(content, headers=ignored_header(request))

@@ -1,5 +1,6 @@
 """Checks and encodes prompts that a call of an engine has pooled, and finishes their vectors."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,16 +50,15 @@ class PooledRun:
 
     async def encoded(self, requests: Sequence[ApiRequest]) -> list[Prompt]:
         """Returns the tokens of all prompts. Raises ValueError."""
-        max_bytes = self.model.max_model_len * self.model.tokenizer.vocabulary.max_token_bytes
         with refusing():
             for one in requests:
                 assert one.pooled is not None
                 check_truncation(one.truncate_prompt_tokens)
                 texts_of(one.prompt, one.pooled)
-            return [await self._encoded(one, max_bytes) for one in requests]
+            return [await self._encoded(one) for one in requests]
 
-    async def _encoded(self, request: ApiRequest, max_bytes: int) -> Prompt:
-        pooled = await encode_prompt(request, self.model, max_bytes=max_bytes, payer=ANYONE)
+    async def _encoded(self, request: ApiRequest) -> Prompt:
+        pooled = await encode_prompt(request, self.model, max_bytes=sys.maxsize, payer=ANYONE)
         text = request.prompt.text if isinstance(request.prompt, TextPrompt) else None
         return Prompt(text, pooled.token_ids, pooling=pooled.params)
 

@@ -1,6 +1,7 @@
 """Checks and tokenises prompts in the forms that callers give: texts, token ids, conversations."""
 
 import numbers
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
@@ -130,7 +131,6 @@ class Encoder:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._max_text_bytes = model.max_model_len * model.tokenizer.vocabulary.max_token_bytes
 
     def encode(
         self, prompt: GivenPrompt, *, field: str = _TEXT, truncate: int | None = None
@@ -142,7 +142,7 @@ class Encoder:
         """
         ids = prompt.token_ids
         if ids is None:
-            text = self.check_text(prompt, field=field, truncate=truncate)
+            text = _text_of(prompt, field=field)
             tokenizer, special = self._model.tokenizer, prompt.add_special_tokens
             ids = tokenizer.encode_blocking(text, add_special_tokens=special)
         encoded = Prompt(prompt.text, list(ids), prompt.cache_salt)
@@ -154,7 +154,7 @@ class Encoder:
         """Returns the same as `encode`, computed on the tokenizer's threads."""
         ids = prompt.token_ids
         if ids is None:
-            text = self.check_text(prompt, field=field, truncate=truncate)
+            text = _text_of(prompt, field=field)
             tokenizer, special = self._model.tokenizer, prompt.add_special_tokens
             ids = await tokenizer.encode(text, add_special_tokens=special)
         encoded = Prompt(prompt.text, list(ids), prompt.cache_salt)
@@ -167,18 +167,9 @@ class Encoder:
         tokenizer = self._model.tokenizer
         with refusing():
             conversation.check()
-            text = tokenizer.render_chat(conversation, max_bytes=self._max_text_bytes)
+            text = tokenizer.render_chat(conversation, max_bytes=sys.maxsize)
         ids = tokenizer.encode_rendered(text, conversation)
         return self.check(Prompt(plain(text), ids), field=field, truncate=truncate)
-
-    def check_text(self, prompt: GivenPrompt, *, field: str, truncate: int | None) -> str:
-        if not prompt.text:
-            raise ValueError(f"{field}: the prompt is empty")
-        if truncate is not None:
-            return prompt.text
-        with refusing():
-            params_validation.check_text(prompt.text, field=field, max_bytes=self._max_text_bytes)
-        return prompt.text
 
     def check(self, prompt: Prompt, *, field: str, truncate: int | None = None) -> Prompt:
         """Returns a prompt that fits the model's window and vocabulary."""
@@ -193,3 +184,9 @@ class Encoder:
         if min(token_ids) < 0:
             raise ValueError(f"{field}: token ids are at least 0")
         return prompt
+
+
+def _text_of(prompt: GivenPrompt, *, field: str) -> str:
+    if not prompt.text:
+        raise ValueError(f"{field}: the prompt is empty")
+    return prompt.text

@@ -3,12 +3,15 @@
 import asyncio
 import base64
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2
@@ -135,6 +138,33 @@ async def test_a_long_input_is_a_400_unless_it_is_cut() -> None:
     assert refused["error"]["param"] == "input[0]"
     assert "or truncate_prompt_tokens" in refused["error"]["message"]
     assert len(ids(http.stack.scheduler.added[-1])) == 6
+
+
+async def test_what_fits_is_counted_in_tokens_however_many_bytes_they_stand_for() -> None:
+    backend = make_word_pieces()
+    texts = ["a" + 600 * " " + "b", 600 * "x", "\t" * 600, "e\u0301" * 300 + " a"]
+    files = {"tokenizer.json": json.loads(backend.to_str())}
+    async with serving(max_model_len=8, texts=files) as http:
+        answer = await post(http, "/v1/embeddings", input=texts)
+        expected = [backend.encode(text).ids for text in texts]
+        assert sorted(map(ids, http.stack.scheduler.added)) == sorted(expected)
+        assert len(answer["data"]) == len(texts)
+        for text in texts:
+            tokenized = await post(http, "/tokenize", prompt=text)
+            assert tokenized["tokens"] == backend.encode(text).ids
+        refused = await post(http, "/v1/embeddings", status=400, input="a " * 7)
+        assert refused["error"]["code"] == "context_length_exceeded"
+        assert "a prompt of 9 tokens" in refused["error"]["message"]
+
+
+def make_word_pieces() -> tokenizers.Tokenizer:
+    """Returns BERT's kind of tokenizer: spaces are no tokens, and a long word is one."""
+    vocab = {one: i for i, one in enumerate(["[UNK]", "[CLS]", "[SEP]", "a", "b", "##a"])}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return backend
 
 
 async def test_a_model_says_what_it_is_asked_for_wrongly() -> None:
