@@ -37,7 +37,7 @@ trap finish EXIT
 trap 'exit 1' INT TERM
 
 ask() { # PROMPT FLAG...: the answer as JSON
-    signalbox chat "$@" --json --router "$ROUTER_ADDRESS" --temperature 0 --timeout 300
+    signalbox chat "$@" --json --router "$ROUTER_ADDRESS" --temperature 0 --timeout 300 </dev/null
 }
 text() { # FILE: the text of a JSON answer
     python -c 'import json, sys; print(json.load(open(sys.argv[1]))["outputs"][0]["text"])' "$1"

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from signalbox.client.connection import connection, router_client
+from signalbox.client.piped_input import with_piped
 from signalbox.client.router_flags import (
     add_model_flag,
     add_router_flags,
@@ -31,6 +32,7 @@ examples
   signalbox chat "What is the capital of South Korea?"
   signalbox chat                                       # a conversation; /help lists its commands
   signalbox chat --system "Answer in French." --temperature 0 "Good morning"
+  cat article.txt | signalbox chat "Summarise this:"   # what is piped goes first
   echo "Summarise: ..." | signalbox chat --json --router gpu1:50051
 """
 COMMANDS = """\
@@ -51,7 +53,7 @@ _QUOTES = '"""'
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox chat`."""
-    what = "message (default: standard input, or a conversation on a terminal)"
+    what = "message, after what is piped (default: what is piped, or a conversation on a terminal)"
     parser.add_argument("message", metavar="MESSAGE", nargs="?", help=what)
     parser.add_argument("--system", metavar="TEXT", help="instructions before the message")
     parser.add_argument("--json", action="store_true", help="print one JSON object an answer")
@@ -62,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints the answer to one message, or to each message typed."""
-    asyncio.run(talk(options))
+    asyncio.run(talk({**options, "message": with_piped(options["message"])}))
 
 
 @dataclass(slots=True)
@@ -95,11 +97,9 @@ class Conversation:
 
 
 async def talk(options: dict[str, Any]) -> None:
-    """Answers options["message"], standard input, or typed messages, by the router of the flags."""
+    """Answers options["message"], or typed messages if it is None, by the router of the flags."""
     conversation = Conversation(options["system"], asked=request_options(options))
     as_json, message, model = options["json"], options["message"], options["model"]
-    if message is None and not sys.stdin.isatty():
-        message = sys.stdin.read()
     if message is not None and not message.strip():
         raise ValueError(
             "the message is empty; give one, or none on a terminal to hold a conversation"

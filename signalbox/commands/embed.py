@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from signalbox.client.connection import connection, router_client
+from signalbox.client.piped_input import read_input
 from signalbox.client.router_flags import add_model_flag, add_router_flags
 from signalbox.client.terminal_answer import explained
 
@@ -50,7 +50,7 @@ def run(options: dict[str, Any]) -> None:
 
 
 def _lines() -> list[str]:
-    return [text for line in sys.stdin if (text := line.rstrip("\n"))]
+    return [text for text in read_input().split("\n") if text]
 
 
 async def _run(options: dict[str, Any], texts: Sequence[str]) -> None:

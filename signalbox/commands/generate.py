@@ -2,10 +2,10 @@
 
 import argparse
 import asyncio
-import sys
 from typing import Any
 
 from signalbox.client.connection import connection, router_client
+from signalbox.client.piped_input import read_input, with_piped
 from signalbox.client.router_flags import (
     add_model_flag,
     add_router_flags,
@@ -27,7 +27,10 @@ examples
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox generate`."""
     parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?", help="prompt (default: standard input)"
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        help="prompt, after what is piped (default: standard input)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_sampling_flags(parser)
@@ -37,11 +40,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints the continuation of a prompt."""
-    asyncio.run(_generate(options))
+    given = options["prompt"]
+    asyncio.run(_generate(options, read_input() if given is None else with_piped(given) or ""))
 
 
-async def _generate(options: dict[str, Any]) -> None:
-    prompt = options["prompt"] if options["prompt"] is not None else sys.stdin.read()
+async def _generate(options: dict[str, Any], prompt: str) -> None:
     asked = request_options(options)
     async with router_client(options["router"], connection(options)) as client:
         stream = client.stream_generate(prompt, model=options["model"], **asked)

@@ -7,7 +7,6 @@ answer goes to standard output, everything else to standard error.
 import argparse
 import asyncio
 import os
-import stat
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 from gpu_worker.loading.model_source import model_name
 from rpc.telemetry import logs
 from signalbox.client.connection import router_client
+from signalbox.client.piped_input import with_piped
 from signalbox.client.router_flags import DEFAULT_ROUTER, add_sampling_flags
 from signalbox.commands import chat
 from signalbox.flags.parser import Parser
@@ -46,9 +46,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.conflict_handler = "resolve"  # a request's --seed hides that of vLLM's server
     add_service_flags(parser, RunSettings)
     parser.usage, parser.epilog = "%(prog)s MODEL [PROMPT ...] [FLAG ...]", EXAMPLES
-    parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="*", help="message (default: a conversation)"
-    )
+    what = "message, after what is piped (default: a conversation)"
+    parser.add_argument("prompt", metavar="PROMPT", nargs="*", help=what)
     parser.words = "prompt"
     of_chat = argparse.ArgumentParser(add_help=False)
     of_chat.add_argument("--system", metavar="TEXT", help="instructions before the message")
@@ -66,7 +65,7 @@ def run(options: dict[str, Any]) -> None:
     asked = {name: options.pop(name) for name in names}
     if options.get("simulate") and "model" in options:  # with --simulate there is no MODEL
         words.insert(0, options.pop("model"))
-    asked["message"] = _message(words)
+    asked["message"] = with_piped(" ".join(words) or None)
     notices: list[str] = []
     settings = load(RunSettings, options, tell=notices.append)
     for notice in notices:
@@ -113,16 +112,3 @@ async def _served_name(address: str, settings: RunSettings) -> str:
         async with asyncio.timeout(PROBE_S), router_client(address) as client:
             return next((one.name for one in await client.models() if one.name in names), "")
     return ""
-
-
-def _message(words: list[str]) -> str | None:
-    """Returns the piped text and then the prompt; None if there is neither."""
-    prompt = " ".join(words)
-    piped = "" if sys.stdin is None or not _is_piped() else sys.stdin.read().strip()
-    return "\n\n".join(part for part in (piped, prompt) if part) or None
-
-
-def _is_piped() -> bool:
-    """Returns whether standard input is a pipe or a file, not a terminal or /dev/null."""
-    mode = os.fstat(sys.stdin.fileno()).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)

@@ -3,13 +3,13 @@
 import argparse
 import asyncio
 import json
-import sys
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from signalbox.client.connection import connection, router_client
+from signalbox.client.piped_input import read_input
 from signalbox.client.router_flags import add_model_flag, add_router_flags
 from signalbox.client.tables import show
 from signalbox.client.terminal_answer import explained
@@ -45,11 +45,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints tokens or text."""
-    asyncio.run(_run(options))
+    asyncio.run(_run(options, " ".join(options["text"]) if options["text"] else read_input()))
 
 
-async def _run(options: dict[str, Any]) -> None:
-    given = " ".join(options["text"]) if options["text"] else sys.stdin.read()
+async def _run(options: dict[str, Any], given: str) -> None:
     special, model = not options["no_special_tokens"], options["model"]
     async with router_client(options["router"], connection(options)) as client:
         with explained(client.address):

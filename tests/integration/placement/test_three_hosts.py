@@ -76,7 +76,12 @@ def test_a_request_passes_three_hosts(three: list[Host], model: Path, tmp_path: 
 
         def answered() -> bool:
             done = subprocess.run(
-                asked, capture_output=True, text=True, env=environment(), check=False
+                asked,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=environment(),
+                check=False,
             )
             told.append(done.stderr)
             return done.returncode == 0

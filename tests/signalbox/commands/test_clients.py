@@ -86,6 +86,24 @@ def test_an_empty_message_is_refused_before_a_router_is_called(
         assert "the message is empty" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_what_is_piped_goes_before_the_message(
+    command: str, stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "piped").write_text("A text.\n")
+
+    def num_prompt_tokens(*message: str, piped: bool = False) -> int:
+        with (tmp_path / "piped" if piped else Path(os.devnull)).open() as source:
+            monkeypatch.setattr("sys.stdin", source)
+            done = run_here(command, *message, "--json", "--router", stack.address)
+        assert done.returncode == 0, done.stderr
+        return int(json.loads(done.stdout)["usage"]["prompt_tokens"])
+
+    whole = num_prompt_tokens("A text.\n\nHi")
+    assert num_prompt_tokens("Hi", piped=True) == whole > num_prompt_tokens("Hi")
+    assert num_prompt_tokens("A text.") <= num_prompt_tokens(piped=True) < whole
+
+
 def test_models_say_what_is_served_and_how_busy_it_is(stack: Stack) -> None:
     done = run_here("models", "--json", "--router", stack.address)
     answer = json.loads(done.stdout)

@@ -120,7 +120,10 @@ def test_the_only_worker_is_started_again_and_takes_over_what_waits(log: Path) -
     with serve(log, "--simulate", "--simulated-step-ms=20") as stack:
         asked = [*COMMAND, "generate", "hello", "--max-tokens=100", "--ignore-eos"]
         with subprocess.Popen(
-            [*asked, "--router", stack.address], stdout=subprocess.PIPE, env=environment()
+            [*asked, "--router", stack.address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environment(),
         ) as asking:
             assert asking.stdout is not None
             assert asking.stdout.read(1)
@@ -160,6 +163,7 @@ def test_ctrl_c_during_an_import_is_status_130_and_not_a_word(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, imported, *arguments],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=EVENT_S,
@@ -181,7 +185,9 @@ def test_an_unknown_instruction_set_is_refused_before_anything_starts(
 def test_a_second_signal_ends_the_stack_at_once_with_status_1(log: Path) -> None:
     with serve(log, "--simulate", "--simulated-step-ms=200", "--drain-timeout=600") as stack:
         asked = [*COMMAND, "generate", "hello", "--max-tokens", "900", "--router", stack.address]
-        with subprocess.Popen(asked, stdout=subprocess.PIPE, env=environment()) as asking:
+        with subprocess.Popen(
+            asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()
+        ) as asking:
             assert asking.stdout is not None
             assert asking.stdout.read(1)
             stack.process.send_signal(signal.SIGTERM)
@@ -366,6 +372,7 @@ def test_a_reader_that_leaves_is_no_error(shared: Stack) -> None:
     arguments = ["generate", "hello", "--ignore-eos", "--max-tokens=4000"]
     process = subprocess.Popen(
         [*COMMAND, *arguments, "--router", shared.address],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
