@@ -43,13 +43,13 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation, *, max_bytes: int) -> Text:
         """Returns the prompt. Raises InvalidArgument if the template refuses the conversation."""
-        first, *others = tool_prompt.forms_of(conversation, self.facts)
+        forms = tool_prompt.forms_of(conversation, self.facts)
         is_large = len(conversation.messages) > MANY_MESSAGES
         try:
             with without_full_collections() if is_large else nullcontext():
-                return self._render(first, max_bytes=max_bytes)
+                return self._render(next(forms), max_bytes=max_bytes)
         except InvalidArgument:
-            for form in others:
+            for form in forms:
                 with suppress(InvalidArgument):
                     return self._render(form, max_bytes=max_bytes)
             raise
@@ -94,7 +94,7 @@ class ClientTemplates:
         long."""
         async with self._processes.slot(payer):  # parsing a template may take half a second
             facts = await _in_thread(facts_of, conversation.chat_template or "")
-        first, *others = await _in_thread(tool_prompt.forms_of, conversation, facts)
+        first, *others = await _in_thread(_forms_of, conversation, facts)
         try:
             return await self._render(first, facts, max_bytes=max_bytes, payer=payer)
         except InvalidArgument:
@@ -125,6 +125,10 @@ class ClientTemplates:
             special_tokens=self._special_tokens,
             max_bytes=max_bytes + len(mark),
         )
+
+
+def _forms_of(conversation: Conversation, facts: TemplateFacts) -> list[Conversation]:
+    return list(tool_prompt.forms_of(conversation, facts))
 
 
 async def _in_thread(call: Callable[..., T], *args: Any) -> T:

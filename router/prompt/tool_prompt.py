@@ -7,13 +7,17 @@ tags among them are control tokens if the model has such.
 """
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 from router.prompt.conversation import Conversation, Message, ToolCall, ToolMode
 from router.prompt.provenance import MODEL, TEMPLATE, Text, concat, written_by
 from router.prompt.template_facts import TemplateFacts
 
+_SHORT_ID_CHARS = 9
+_SHORT_ID = re.compile(f"[a-zA-Z0-9]{{{_SHORT_ID_CHARS}}}")
 _INTRODUCTION = "You may call functions. Each is described by one JSON object:"
 _AUTO = """To call a function, write its name and arguments as a JSON object between tags:
 <tool_call>
@@ -26,24 +30,28 @@ _REQUIRED = """Answer with calls alone, as a JSON list:
 _NAMED = ("Answer with the arguments of a call of ", " alone, as a JSON object.")
 
 
-def forms_of(conversation: Conversation, facts: TemplateFacts) -> list[Conversation]:
-    """Returns the forms to render in order; the first that the template accepts is used.
+def forms_of(conversation: Conversation, facts: TemplateFacts) -> Iterator[Conversation]:
+    """Yields the forms to render in order; the first that the template accepts is used.
 
-    The only form is the conversation itself if its template supports all of it. Otherwise the first
-    has no tools, and the second has no system message of ours, which some templates refuse.
+    The first form is the conversation itself if its template supports tools; another has ids of
+    calls as Mistral's templates want them. Otherwise the first has no tools, and the second has no
+    system message of ours, which some templates refuse.
     """
     if not facts.takes_tools and conversation.offered_tools:
         told = dataclasses.replace(conversation, messages=_in_words(conversation.messages))
         prompt = tool_prompt(conversation)
-        return [
-            dataclasses.replace(told, tools=(), messages=_with_system(told.messages, prompt)),
-            dataclasses.replace(told, tools=(), messages=_with_user(told.messages, prompt)),
-        ]
+        for with_prompt in (_with_system, _with_user):
+            yield dataclasses.replace(told, tools=(), messages=with_prompt(told.messages, prompt))
+        return
     if not (facts.takes_tools or facts.takes_tool_calls) and any(
         map(_is_call, conversation.messages)
     ):
-        return [dataclasses.replace(conversation, messages=_in_words(conversation.messages))]
-    return [conversation]
+        yield dataclasses.replace(conversation, messages=_in_words(conversation.messages))
+        return
+    yield conversation
+    messages = [_with_short_ids(message) for message in conversation.messages]
+    if messages != conversation.messages:
+        yield dataclasses.replace(conversation, messages=messages)
 
 
 def tool_prompt(conversation: Conversation) -> Text:
@@ -65,6 +73,22 @@ def tool_prompt(conversation: Conversation) -> Text:
 
 def _is_call(message: Message) -> bool:
     return bool(message.tool_calls) or message.role == "tool"
+
+
+def _with_short_ids(message: Message) -> Message:
+    """Returns the message with ids of nine letters and digits: others become the digits of a
+    hash, the same in a call and its result."""
+    if not _is_call(message):
+        return message
+    calls = tuple(call._replace(id=_short_id(call.id)) for call in message.tool_calls)
+    result_of = _short_id(message.tool_call_id) if message.role == "tool" else ""
+    return message._replace(tool_calls=calls, tool_call_id=result_of)
+
+
+def _short_id(call_id: str) -> str:
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARS]
 
 
 def _in_words(messages: Sequence[Message]) -> list[Message]:

@@ -1,6 +1,7 @@
 """Tools for models whose chat template has no place for them, and templates by name or file."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.router.fakes import CHATML, make_files
 from tests.router.inference.test_chat import (
     ASSISTANT,
     CALL,
+    TEMPLATE,
     WEATHER,
     ask,
     chat_stack,
@@ -55,6 +57,39 @@ def test_tools_calls_and_results_are_told_in_words() -> None:
     response = "<tool_response>\n3\n</tool_response>"
     assert results == f"user\n{response}\n{response}<|im_end|>\n"
     assert opening == "assistant\n"
+
+
+OF_NINE = (  # the rule of Mistral's templates
+    "{% set wrong = 'ids should be alphanumeric strings with length 9' %}{{ tools | length }}"
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+    "{% if call.id | length != 9 %}{{ raise_exception(wrong) }}{% endif %}<{{ call.id }}>"
+    "{% endfor %}{% if m.role == 'tool' %}"
+    "{% if m.tool_call_id | length != 9 %}{{ raise_exception(wrong) }}{% endif %}"
+    "[{{ m.tool_call_id }}]{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("is_of_client", [False, True])
+async def test_foreign_ids_of_calls_become_nine_letters_where_the_template_wants_them(
+    is_of_client: bool,
+) -> None:
+    ids = ["call_0123456789abcdef", "call_2", "a b-c d-e", "toolu_2"]
+    calls = [pb.ToolCall(id=one, name="add", arguments="{}") for one in ["abcdefgh9", *ids]]
+    results = [message("3", pb.CHAT_ROLE_TOOL, tool_call_id=call.id) for call in calls]
+    talk = [message("Hi"), message("", ASSISTANT, tool_calls=calls), *results]
+    request = make_chat(*talk, tools=[WEATHER])
+    if is_of_client:
+        request.chat_template = OF_NINE
+    text = await prompt_of(request, template=TEMPLATE if is_of_client else OF_NINE)
+    called = re.findall(r"<([a-zA-Z0-9]{9})>", text)
+    assert called == re.findall(r"\[([a-zA-Z0-9]{9})\]", text)
+    assert called[0] == "abcdefgh9"
+    assert len(set(called)) == len(calls)
+
+
+def test_a_template_that_takes_any_id_gets_the_clients() -> None:
+    source = "{{ tools | length }}{% for m in messages %}{{ m.tool_call_id }}{% endfor %}"
+    assert render(source, HI, CALLED, RESULT) == "1c1"
 
 
 def test_a_template_without_system_messages_is_told_in_the_first_turn() -> None:
