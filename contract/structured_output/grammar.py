@@ -29,6 +29,10 @@ _DEFINITION = re.compile(
 )
 """Name of a rule and what follows it: `::=` in GBNF, and `:` in Lark, where modifiers may be around
 the name."""
+_LARK_LITERAL = re.compile(
+    r"//.*|#.*|\"(?:\\.|[^\"\\])*\"|/(?:\\.|[^/\\])+/|'(?P<single>(?:\\.|[^'\\])*)'"
+)
+"""A comment, a string, a regular expression, or a string in single quotes."""
 
 _MAX_ITEMS_IN_ROW = 20_000
 """Rules that may apply at one place of a text. llguidance's default of 2,000 is too few for an
@@ -98,16 +102,26 @@ def _or_calls(calls: str, *answer: str) -> str:
 
 
 def _of_rules(text: str) -> str:
-    """Returns Lark's rules as they are, and those of GBNF converted; the first definition tells
-    which they are.
+    """Returns the rules in Lark; the first definition tells Lark from GBNF, which is converted.
 
-    Lark without a rule `start` starts with its first one, as in vLLM.
+    As in vLLM, Lark without a rule `start` starts with its first one, and single quotes are double
+    ones.
     """
     definitions = _DEFINITION.findall(text)
     if not definitions or definitions[0][1] == "::=":
         return grammar_from("gbnf", text)
+    text = _LARK_LITERAL.sub(_double_quoted, text)
     names = [name for name, _ in definitions]
     return grammar_from("lark", text if "start" in names else f"start: {names[0]}\n{text}")
+
+
+def _double_quoted(literal: re.Match[str]) -> str:
+    """Returns a literal of Lark; one in single quotes gets double quotes."""
+    if literal["single"] is None:
+        return literal[0]
+    changed = {"\\'": "'", '"': '\\"'}
+    text = re.sub(r"\\.|\"", lambda one: changed.get(one[0], one[0]), literal["single"])
+    return f'"{text}"'
 
 
 def _of_schema(schema: str) -> str:

@@ -59,6 +59,7 @@ def letters(text: str) -> set[int]:
         (("grammar", 'start: "x" start | "y"'), "xy", {END_OF_SEQUENCE_ID}),
         (("grammar", '\n  ?start: x\n\n  ?x: "a" ("," X)*\n  X: /[b-d]/\n'), "a,", letters("bcd")),
         (("grammar", '// rule: a\n!rule[lazy]: "::=" "x"'), "::=", letters("x")),  # Lark, no start
+        (("grammar", "rule: 'it\\'s \"' /'[ab]'/ // don't"), "it's \"'", letters("ab")),
         (
             ("grammar", "%import common.INT\nstart: INT -> n"),
             "7",
