@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
+from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
 from gpu_worker.simulated.simulated_config import SimulatedConfig
 from gpu_worker.simulated.simulated_draws import expected_tokens
 from gpu_worker.simulated.simulated_runner import SimulatedRunner
@@ -97,6 +97,17 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
         assert completion.token_ids == plain.outputs[0].token_ids[: len(completion.token_ids)]
         assert output.usage.completion_tokens == len(completion.token_ids) < 60
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_a_stop_string_of_special_tokens_ends_the_sequence(llm: LLM, num_tokens: int) -> None:
+    stop = END_OF_SEQUENCE * num_tokens  # `greedy` ignores it as the end of a sequence
+    params = greedy(max_tokens=9, stop=[stop], allowed_token_ids=[END_OF_SEQUENCE_ID])
+    (output,) = llm.generate("tell me", params, use_tqdm=False)
+    (completion,) = output.outputs
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    assert (completion.text, completion.token_ids) == ("", [END_OF_SEQUENCE_ID] * num_tokens)
+    assert_at_rest(llm.llm_engine)
 
 
 def test_a_stop_token_is_reported_and_has_no_text(llm: LLM) -> None:
