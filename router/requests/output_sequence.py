@@ -127,9 +127,12 @@ class OutputSequence:
         parts = []
         for num_kept, token_id in enumerate(token_ids, start=1):
             armed = self.num_tokens + num_kept >= self._params.sampling.min_tokens
-            hidden = "" if token_id in self._stop_token_ids else self._hidden.get(token_id, "")
             text = self._text_of([token_id])
-            scan = self._scanner.push(text or hidden, armed=armed, hidden=not text and hidden != "")
+            hidden = self._hidden.get(token_id, "") if not text else ""
+            if hidden and token_id not in self._stop_token_ids:
+                scan = self._scanner.push(hidden, armed=armed, hidden=True)
+            else:
+                scan = self._scanner.push(text, armed=armed)
             parts.append(scan.text)
             if scan.stop is not None:
                 return _Read("".join(parts), num_kept, scan.stop)

@@ -8,7 +8,7 @@ The spellings of special tokens that the client does not see are hidden text. A 
 holds one of them is matched as if they were shown; the others skip hidden text.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -48,10 +48,11 @@ class Scan(NamedTuple):
 class StopStringScanner:
     """The matching state of one sequence."""
 
-    __slots__ = ("_held", "_matched", "_patterns", "_visible")
+    __slots__ = ("_held", "_matched", "_numbered", "_readers_of_hidden", "_visible")
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
-        self._patterns = patterns
+        self._numbered = [*enumerate(patterns)]
+        self._readers_of_hidden = [one for one in self._numbered if one[1].reads_hidden]
         self._matched = [0] * len(patterns)
         self._held = ""
         self._visible = b""
@@ -64,31 +65,24 @@ class StopStringScanner:
         if hidden or self._visible:
             visible = self._visible or b"\1" * start
             self._visible = visible + (b"\0" if hidden else b"\1") * len(text)
+        patterns = self._readers_of_hidden if hidden else self._numbered
         for position, char in enumerate(text, start=start + 1):
-            stop = self._step(char, hidden=hidden)
+            stop = self._step(char, patterns)
             if stop is not None and armed:
                 sent = self._release(self._begin_of(stop, len(stop.text), position))
                 self._held, self._visible = "", b""
                 return Scan(sent, stop.text)
-        end = len(self._held)
-        begins = [
-            self._begin_of(pattern, matched, end)
-            for pattern, matched in zip(self._patterns, self._matched, strict=True)
-            if matched
-        ]
-        return Scan(self._release(min(begins, default=end)), None)
+        return Scan(self._release(self._begin_of_held()), None)
 
     def flush(self) -> str:
         """Returns the held text, at the end of the sequence."""
         return self._release(len(self._held))
 
-    def _step(self, char: str, *, hidden: bool) -> Pattern | None:
-        """Advances every pattern; returns the longest that is complete."""
+    def _step(self, char: str, patterns: Iterable[tuple[int, Pattern]]) -> Pattern | None:
+        """Advances some patterns, by their places; returns the longest that is complete."""
         found: Pattern | None = None
-        for i, pattern in enumerate(self._patterns):
-            text, fallback, reads_hidden = pattern
-            if hidden and not reads_hidden:
-                continue
+        for i, pattern in patterns:
+            text, fallback, _ = pattern
             matched = self._matched[i]
             while matched and text[matched] != char:
                 matched = fallback[matched]
@@ -100,6 +94,14 @@ class StopStringScanner:
                     found = pattern
             self._matched[i] = matched
         return found
+
+    def _begin_of_held(self) -> int:
+        """Returns the place before which no stop string can begin."""
+        end = len(self._held)
+        if not self._visible:
+            return end - max(self._matched, default=0)
+        begins = (self._begin_of(one, self._matched[i], end) for i, one in self._numbered)
+        return min(begins, default=end)
 
     def _begin_of(self, pattern: Pattern, length: int, end: int) -> int:
         """Returns where the last `length` characters before `end` that the pattern reads begin."""
