@@ -21,6 +21,8 @@ from gpu_worker.checkpoints.gguf.tokenizer import (
     TokenType,
     adds_bos,
     build,
+    distinct,
+    text_of,
 )
 from gpu_worker.checkpoints.gguf.weights import read_values
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
@@ -46,6 +48,7 @@ _SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 """Names in general.sampling, and in a generation_config.json, which converters make them of."""
+_NAMED = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 
@@ -119,7 +122,7 @@ class GGUFSource:
         ids |= {
             index
             for index, (token, kind) in enumerate(typed)
-            if kind == TokenType.CONTROL and token in _END_OF_TURN
+            if kind == TokenType.CONTROL and text_of(token) in _END_OF_TURN
         }
         return tuple(sorted(ids))
 
@@ -144,6 +147,7 @@ class GGUFSource:
         types = self._list("token_type", int) or [TokenType.NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise ModelError(f"{self._path} has {len(types)} token types for {len(tokens)} tokens")
+        tokens = distinct(tokens, types, named=[self._id(name) for name in _NAMED])
         return GGUFVocab(
             model=model,
             pre=pre or DEFAULT_SPLIT,

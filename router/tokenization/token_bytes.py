@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from tokenizers import Regex, decoders
+
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """A byte of a character that a SentencePiece vocabulary lacks."""
 
@@ -24,16 +26,16 @@ class BytePieces:
         *,
         vocab_size: int,
         special_ids: Collection[int],
-        dropped: str = "",
+        respell: Callable[[str], str],
     ) -> None:
         """Ids without a token have no bytes: models pad their vocabularies.
 
         Args:
-            dropped: a text that the decoder removes from each token.
+            respell: makes of a token what the decoder takes the bytes of.
         """
         self.of_all = [b""] * max(vocab_size, max(vocab.values()) + 1)
         for token, token_id in vocab.items():
-            self.of_all[token_id] = _piece(token.replace(dropped, "") if dropped else token)
+            self.of_all[token_id] = _piece(respell(token))
         self._special_ids = frozenset(special_ids)
         self._by_kept: dict[frozenset[int], list[bytes]] = {}
         self.without_special()  # now, so that the first request does not pay for it
@@ -72,17 +74,21 @@ class PiecesInText:
         return text[len(self._before) : len(text) - len(self._after)].encode()
 
 
-def dropped_by_byte_level(decoder: Any) -> str | None:
-    """Returns the text that a byte-level decoder first removes from tokens; None for others."""
+def before_byte_level(decoder: Any) -> Callable[[str], str] | None:
+    """Returns what a byte-level decoder first makes of a token; None for other decoders."""
     state = {} if decoder is None else json.loads(decoder.__getstate__())
-    *before, last = state.get("decoders") or [state]
-    if last.get("type") != "ByteLevel" or len(before) > 1:
+    *first, last = state.get("decoders") or [state]
+    if last.get("type") != "ByteLevel" or any(step["type"] != "Replace" for step in first):
         return None
-    if not before:
-        return ""
-    pattern = before[0].get("pattern")
-    removed = pattern.get("String") if isinstance(pattern, dict) else None
-    return removed if before[0].get("content") == "" else None
+    if not first:
+        return str
+    steps = [decoders.Replace(_pattern(step["pattern"]), step["content"]) for step in first]
+    replace = decoders.Sequence(steps)
+    return lambda token: str(replace.decode([token]))
+
+
+def _pattern(state: Mapping[str, str]) -> Any:
+    return state["String"] if "String" in state else Regex(state["Regex"])
 
 
 def _piece(token: str) -> bytes:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from router.tokenization.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
-from router.tokenization.token_bytes import BytePieces, PiecesInText, dropped_by_byte_level
+from router.tokenization.token_bytes import BytePieces, PiecesInText, before_byte_level
 
 _NUM_CONTEXT_TOKENS = 4
 """Last tokens of the prompt, which decide the leading space of the text."""
@@ -30,11 +30,11 @@ class Vocabulary:
         self._pieces_in_text = PiecesInText(decode)
 
     def _make_pieces(self, vocab: Mapping[str, int], vocab_size: int) -> BytePieces | None:
-        dropped = dropped_by_byte_level(self._backend.decoder)
-        if dropped is None:
+        respell = before_byte_level(self._backend.decoder)
+        if respell is None:
             return None
         return BytePieces(
-            vocab, vocab_size=vocab_size, special_ids=self._special_ids, dropped=dropped
+            vocab, vocab_size=vocab_size, special_ids=self._special_ids, respell=respell
         )
 
     def token_id(self, token: str) -> int | None:

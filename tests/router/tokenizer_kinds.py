@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -87,7 +88,7 @@ def _words() -> Any:
     return _trained(model, words, None, trainers.WordLevelTrainer)
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[], Any]] = {
     "byte-level": make_backend,
     "Llama 2": _sentencepiece,
     "Mistral": _metaspace,

@@ -5,6 +5,7 @@ here are refused, since another one would give other tokens without a word. Sent
 the file has no merges, only scores, from which they follow.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -38,6 +39,7 @@ class GGUFVocab:
     model: str
     pre: str
     tokens: list[str]
+    """All different: see `distinct`."""
     token_types: list[int]
     merges: list[str]
     bos: str | None
@@ -113,6 +115,38 @@ _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _STARTS_WITH_BOS = (*_WHOLE_WORDS, "tekken")
 
 
+_DIGITS = "".join(chr(0xFDD0 + digit) for digit in range(16))
+"""Noncharacters of Unicode, which no text has."""
+_AS_DIGITS = str.maketrans("0123456789abcdef", _DIGITS)
+_NUMBER = Regex(f"[{_DIGITS}]+")
+_SPECIAL_TYPES = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+
+
+def distinct(
+    tokens: Sequence[str], token_types: Sequence[int], *, named: Collection[int | None]
+) -> list[str]:
+    """Returns tokens that all differ, since tokenizer.json holds them by their text.
+
+    Of tokens with one text, text is encoded as a named one, else a special one, else the last, as
+    llama.cpp does. The others get their number in digits that the decoder removes.
+    """
+    if len(set(tokens)) == len(tokens):
+        return list(tokens)
+    order = sorted(
+        range(len(tokens)), key=lambda one: (one in named, token_types[one] in _SPECIAL_TYPES, one)
+    )
+    encoded = {tokens[one]: one for one in order}
+    return [
+        token if encoded[token] == one else token + f"{one:x}".translate(_AS_DIGITS)
+        for one, token in enumerate(tokens)
+    ]
+
+
+def text_of(token: str) -> str:
+    """Returns the text of one of `distinct` tokens."""
+    return token.rstrip(_DIGITS)
+
+
 def adds_bos(*, model: str, pre: str) -> bool:
     """Returns whether a file without this entry adds a BOS token."""
     return model == "llama" or pre in _STARTS_WITH_BOS
@@ -129,6 +163,9 @@ def build(vocab: GGUFVocab) -> str:
     try:
         tokenizer = make(vocab)
         _add_tokens(tokenizer, vocab)
+        if any(token != text_of(token) for token in vocab.tokens):
+            steps = [decoders.Replace(_NUMBER, ""), tokenizer.decoder]
+            tokenizer.decoder = decoders.Sequence(steps)
     except ModelError:
         raise
     except Exception as error:  # the library raises no narrower type

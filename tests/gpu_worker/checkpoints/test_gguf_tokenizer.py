@@ -10,9 +10,12 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from gpu_worker.checkpoints.gguf.tokenizer import GGUFVocab, adds_bos, build
 from gpu_worker.config import ModelError
-from tests.gpu_worker.loading.gguf_files import make_gguf, open_path
+from gpu_worker.loading.gguf_model import GGUFSource
+from router.tokenization.tokenizer import Tokenizer as RouterTokenizer
+from tests.gpu_worker.loading.gguf_files import make_gguf, open_path, writing
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.tiny_models import make_model
+from tests.router.fakes import POOL
 
 
 def tokenizer_of(vocab: GGUFVocab) -> Tokenizer:
@@ -242,3 +245,31 @@ def test_sentencepiece_text_comes_back_whole() -> None:
     tokenizer = tokenizer_of(make_sentencepiece())
     for text in ["the thing and  the    other", "日本 émoji 🚂", "A 12"]:
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_tokens_of_one_text_are_decoded_by_their_ids(model: str, tmp_path: Path) -> None:
+    """llama.cpp decodes each, and encodes text as the last or as a special one."""
+    space = "Ġ" if model == "gpt2" else "▁"
+    special = ["<unk>", "<s>", "<|im_end|>", "<|im_end|>", "<s>"]
+    pieces = ["a", f"{space}a", "b", space, f"{space}a", "b", "<|im_end|>"]
+    with writing(tmp_path / "x.gguf", "llama") as writer:
+        writer.add_tokenizer_model(model)
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list([*special, *pieces])
+        writer.add_token_types([2, 3, 3, 3, 3] + [1] * len(pieces))
+        writer.add_token_scores([0.0] * 5 + [-float(i) for i in range(len(pieces))])
+        writer.add_token_merges([f"{space} a"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(3)
+        writer.add_add_bos_token(True)
+    source = GGUFSource(tmp_path / "x.gguf")
+    assert source.eos_token_ids() == (2, 3)
+    tokenizer = RouterTokenizer(source.tokenizer_files(), vocab_size=12, pool=POOL)
+    detokenizer = tokenizer.vocabulary.make_detokenizer([5], skip_special_tokens=True)
+    assert detokenizer.push(list(range(12))) + detokenizer.flush() == "a ab  ab<|im_end|>"
+    texts = [tokenizer.vocabulary.token_text(one) for one in range(12)]
+    assert texts == [*special, "a", " a", "b", " ", " a", "b", "<|im_end|>"]
+    bos, end, *_, b = tokenizer.encode_blocking("<|im_end|>b", add_special_tokens=True)
+    assert (bos, end, b) == (1, 3, 10)
+    assert tokenizer.special_token_id("eos_token") == 3
