@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer as Backend
+
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
 from gpu_worker.loading.chat_templates import one_template, templates_of_files
@@ -50,7 +52,9 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
         differing = differing_token(tokenizer, config, _optional(path / "added_tokens.json"))
     if differing is not None:
         why = f"{path / _TOKENIZER} differs from the other files in the token {differing!r}"
-        return _converted(path, config, why)
+        files = _converted(path, config, why)
+        _tell_replaced_steps(content, files[_TOKENIZER])
+        return files
     for flag in misleading_flags(tokenizer, config):
         logger.warning(
             "%s is %s in tokenizer_config.json, and tokenizer.json does otherwise: as in "
@@ -139,6 +143,20 @@ def _converted(path: Path, config: Mapping[str, Any], why: str) -> dict[str, byt
         _TOKENIZER: content.encode(),
         "tokenizer_config.json": _config_bytes(kept | flags | named),
     }
+
+
+def _tell_replaced_steps(stored: bytes, converted: bytes) -> None:
+    """Warns of steps that transformers' class of the tokenizer does not take from its file."""
+    before, after = (
+        json.loads(Backend.from_buffer(content).to_str()) for content in (stored, converted)
+    )
+    for step in ("normalizer", "pre_tokenizer", "decoder"):
+        if before[step] != after[step]:
+            logger.warning(
+                "transformers replaces the %s of tokenizer.json, so some texts get other tokens; "
+                "tokenizer_class PreTrainedTokenizerFast in tokenizer_config.json keeps it",
+                step,
+            )
 
 
 def _config_bytes(config: Mapping[str, Any]) -> bytes:

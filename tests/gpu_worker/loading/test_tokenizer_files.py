@@ -170,6 +170,19 @@ def test_flags_that_tokenizer_json_does_not_follow_are_told(
     assert told.startswith("add_eos_token is true" if flag else "add_bos_token is false")
 
 
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_steps_that_a_class_replaces_are_told(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_folder(tmp_path, {"tokenizer_config.json": {"tokenizer_class": name, **EOS}})
+    with caplog.at_level(logging.WARNING):
+        content = DirectorySource(tmp_path, name="tiny").tokenizer_files()
+    told = [one for one in caplog.messages if "replaces the pre_tokenizer of tok" in one]
+    converted = json.loads(content["tokenizer.json"])["pre_tokenizer"]
+    stored = json.loads((tmp_path / "tokenizer.json").read_bytes())["pre_tokenizer"]
+    assert bool(told) is (converted != stored) is (name == "LlamaTokenizer")
+
+
 def test_tokens_outside_tokenizer_json_without_transformers_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.results.output_processor import OutputProcessor
 from signalbox import LLM, EngineDeadError, LLMEngine, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
+from tests.router.tokenizer_kinds import backend_of
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,
@@ -133,6 +134,18 @@ def test_logprobs_name_the_drawn_token_and_the_likeliest(llm: LLM) -> None:
         assert position[token_id].decoded_token == token_text(token_id)
     drawn = [p[t].logprob for t, p in zip(completion.token_ids, completion.logprobs, strict=True)]
     assert completion.cumulative_logprob == pytest.approx(sum(drawn))
+
+
+def test_decoded_tokens_of_a_sentencepiece_vocabulary_have_their_spaces() -> None:
+    files = {"tokenizer.json": backend_of("Llama 2").to_str().encode()}
+    with make_llm(CoreConfig(tokenizer_files=files)) as llm:
+        params = greedy(max_tokens=2, logprobs=2, prompt_logprobs=2)
+        (output,) = llm.generate("The cat sat", params, use_tqdm=False)
+        assert output.prompt_logprobs is not None
+        entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        assert (
+            "".join(one[token_id].decoded_token for token_id, one in entries if one) == " cat sat"
+        )
 
 
 def test_prompts_may_be_tokens(llm: LLM) -> None:
