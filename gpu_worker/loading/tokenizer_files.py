@@ -124,7 +124,7 @@ def _converted(path: Path, config: Mapping[str, Any], why: str) -> dict[str, byt
     logger.info("%s: converting the tokenizer", why)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-        content = tokenizer.backend_tokenizer.to_str()
+        content = _saved(tokenizer.backend_tokenizer)
     except Exception as error:  # whatever a converter meets, the remedy is the same
         lines = [*str(error).split("\n"), type(error).__name__]
         if not (path / _TOKENIZER).is_file() and find_spec("sentencepiece") is None:
@@ -140,9 +140,20 @@ def _converted(path: Path, config: Mapping[str, Any], why: str) -> dict[str, byt
     }
     named = dict.fromkeys(tokenizer.SPECIAL_TOKENS_ATTRIBUTES) | tokenizer.special_tokens_map
     return {
-        _TOKENIZER: content.encode(),
+        _TOKENIZER: content,
         "tokenizer_config.json": _config_bytes(kept | flags | named),
     }
+
+
+def _saved(backend: Any) -> bytes:
+    """Returns tokenizer.json of a tokenizer whose special tokens stay special.
+
+    It leaves out of texts also what was special once and was then added again as another token.
+    """
+    content = json.loads(backend.to_str())
+    for token in content["added_tokens"]:
+        token["special"] |= not backend.decode([token["id"]], skip_special_tokens=True)
+    return json.dumps(content, ensure_ascii=False).encode()
 
 
 def _tell_replaced_steps(stored: bytes, converted: bytes) -> None:

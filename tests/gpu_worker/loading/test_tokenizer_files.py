@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from gpu_worker.config import ModelError
+from gpu_worker.loading import transformers_tokenizer
 from gpu_worker.loading.hf_directory import DirectorySource
 from router.prompt.conversation import Conversation, Message
 from router.prompt.provenance import plain
@@ -90,6 +91,7 @@ DIFFERING: dict[str, dict[str, dict[str, Any]]] = {
     "extra_special_tokens by name": {
         "tokenizer_config.json": {"extra_special_tokens": {"boi": "<|call|>"}}
     },
+    "special in one file": {"added_tokens.json": {"<unk>": 40}},
     "a token of its own name": {"tokenizer_config.json": {"image_token": "<|image|>"}},
     "a token of the model": {"tokenizer_config.json": {"eos_token": "<|user|>"}},
     "added_tokens.json": {
@@ -131,14 +133,16 @@ def test_ids_ends_text_and_templates_are_autotokenizers(
         content = source.tokenizer_files()
     right = AutoTokenizer.from_pretrained(tmp_path)
     ours = Tokenizer(content, vocab_size=len(right), pool=POOL)
+    of_llm = transformers_tokenizer.load(content)
     for text in TEXTS:
         ids = ours.encode_blocking(text, add_special_tokens=True)
-        assert ids == right.encode(text)
+        assert ids == of_llm.encode(text) == right.encode(text)
         for skip in (True, False):
             detokenizer = ours.vocabulary.make_detokenizer((), skip_special_tokens=skip)
             decoded = detokenizer.push(ids) + detokenizer.flush()
             assert decoded == right.decode(ids, skip_special_tokens=skip)
     assert source.eos_token_ids() == (right.eos_token_id,)
+    assert of_llm.special_tokens_map == right.special_tokens_map
     rendered = ours.render_chat(CONVERSATION, max_bytes=1000)
     messages = [{"role": "user", "content": "the cat"}]
     assert plain(rendered) == right.apply_chat_template(messages, tokenize=False)
