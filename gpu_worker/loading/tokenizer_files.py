@@ -49,19 +49,20 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
     if others := _files_of_versions(path, config):
         return _converted(path, config, f"{path} has {others[0]} for some releases of transformers")
     with _sound_config():
+        flags = tuple(misleading_flags(tokenizer, config))
         differing = differing_token(tokenizer, config, _optional(path / "added_tokens.json"))
-    if differing is not None:
-        why = f"{path / _TOKENIZER} differs from the other files in the token {differing!r}"
-        files = _converted(path, config, why)
-        _tell_replaced_steps(content, files[_TOKENIZER])
-        return files
-    for flag in misleading_flags(tokenizer, config):
+    for flag in flags:
         logger.warning(
             "%s is %s in tokenizer_config.json, and tokenizer.json does otherwise: as in "
             "transformers, the latter counts; change its post_processor if it is wrong",
             flag,
             json.dumps(config[flag]),
         )
+    if differing is not None:
+        why = f"{path / _TOKENIZER} differs from the other files in the token {differing!r}"
+        files = _converted(path, config, why)
+        _tell_replaced_steps(content, files[_TOKENIZER])
+        return files
     return {_TOKENIZER: content, "tokenizer_config.json": _config_bytes(config)}
 
 
