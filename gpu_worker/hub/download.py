@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("*.json", "*.jinja", "*.py", "*.model", "merges.txt", "vocab.txt")
 _CONFIG = "config.json"
-_TORCH_MODULES = "[0-9]_*/pytorch_model.bin"
-"""Weights of sentence-transformers' modules, as old releases wrote them."""
+_MODULES = "[0-9]_*"
+"""Folders of sentence-transformers' modules."""
 _SERVER_ERROR = 500
 ANSWER_S = 5.0
 """Seconds in which the hub must answer if the cache has the model; huggingface_hub itself tries
@@ -85,7 +85,7 @@ def _download(
         return fetch(name.repository, revision, patterns, progress) / variant.files[0]
     if name.tag is not None:
         raise ModelError(f"{name.repository} has no GGUF files; leave out :{name.tag}")
-    patterns = [*_FILES, *((_weights_of(files), _TORCH_MODULES) if with_weights else ())]
+    patterns = [*_FILES, *(_weights_of(files) if with_weights else ())]
     return fetch(name.repository, revision, patterns, progress)
 
 
@@ -111,12 +111,24 @@ def _has_weights(folder: Path, files: Collection[str]) -> bool:
     return _has(files, SAFETENSORS) or _has(files, TORCH_FILES)
 
 
-def _weights_of(files: Collection[str]) -> str:
-    """Returns the pattern of the weights to fetch; a model may lie in a folder of its own."""
-    chosen = choose_weight_files([file for file in files if "/" not in file])
-    name = chosen[0].removesuffix(INDEX) if chosen else ""
-    is_safe = fnmatch(name, SAFETENSORS) if name else _has(files, SAFETENSORS)
-    return SAFETENSORS if is_safe else TORCH_FILES
+def _weights_of(files: Collection[str]) -> list[str]:
+    """Returns the patterns of the weights to fetch; a model may lie in a folder of its own."""
+    folders: dict[str, list[str]] = {"": []}
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        if not folder or fnmatch(folder, _MODULES):
+            folders.setdefault(folder, []).append(name)
+    patterns = {folder: _pattern_of(names) for folder, names in folders.items()}
+    patterns[""] = patterns[""] or (SAFETENSORS if _has(files, SAFETENSORS) else TORCH_FILES)
+    return [f"{folder}/{one}".lstrip("/") for folder, one in patterns.items() if one is not None]
+
+
+def _pattern_of(names: Collection[str]) -> str | None:
+    """Returns the pattern of the weights that count in a folder; None if it has none."""
+    chosen = [name.removesuffix(INDEX) for name in choose_weight_files(names)]
+    if not chosen:
+        return None
+    return SAFETENSORS if fnmatch(chosen[0], SAFETENSORS) else TORCH_FILES
 
 
 def _answers(repository: str, revision: str | None) -> bool:

@@ -1,6 +1,7 @@
 """Models on the hub: which files are fetched, what is kept of them, what is refused in one line."""
 
 import io
+import json
 import logging
 import os
 import shutil
@@ -92,6 +93,39 @@ def test_weights_of_older_models_are_fetched_where_there_are_no_others(hub: Fake
     source = open_path("some-org/Some-Model")
     assert source.directory is not None
     assert (source.directory / "pytorch_model.bin").is_file()
+
+
+@pytest.mark.parametrize(
+    ("files", "taken"),
+    [
+        (["adapter_model.safetensors", "pytorch_model.bin"], [1]),
+        (["pytorch_model.bin", "model.safetensors"], [1]),
+        (["pytorch_model.bin", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"], [0, 1]),
+        (["0_BERT/model.safetensors", "2_Dense/pytorch_model.bin"], [0, 1]),
+    ],
+)
+def test_weights_that_transformers_takes_are_fetched(
+    files: list[str], taken: list[int], hub: FakeHub
+) -> None:
+    folder = make_repository(hub, dict.fromkeys(files, 40))
+    (folder / "config.json").write_text("{}")
+    path = fetch(GGUF)
+    fetched = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+    assert fetched - {"config.json"} == {files[number] for number in taken}
+
+
+def test_old_index_beside_a_whole_file_lacks_nothing(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_repository(hub, {"model.safetensors": 40})
+    (folder / "config.json").write_text("{}")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    path = fetch(GGUF)
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    with caplog.at_level(logging.INFO):
+        assert fetch(GGUF) == path
+    assert "using the copy" in caplog.text
 
 
 def test_model_that_the_disk_cannot_hold_is_refused_before_it_is_fetched(
