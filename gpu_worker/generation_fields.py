@@ -31,6 +31,7 @@ _INTEGERS: Mapping[str, tuple[str, int]] = {
 _ALL_TOKENS = -1
 """A top_k that keeps all tokens, for vLLM and transformers."""
 
+_NO_TOKEN = -1
 _NAMES = (*_NUMBERS, *_INTEGERS, "eos_token_id")
 """Fields that are read from a generation_config.json."""
 
@@ -62,17 +63,19 @@ def default_params(config: Mapping[str, Any]) -> DefaultParams:
 
 
 def end_token_ids(config: Mapping[str, Any]) -> set[int]:
-    """Returns the end tokens of a generation_config.json. Raises ValueError for invalid token
-    ids."""
+    """Returns the end tokens of a generation_config.json or a config.json, where -1 is none.
+
+    Raises ValueError for invalid token ids.
+    """
     value = config.get("eos_token_id")
     token_ids = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in token_ids:
         is_whole = isinstance(token_id, int) and not isinstance(token_id, bool)
-        if not is_whole or not 0 <= token_id <= _UINT32_MAX:
+        if not is_whole or not _NO_TOKEN <= token_id <= _UINT32_MAX:
             raise ValueError(
                 f"eos_token_id is {_shown(value)}; it must be a token id or a list of them"
             )
-    return set(token_ids)
+    return {*token_ids} - {_NO_TOKEN}
 
 
 def check_override(config: object) -> None:

@@ -49,6 +49,8 @@ _SAMPLING = {
 }
 """Names in general.sampling, and in a generation_config.json, which converters make them of."""
 _NAMED = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
+_NO_TOKENS = {-1, (1 << 32) - 1}
+"""-1, of either type."""
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 
@@ -117,7 +119,7 @@ class GGUFSource:
     def eos_token_ids(self) -> tuple[int, ...]:
         fields = ("eos_token_id", "eot_token_id", "eom_token_id")
         ids = {token_id for name in fields if (token_id := self._id(name)) is not None}
-        ids |= set(self._list("eos_token_ids", int))
+        ids |= {*self._list("eos_token_ids", int)} - _NO_TOKENS
         typed = zip(self._vocab.tokens, self._vocab.token_types, strict=True)
         ids |= {
             index
@@ -173,13 +175,13 @@ class GGUFSource:
 
     def _id(self, key: str) -> int | None:
         value = self._of_tokenizer(key, None)
-        if not isinstance(value, int | None):
+        if isinstance(value, bool) or not isinstance(value, int | None):
             raise ModelError(f"{self._path} has {str(value)[:40]} for {key}, which is no token id")
-        return value
+        return None if value in _NO_TOKENS else value
 
     def _list(self, key: str, kind: type[T]) -> list[T]:
         values = self._of_tokenizer(key, [])
-        if not isinstance(values, list) or not all(isinstance(each, kind) for each in values):
+        if not isinstance(values, list) or not all(type(each) is kind for each in values):
             raise ModelError(
                 f"{self._path} has no list of {kind.__name__} for tokenizer.ggml.{key}"
             )

@@ -14,6 +14,7 @@ from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_names import distinct
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
+from gpu_worker.generation_fields import end_token_ids
 from gpu_worker.hub.weight_file_names import (
     INDEX,
     choose_weight_files,
@@ -23,7 +24,7 @@ from gpu_worker.hub.weight_file_names import (
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, token_id
 from gpu_worker.models import has_native_program
-from gpu_worker.quantised.configuration import quantised_checkpoint
+from gpu_worker.quantised.configuration import quantised_checkpoint, with_quantization
 from signalbox_kernels.floats import AnyArray
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ class DirectorySource:
         self.name = name
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json; give a model in Hugging Face's layout")
-        self.config: Mapping[str, Any] = _with_old_quantization(
-            path, read_json(path / "config.json")
+        self.config: Mapping[str, Any] = with_quantization(
+            read_json(path / "config.json"), _old_quantization(path)
         )
         names = self.config.get("architectures") or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -118,9 +119,11 @@ class DirectorySource:
         return directory_tokenizer_files(self._path)
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        ids = set(_ids(self.config.get("eos_token_id")))
-        ids = set(_ids(self.generation_config().get("eos_token_id"))) or ids
-        return tuple(sorted(ids | self._tokenizer_eos()))
+        try:
+            of_model, of_generation = map(end_token_ids, (self.config, self.generation_config()))
+        except ValueError as error:
+            raise ModelError(f"{self._path}: {error}") from None
+        return tuple(sorted((of_generation or of_model) | self._tokenizer_eos()))
 
     def generation_config(self) -> Mapping[str, Any]:
         path = self._path / GENERATION_CONFIG
@@ -134,19 +137,17 @@ class DirectorySource:
         return set() if known is None else {known}
 
 
-def _with_old_quantization(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds what AutoGPTQ's and AutoAWQ's first versions wrote into a file of its own."""
-    if config.get("quantization_config") is not None:
-        return config
+def _old_quantization(path: Path) -> Mapping[str, Any] | None:
+    """Returns what AutoGPTQ's and AutoAWQ's first versions wrote into a file of its own."""
     found = [name for name in _OLD_QUANTIZATION if (path / name).is_file()]
     if not found:
-        return config
+        return None
     if len(found) > 1:
         raise ModelError(f"{path} has {' and '.join(found)}; remove the one that is not meant")
     described = read_json(path / found[0])
     is_awq = "w_bit" in described or "zero_point" in described
     method = {"quant_method": "awq" if is_awq else "gptq"}
-    return {**config, "quantization_config": {**method, **described}}
+    return {**method, **described}
 
 
 def _names_of_index(index: Path) -> list[str]:
@@ -182,12 +183,3 @@ def _renamed(name: str) -> str:
 
 def _same(values: AnyArray) -> AnyArray:
     return values
-
-
-def _ids(value: Any) -> list[int]:
-    if value is None:
-        return []
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, int) for each in ids):
-        raise ModelError(f"eos_token_id is {str(value)[:40]}; token ids are whole numbers")
-    return ids

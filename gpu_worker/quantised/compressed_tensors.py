@@ -59,13 +59,19 @@ class _Group(NamedTuple):
 _NOTHING = _Group((), None, None)
 
 
-def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint:
-    """Reads all groups; of those that match a module, the most specific one is meant."""
+def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint | None:
+    """Reads all groups; of those that match a module, the most specific one is meant.
+
+    Returns None if there are no groups: the weights are floats, and scales of K and V may be all
+    that is there.
+    """
     refuse_others(described, NAME, (*_READ, *_HOW_MADE))
     _check_sparsity(described.get("sparsity_config"))
     groups = described.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
-        raise not_served(NAME, "no config_groups", "at least one")
+    if not groups:
+        return None
+    if not isinstance(groups, Mapping):
+        raise not_served(NAME, f"config_groups {str(groups)[:40]!r}", "groups by name")
     read = [_group(group, described) for group in groups.values()]
     ignored = _names(described.get("ignore"), "ignore")
 

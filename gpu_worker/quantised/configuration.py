@@ -8,6 +8,7 @@ from gpu_worker.quantised.activations import ActivationScheme
 from gpu_worker.quantised.awq_gptq import awq_checkpoint, gptq_checkpoint
 from gpu_worker.quantised.bitsandbytes import bitsandbytes_checkpoint
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
+from gpu_worker.quantised.compressed_tensors import NAME as COMPRESSED_TENSORS
 from gpu_worker.quantised.compressed_tensors import compressed_tensors_checkpoint
 from gpu_worker.quantised.fields import Described, expect, first, not_served, refuse_others
 from gpu_worker.quantised.mxfp4 import gpt_oss_checkpoint
@@ -20,12 +21,40 @@ FP8_BLOCKS = scaled_form("fp8", (BLOCK, BLOCK), scale=BLOCK_SCALE)
 """E4M3 with a scale for each block of 128 x 128."""
 
 
+QUANTIZATION, _OLD_KEY = "quantization_config", "compression_config"
+
+
+def with_quantization(
+    config: Mapping[str, Any], of_file: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Returns a config.json whose `quantization_config` is the one that counts, if there is one.
+
+    Compressed-tensors wrote it under another key, or one level deeper; `{}` says nothing.
+
+    Args:
+        of_file: fields of a file of its own, which the first versions of other libraries wrote.
+    """
+    rest = {name: value for name, value in config.items() if name not in (QUANTIZATION, _OLD_KEY)}
+    found = (config.get(QUANTIZATION), config.get(_OLD_KEY), of_file)
+    described: Any = next((one for one in found if one is not None and one != {}), None)
+    if described is None:
+        return rest
+    if isinstance(described, Mapping):
+        described = dict(described)
+        if described == config.get(_OLD_KEY):
+            described.setdefault("quant_method", COMPRESSED_TENSORS)
+        if isinstance(inner := described.get(QUANTIZATION), Mapping):
+            del described[QUANTIZATION]
+            described |= inner
+    return {**rest, QUANTIZATION: described}
+
+
 def quantised_checkpoint(config: Mapping[str, Any]) -> QuantisedCheckpoint | None:
     """Returns what a config.json says; None if its weights are floats.
 
     Raises ModelError for a form that is not known, and for a field that is not read.
     """
-    described = config.get("quantization_config")
+    described = config.get(QUANTIZATION)
     if described is None:
         return None
     if not isinstance(described, Mapping):
@@ -71,10 +100,10 @@ def _fp8(described: Described) -> QuantisedCheckpoint:
     )
 
 
-_READERS: dict[str, Callable[[Described], QuantisedCheckpoint]] = {
+_READERS: dict[str, Callable[[Described], QuantisedCheckpoint | None]] = {
     "awq": awq_checkpoint,
     "bitsandbytes": bitsandbytes_checkpoint,
-    "compressed-tensors": compressed_tensors_checkpoint,
+    COMPRESSED_TENSORS: compressed_tensors_checkpoint,
     "fp8": _fp8,
     "gptq": gptq_checkpoint,
     "mxfp4": gpt_oss_checkpoint,

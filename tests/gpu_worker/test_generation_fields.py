@@ -40,6 +40,8 @@ def test_the_fields_of_a_generation_config_are_read_and_others_left() -> None:
         ({"top_k": float("inf")}, "top_k is inf"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be an integer of at least 1"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id is"),
+        ({"eos_token_id": True}, "eos_token_id is True; it must be a token id"),
+        ({"eos_token_id": -2}, "eos_token_id is -2; it must be a token id"),
         ({"eos_token_id": 1 << 32}, "eos_token_id is 4294967296; it must be a token id"),
         ({"eos_token_id": ["2"] * 9999}, r"eos_token_id is \['2', .*\.\.\.; it must be"),
         ({"temperature": 10**400}, r"temperature is 10*\.\.\.; it must be in \[0, 2\]"),
@@ -63,4 +65,6 @@ def test_an_override_is_an_object_of_known_fields(config: object) -> None:
 def test_end_tokens_are_one_or_many() -> None:
     assert end_token_ids({}) == end_token_ids({"eos_token_id": None}) == set()
     assert end_token_ids({"eos_token_id": 0}) == {0}
+    assert end_token_ids({"eos_token_id": [7, 2]}) == end_token_ids({"eos_token_id": [7, -1, 2]})
     assert end_token_ids({"eos_token_id": [7, 2]}) == {2, 7}
+    assert end_token_ids({"eos_token_id": -1}) == set()

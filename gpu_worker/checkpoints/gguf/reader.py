@@ -114,6 +114,8 @@ def _read_file(path: Path) -> GGUFContent:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with mapped:
             return _Cursor(mapped, path).content()
+    except ModelError:
+        raise
     except (ValueError, LookupError, ArithmeticError, OSError) as error:
         raise ModelError(f"{path} is no readable GGUF file ({error}); fetch it again") from None
 
@@ -147,6 +149,10 @@ class _Cursor:
         if self._read(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self._number("<I")
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise ModelError(
+                f"{self._path} is big-endian, for other processors; take a little-endian file"
+            )
         if version not in _VERSIONS:
             raise ValueError(f"version {version} is not known")
         num_tensors, num_fields = self._number("<Q"), self._number("<Q")

@@ -22,6 +22,7 @@ from gpu_worker.models.transformers.attention import (
     register,
 )
 from gpu_worker.models.transformers.longrope import original_length
+from gpu_worker.quantised.configuration import QUANTIZATION
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _PROBE_TOKENS = 3
@@ -84,6 +85,7 @@ def read_config(
         else:
             model_class = _model_class(architecture, config)
             hf_config = _hf_config(model_class, config, directory)
+        _set_quantization(hf_config, config)
         return _inspect(architecture, model_class, hf_config)
     except ModelError as error:
         raise ModelError(
@@ -114,6 +116,15 @@ def _hf_config(model_class: Any, config: Mapping[str, Any], directory: Path | No
         return model_class.config_class.from_dict(dict(config))
     except Exception as error:  # each class has its own checks
         raise ModelError(f"its configuration is not valid ({_line(error)})") from None
+
+
+def _set_quantization(hf_config: Any, config: Mapping[str, Any]) -> None:
+    """Takes over how the weights are quantised, which transformers reads under one name alone."""
+    described = config.get(QUANTIZATION)
+    if described:
+        hf_config.quantization_config = dict(described)
+    elif getattr(hf_config, QUANTIZATION, None) == {}:
+        del hf_config.quantization_config
 
 
 def _remote(config: Mapping[str, Any], directory: Path) -> tuple[Any, Any]:

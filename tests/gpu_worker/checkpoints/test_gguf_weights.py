@@ -123,6 +123,17 @@ def test_file_that_llama_cpp_refuses_is_refused(
         read_gguf(path)
 
 
+def test_big_endian_file_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"x.gguf is big-endian, .* take a little-endian") as error:
+        read_gguf(path)
+    assert "fetch" not in str(error.value)
+
+
 def counting(num_entries: int) -> bytes:
     """The head of a file that counts as many tensors and fields."""
     return b"GGUF" + struct.pack("<IQQ", 3, num_entries, num_entries) + bytes(64)

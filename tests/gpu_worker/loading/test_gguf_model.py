@@ -182,6 +182,7 @@ def test_field_of_a_value_that_is_not_served_is_refused(
         ("tokens", 3, "has no list of str for tokenizer.ggml.tokens"),
         ("token_type", ["a"], "has no list of int for tokenizer.ggml.token_type"),
         ("bos_token_id", "a", "has a for bos_token_id, which is no token id"),
+        ("eot_token_id", True, "has True for eot_token_id, which is no token id"),
         ("eos_token_ids", 3, "has no list of int for tokenizer.ggml.eos_token_ids"),
     ],
 )
@@ -225,7 +226,11 @@ def test_window_of_each_layer_may_be_listed(tmp_path: Path) -> None:
 
 
 def test_every_token_that_a_file_says_ends_a_sequence_does(tmp_path: Path) -> None:
-    extra = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eos_token_ids": [3, 95]}
+    extra = {
+        "tokenizer.ggml.eot_token_id": 7,
+        "tokenizer.ggml.eom_token_id": -1,  # none
+        "tokenizer.ggml.eos_token_ids": [3, 95],
+    }
     assert open_gguf(tmp_path, "qwen3", extra).eos_token_ids() == (3, 7, 95, 96)
 
 

@@ -16,7 +16,13 @@ from gpu_worker.config import CacheConfig, ModelConfig, ModelError
 from gpu_worker.loading.model_source import model_name
 from gpu_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.loading.gguf_files import open_path
-from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
+from tests.gpu_worker.model_runners import (
+    WEIGHTS,
+    assert_greedy,
+    make_prompts,
+    make_runner,
+    remove_files,
+)
 from tests.gpu_worker.tiny_models import make_llama, make_model, make_tokenizer
 
 # ---- directories ----
@@ -41,10 +47,20 @@ def test_end_of_sequence_ids_come_from_generation_config_and_tokenizer(tmp_path:
     assert open_path(tmp_path).eos_token_ids() == (2, 5, 7)
 
 
+def test_end_of_sequence_that_is_none_ends_nothing(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((tmp_path / name).read_text()) | {"eos_token_id": -1}
+        (tmp_path / name).write_text(json.dumps(content))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": None}))
+    assert make_runner(tmp_path).model.eos_token_ids == ()
+
+
 def test_named_templates_become_the_default_one(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    templates = [{"name": "rag", "template": "t"}, {"name": "default", "template": "d"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     files = open_path(tmp_path).tokenizer_files()
     assert json.loads(files["tokenizer_config.json"]) == {"chat_template": "d"}
@@ -56,6 +72,14 @@ def test_other_tensors_beside_the_model_are_not_its(tmp_path: Path) -> None:
     model = tmp_path / "model.safetensors"
     shutil.copy(model, tmp_path / "adapter_model.safetensors")
     assert open_path(tmp_path).files() == [tmp_path / "config.json", model]
+
+
+@pytest.mark.parametrize("family", ["llama2", "phi3", "starcoder2"])  # the last by transformers
+def test_empty_description_of_a_quantisation_says_nothing(family: str, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_greedy(make_runner(tmp_path), reference, make_prompts(5))
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
@@ -126,7 +150,8 @@ def test_directory_that_lacks_or_spoils_a_file_is_refused(
         ({"rms_norm_eps": math.nan}, "rms_norm_eps = nan, which"),
         ({"rope_parameters": 5}, "rope_parameters = 5"),
         ({"architectures": 5}, "does not name its architectures"),
-        ({"eos_token_id": "a"}, "eos_token_id is a; token ids are whole numbers"),
+        ({"eos_token_id": "a"}, "eos_token_id is 'a'; it must be a token id"),
+        ({"eos_token_id": True}, "eos_token_id is True; it must be a token id"),
         (
             {"architectures": ["MistralForCausalLM"], "sliding_window": "a"},
             "sliding_window = a, which",

@@ -6,7 +6,12 @@ import pytest
 
 from gpu_worker.config import ModelError
 from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
-from gpu_worker.quantised.configuration import FP8, FP8_BLOCKS, quantised_checkpoint
+from gpu_worker.quantised.configuration import (
+    FP8,
+    FP8_BLOCKS,
+    quantised_checkpoint,
+    with_quantization,
+)
 
 UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
 QUERY, HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
@@ -160,7 +165,8 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
             {"quant_method": "fp8", "weight_scale_semantics": "inverse"},  # of GPTQModel: divides
             "fp8 with weight_scale_semantics 'inverse'",
         ),
-        (compressed(), "with no config_groups"),
+        (compressed() | {"config_groups": [1]}, r"with config_groups '\[1\]'"),
+        (compressed(sparsity_config={"format": "sparse-bitmask"}), "sparsity_config"),
         (
             compressed(group(INT4, "Linear"), sparsity_config={"format": "sparse-24-bitmask"}),
             "sparsity_config 'sparse-24-bitmask'",
@@ -197,3 +203,53 @@ def test_neutral_and_informative_fields_are_no_reason() -> None:
     assert bits_of(AWQ | made | {"modules_to_not_convert": ["visual"]}, UP) == [4]
     status = {"quantization_status": "compressed", "sparsity_config": {}, "transform_config": {}}
     assert bits_of(compressed(group(INT4, "Linear"), **status), UP) == [4]
+
+
+KV_ALONE = {
+    "config_groups": {},
+    "format": "dense",
+    "ignore": [],
+    "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+    "quantization_status": "compressed",
+    "sparsity_config": {},
+    "transform_config": {},
+    "version": "0.13.0",
+}
+"""What llm-compressor writes where K and V alone have scales."""
+
+
+@pytest.mark.parametrize("config_groups", [{}, None])
+def test_weights_beside_scales_of_k_and_v_alone_are_floats(config_groups: object) -> None:
+    described = KV_ALONE | {"quant_method": "compressed-tensors", "config_groups": config_groups}
+    assert quantised_checkpoint({"quantization_config": described}) is None
+
+
+INT4_GROUPS = compressed(group(INT4, "Linear"))
+WITHOUT_METHOD = {name: INT4_GROUPS[name] for name in ("format", "config_groups")}
+
+
+@pytest.mark.parametrize(
+    ("config", "of_file", "expected"),
+    [
+        ({"quantization_config": {}}, None, None),
+        ({"quantization_config": {}, "compression_config": {}}, {}, None),
+        ({"quantization_config": None}, GPTQ, GPTQ),
+        ({"quantization_config": {}}, GPTQ, GPTQ),
+        ({"quantization_config": AWQ, "compression_config": INT4_GROUPS}, GPTQ, AWQ),
+        ({"compression_config": INT4_GROUPS}, GPTQ, INT4_GROUPS),
+        ({"compression_config": WITHOUT_METHOD}, None, INT4_GROUPS),
+        (
+            {"compression_config": {"quantization_config": INT4_GROUPS, "sparsity_config": {}}},
+            None,
+            INT4_GROUPS | {"sparsity_config": {}},
+        ),
+        ({"quantization_config": {"quantization_config": AWQ}}, None, AWQ),
+        ({"quantization_config": 5}, None, 5),
+    ],
+)
+def test_description_that_counts_is_found(
+    config: dict[str, Any], of_file: dict[str, Any] | None, expected: object
+) -> None:
+    found = dict(with_quantization(config | {"vocab_size": 3}, of_file))
+    assert found.pop("vocab_size") == 3
+    assert found == ({} if expected is None else {"quantization_config": expected})

@@ -335,11 +335,18 @@ def test_preempted_requests_and_prefix_hits_give_the_same_tokens(
 FP8_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
 
 
-def with_scheme(path: Path, folder: Path, scheme: object) -> Path:
+def with_scheme(
+    path: Path,
+    folder: Path,
+    scheme: object,
+    *,
+    method: str = "fp8",
+    key: str = "quantization_config",
+) -> Path:
     """Copies a checkpoint of floats whose K and V are meant in codes of `scheme`."""
     with_scales(path, folder, {"model.layers.0.self_attn.k_scale": 0.5})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "kv_cache_scheme": scheme}
+    config[key] = {"quant_method": method, "config_groups": {}, "kv_cache_scheme": scheme}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -372,6 +379,22 @@ def test_static_scales_of_8_bit_floats_are_read(
 ) -> None:
     make_fp8_runner(with_scheme(native_tiny, tmp_path, scheme), cpu_backend=cpu_backend)
     assert "the checkpoint has 1 of the 6 scales of K and V" in caplog.text
+
+
+@on_both_backends
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_weights_beside_scales_alone_are_floats(
+    cpu_backend: str, key: str, native_tiny: Path, tmp_path: Path, caplog: Any
+) -> None:
+    path = with_scheme(native_tiny, tmp_path, FP8_SCHEME, method="compressed-tensors", key=key)
+    make_fp8_runner(path, cpu_backend=cpu_backend)
+    assert "the checkpoint has 1 of the 6 scales of K and V" in caplog.text
+    prompts = make_prompts(7)
+    plain, ours = (
+        Driver(runner=make_runner(folder, cpu_backend=cpu_backend)).generate(prompts, num_tokens=8)
+        for folder in (native_tiny, path)
+    )
+    assert ours == plain
 
 
 @on_both_backends
