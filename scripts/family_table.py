@@ -16,7 +16,13 @@ from types import ModuleType
 from typing import Any
 
 import transformers
-from transformers import PreTrainedConfig, cache_utils, masking_utils, modeling_rope_utils
+from transformers import (
+    PreTrainedConfig,
+    cache_utils,
+    masking_utils,
+    modeling_rope_utils,
+    modeling_utils,
+)
 
 from gpu_worker.models.family_config import TABLE
 from gpu_worker.models.registry import architectures
@@ -48,23 +54,24 @@ def text() -> str:
 def _entry(kind: Any, names: list[str]) -> dict[str, Any]:
     aliases = dict(kind.attribute_map)
     fields = {
-        aliases.get(one.name, one.name): _plain(one.default)
+        one.name: _plain(one.default)
         for one in dataclasses.fields(kind)
         if one.default is not dataclasses.MISSING
     }
+    own = {aliases.get(name, name) for name in fields}
     found = _joined(_shared(kind), _of_models(names), _of_class(kind))
     read = {
         aliases.get(name, name): default
         for name, default in found.items()
-        if aliases.get(name, name) in fields or _is_setting(kind, name)
+        if aliases.get(name, name) in own or _is_setting(kind, name)
     }
-    others = {name: default for name, default in read.items() if name not in fields}
+    others = {name: default for name, default in read.items() if name not in own}
     return {
         "aliases": aliases,
         "fields": fields,
         "others": dict(sorted(others.items())),
-        "not_null": sorted(name for name in fields if not _takes_null(kind, name)),
-        "unread": sorted(fields.keys() - read.keys()),
+        "not_null": sorted(name for name in own if not _takes_null(kind, name)),
+        "unread": sorted(own - read.keys()),
     }
 
 
@@ -97,6 +104,8 @@ def _takes_null(kind: Any, name: str) -> bool:
 def _shared(kind: Any) -> Names:
     """Returns the names that code for all models reads: masks, cache, and the rotation if any."""
     found = _joined(_names([_parse(masking_utils)]), _names([_parse(cache_utils)]))
+    of_base = _names([_parse(modeling_utils)])  # and much that only its loader knows
+    found |= {name: None for name in of_base if name in kind.__dataclass_fields__}
     base = _parse(importlib.import_module(PreTrainedConfig.__module__))
     (start,) = _functions(_class(base, PreTrainedConfig.__name__), {"__post_init__"})
     of_rope = _parse(modeling_rope_utils)

@@ -151,13 +151,7 @@ def phi3_config(config: HfConfig) -> DecoderConfig:
 
 def _with_biases(config: HfConfig, **fields: Any) -> DecoderConfig:
     """Reads a family without windows whose projections may have biases."""
-    windows = uniform_windows(config)
-    longest = counted(config, "max_position_embeddings")
-    if window := next((one for one in windows if one and one < longest), None):
-        raise ModelError(
-            f"{config['architectures'][0]} with sliding_window {window} is not supported, since "
-            "its layers have none; use the family that the window is of, or take the field out"
-        )
+    check_no_windows(config)
     bias = flag(config, "attention_bias")
     return _decoder_config(
         config, qkv_bias=bias, o_bias=bias, mlp_bias=flag(config, "mlp_bias"), **fields
@@ -170,7 +164,7 @@ def _decoder_config(
     architecture, activation = config["architectures"][0], config.get("hidden_act")
     if activation not in ("silu", "swish"):
         raise ModelError(
-            f"{architecture} with activation {activation!r} is not supported; use silu"
+            f"{architecture} with hidden_act {activation!r} is not supported; use silu"
         )
     shapes = decoder_shapes(config, turns)
     shapes["is_bidirectional"] = not is_causal(config)
@@ -178,8 +172,8 @@ def _decoder_config(
 
 
 def is_causal(config: HfConfig) -> bool:
-    """Says whether tokens see those before them alone, which transformers' masks read."""
-    return config.get("is_causal") is None or flag(config, "is_causal")
+    """Says whether tokens see those before them alone; to transformers' masks null says no."""
+    return bool(config.get("is_causal", True))
 
 
 def decoder_shapes(config: HfConfig, turns: Rotation | None = None) -> dict[str, Any]:
@@ -239,6 +233,16 @@ def uniform_windows(config: HfConfig) -> tuple[int | None, ...]:
     return windows
 
 
+def check_no_windows(config: HfConfig) -> None:
+    """Raises ModelError for a window of a family without, as transformers' caches read it."""
+    longest = counted(config, "max_position_embeddings")
+    if window := next((one for one in uniform_windows(config) if one and one < longest), None):
+        raise ModelError(
+            f"{config['architectures'][0]} with sliding_window {window} is not supported, since "
+            "its layers have none; use the family that the window is of, or take the field out"
+        )
+
+
 def sliding_windows(
     config: HfConfig, slides: Sequence[bool], window: int | None
 ) -> tuple[int | None, ...]:
@@ -259,7 +263,7 @@ def sliding_windows(
     if not any(slides):
         return (None,) * len(slides)
     if window is None:
-        raise UnsoundConfig("config.json has layers with a window, and no sliding_window")
+        raise UnsoundConfig("config.json gives layer_types with a window, and no sliding_window")
     # Without causality, transformers counts the distance instead of the tokens.
     seen = counted({"sliding_window": window}, "sliding_window") + (not is_causal(config))
     return tuple(seen if each else None for each in slides)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.decoder_config import FULL, SLIDING, HfConfig, sliding_windows
+from gpu_worker.models.decoder_config import FULL, SLIDING, HfConfig, is_causal, sliding_windows
 from gpu_worker.models.family_config import (
     UnsoundConfig,
     counted,
@@ -137,14 +137,13 @@ def modernbert_config(config: HfConfig) -> ModernBertConfig:
     head_size = shapes["hidden_size"] // shapes["num_heads"]
     every = counted(config, "global_attn_every_n_layers")
     turns = layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
-    # Half of the window is on either side, and the token itself between them.
+    # Half of the window is on either side, and the token itself between them, causal or not.
     window = counted(config, "local_attention") // 2 + 1
     slides = [bool(i % every) for i in range(shapes["num_layers"])]
-    causal = config.get("is_causal") is False  # which it never is
     return ModernBertConfig(
         **shapes | {"max_position": turns[FULL].served_length},
         activation=config["hidden_activation"],
-        sliding_windows=sliding_windows(config, slides, window - causal),
+        sliding_windows=sliding_windows(config, slides, window - (not is_causal(config))),
         rope=turns[FULL].config(head_size),
         sliding_rope=turns[SLIDING].config(head_size),
         attention_bias=flag(config, "attention_bias"),

@@ -30,8 +30,8 @@ _NEUTRAL = frozenset(
         # of heads that are read elsewhere, or not used
         "classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias",
         "id2label", "num_labels", "problem_type",
-        # of the loader, and of padding within a batch
-        "dtype", "torch_dtype", "pad_token_id",
+        # of the loader, of tokens, and of padding within a batch
+        "architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype",
     }
 )  # fmt: skip
 """Names whose value a family's reader need not know; a test compares with transformers."""
@@ -49,10 +49,10 @@ class Family:
 
     aliases: Mapping[str, str]
     """Names that stand for another."""
-    fields: Mapping[str, Any]
-    """Defaults of the class's fields."""
-    others: Mapping[str, Any]
-    """Defaults of other names that its code reads."""
+    fields: frozenset[str]
+    """Names of the class's fields, which other names for the same override."""
+    defaults: Mapping[str, Any]
+    """Defaults of the fields, and of other names that its code reads."""
     not_null: frozenset[str]
     """Fields that cannot be null."""
     unread: frozenset[str]
@@ -60,28 +60,26 @@ class Family:
 
     def is_read(self, name: str) -> bool:
         """Says whether a value can change what transformers computes."""
-        known = name in self.fields or name in self.others
-        return known and name not in self.unread and name not in _NEUTRAL and "drop" not in name
-
-    def default(self, name: str) -> Any:
-        """Returns the default of a name; None if there is none."""
-        return self.fields.get(name, self.others.get(name))
+        is_neutral = name in self.unread or name in _NEUTRAL or "drop" in name
+        return name in self.defaults and not is_neutral
 
 
 @cache
 def families() -> Mapping[str, Family]:
     """Returns the table, by the names of configuration classes."""
     entries = json.loads(TABLE.read_text(encoding="utf-8"))
-    return {
-        name: Family(
-            entry["aliases"],
-            entry["fields"],
-            entry["others"],
-            frozenset(entry["not_null"]),
-            frozenset(entry["unread"]),
-        )
-        for name, entry in entries.items()
-    }
+    return {name: _family(**entry) for name, entry in entries.items()}
+
+
+def _family(
+    aliases: dict[str, str],
+    fields: dict[str, Any],
+    others: dict[str, Any],
+    not_null: list[str],
+    unread: list[str],
+) -> Family:
+    defaults = others | {aliases.get(name, name): default for name, default in fields.items()}
+    return Family(aliases, frozenset(fields), defaults, frozenset(not_null), frozenset(unread))
 
 
 class FamilyConfig(Mapping[str, Any]):
@@ -106,7 +104,7 @@ class FamilyConfig(Mapping[str, Any]):
         own = self._family.aliases.get(name, name)
         self._was_read.add(own)
         if own not in self._given:
-            return self._family.default(own)
+            return self._family.defaults.get(own)
         if self._given[own] is None and own in self._family.not_null:
             raise UnsoundConfig(f"config.json says {self._names[own]} = null, which is no value")
         return self._given[own]
@@ -134,7 +132,7 @@ class FamilyConfig(Mapping[str, Any]):
         for own, value in self._given.items():
             if own in self._was_read or not self._family.is_read(own):
                 continue
-            if value != self._family.default(own):
+            if value != self._family.defaults.get(own):
                 raise ModelError(
                     f"{self._given['architectures'][0]} with {self._names[own]} "
                     f"{json.dumps(value)[:80]} is not supported, and may compute something else; "

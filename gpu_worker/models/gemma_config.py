@@ -9,15 +9,16 @@ from gpu_worker.models.decoder_config import (
     SLIDING,
     DecoderConfig,
     HfConfig,
+    check_no_windows,
     decoder_shapes,
     decoder_sizes,
     is_causal,
     sliding_windows,
-    uniform_windows,
 )
 from gpu_worker.models.family_config import counted, family, flag, positive
 from gpu_worker.models.rope_config import layer_rotations
 
+_GELU = "gelu_pytorch_tanh"
 _THETAS = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
 """Names of Gemma 3's bases at the top level."""
 
@@ -34,12 +35,12 @@ class GemmaConfig(DecoderConfig):
 def gemma_config(config: HfConfig) -> GemmaConfig:
     activation = config["hidden_act"]
     if activation == "gelu":  # in the first configurations it means the approximation
-        activation = "gelu_pytorch_tanh"
+        activation = _GELU
+    check_no_windows(config)
     return _gemma_config(
         config,
         **decoder_shapes(config),
-        activation=activation,
-        sliding_windows=uniform_windows(config),
+        activation=("hidden_act", activation),
         is_bidirectional=not is_causal(config),
     )
 
@@ -77,7 +78,7 @@ def gemma3_config(config: HfConfig) -> GemmaConfig:
 def _later(config: HfConfig) -> dict[str, Any]:
     """Returns what Gemma 2 and 3 have."""
     return {
-        "activation": config["hidden_activation"],
+        "activation": ("hidden_activation", config["hidden_activation"]),
         "has_inner_norms": True,
         "attention_scale": positive(config, "query_pre_attn_scalar") ** -0.5,
         "attention_soft_cap": _cap(config, "attn_logit_softcapping"),
@@ -89,17 +90,21 @@ def _cap(config: HfConfig, key: str) -> float | None:
     return None if config[key] is None else positive(config, key)
 
 
-def _gemma_config(config: HfConfig, *, activation: str, **fields: Any) -> GemmaConfig:
-    architecture = config["architectures"][0]
-    if activation != "gelu_pytorch_tanh":
+def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) -> GemmaConfig:
+    """Args: activation: name of the field, and what it says."""
+    (key, value), architecture = activation, config["architectures"][0]
+    if value != _GELU:
+        raise ModelError(f"{architecture} with {key} {value!r} is not supported; use {_GELU}")
+    if fields["is_bidirectional"] and fields.get("attention_soft_cap") is not None:
         raise ModelError(
-            f"{architecture} with activation {activation!r} is not supported; use gelu_pytorch_tanh"
+            f"{architecture} with attn_logit_softcapping is not supported where is_causal is false "
+            "or use_bidirectional_attention true; use a model with one of them"
         )
     bias = flag(config, "attention_bias")
     return GemmaConfig(
         **fields,
         architecture=architecture,
-        activation=activation,
+        activation=_GELU,
         qkv_bias=bias,
         o_bias=bias,
         norm_offset=1.0,

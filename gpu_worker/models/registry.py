@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import (
     granite_config,
+    is_causal,
     llama_config,
     mistral_config,
     phi3_config,
@@ -216,8 +217,7 @@ def only_pools(config: Mapping[str, Any]) -> bool:
     """Says whether a config.json names an architecture that generates no tokens."""
     names = config.get("architectures") or ()
     known = any(name in _specs and not _specs[name].generates for name in names)
-    both_ways = bool(config.get("use_bidirectional_attention")) or config.get("is_causal") is False
-    return known or both_ways
+    return known or bool(config.get("use_bidirectional_attention")) or not is_causal(config)
 
 
 def has_native_program(names: Iterable[str]) -> bool:

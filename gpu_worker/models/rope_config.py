@@ -27,6 +27,8 @@ MAX_POSITION = 1 << 24
 """More than any model has; the angles of each position are in memory, 512 bytes at a head size of
 64."""
 _ORIGINAL = "original_max_position_embeddings"
+_OF_ALIKE = (_ORIGINAL, "partial_rotary_factor", "rope_theta")
+"""Names at the top level that say nothing where kinds of layers rotate in several ways."""
 _WITH_ORIGINAL = ("llama3", "longrope", "yarn")
 
 
@@ -189,7 +191,8 @@ def layer_rotations(
         theta = own[name]
         parameters.setdefault("rope_theta", theta)
         rotations[kind] = _complete(own, parameters, {})
-    own["partial_rotary_factor"]  # these families have none
+    for name in _OF_ALIKE:
+        own[name]
     return rotations
 
 

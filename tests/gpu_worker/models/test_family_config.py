@@ -1,0 +1,281 @@
+"""config.json beside transformers, in every family: what is left out, null, old names, each name.
+
+A case writes a tiny random model of transformers with another config.json, and compares what is
+computed of it, unless the configuration is refused by the name of the field that was changed.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from gpu_worker.attention import attention_backend
+from gpu_worker.config import CacheConfig, ModelConfig, ModelError
+from gpu_worker.kv_cache.cache_engine import CacheEngine
+from gpu_worker.layers import ForwardContext, ParallelGroup, Placement
+from gpu_worker.loading.attention_shape import attention_shape
+from gpu_worker.loading.opened_model import open_with_config
+from gpu_worker.loading.weight_loader import load_weights
+from gpu_worker.models import architectures, model_spec
+from gpu_worker.models.family_config import ANY_MODEL, TABLE, families
+from scripts.family_table import text
+from tests.gpu_worker.generation import make_batch, make_sequence
+from tests.gpu_worker.tiny_models import make_tokenizer
+from tests.rounding import LOGITS
+
+CPU = torch.device("cpu")
+PROMPT = [int(i) for i in torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(3))]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+_MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "BertForMaskedLM": SHAPE,
+    "GPT2LMHeadModel": {"vocab_size": 97, "initializer_range": 0.2, **_GPT2},
+    "Gemma2ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
+    "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
+    "GemmaForCausalLM": SHAPE | {"head_dim": 8},
+    "GraniteForCausalLM": SHAPE,
+    "LlamaForCausalLM": SHAPE,
+    "MistralForCausalLM": SHAPE,
+    "MixtralForCausalLM": SHAPE | {"num_local_experts": 4},
+    "ModernBertForMaskedLM": SHAPE | {"pad_token_id": 0},
+    "OPTForCausalLM": SHAPE | {"ffn_dim": 48, "init_std": 0.2},
+    "Phi3ForCausalLM": SHAPE | {"pad_token_id": 0},
+    "Qwen2ForCausalLM": SHAPE,
+    "Qwen3ForCausalLM": SHAPE | {"head_dim": 8},
+    "Qwen3MoeForCausalLM": SHAPE | {"num_experts": 4} | _MIXTURE,
+    "RobertaForMaskedLM": SHAPE,
+    "XLMRobertaForMaskedLM": SHAPE,
+}
+"""An architecture of each configuration class, and a small config.json."""
+LARGE = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "n_embd", "n_layer"}
+"""Sizes whose defaults are those of large models."""
+HEADS = {"num_attention_heads", "num_key_value_heads", "n_head"}
+FEW_HEADS = {"Gemma2ForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"}
+"""Families whose default of K and V heads divides 8."""
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+VALUES: dict[str, Any] = {
+    "attention_chunk_size": 4,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 2.0,
+    "attn_implementation": "eager",
+    "dtype": "float32",
+    "classifier_pooling": "mean",
+    "embedding_size": 32,
+    "experts_implementation": "eager",
+    "head_dim": 12,
+    "id2label": {"0": "a", "1": "b", "2": "c"},
+    "kv_sharing_modes": ["reuse", "reuse", "reuse"],
+    "label2id": {"a": 0, "b": 1, "c": 2},
+    "layer_types": KINDS,
+    "local_attention": 10,
+    "mlp_only_layers": [1],
+    "n_inner": 40,
+    "num_key_value_heads": 2,
+    "num_labels": 3,
+    "original_max_position_embeddings": 16,
+    "pad_token_id": 5,
+    "partial_rotary_factor": 0.5,
+    "per_layer_config": {"0": {"rms_norm_eps": 0.1}},
+    "problem_type": "regression",
+    "query_pre_attn_scalar": 40,
+    "return_dict": True,  # or tests could not read what a call returns
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "sliding_window": 5,
+    "summary_activation": "tanh",
+    "torch_dtype": "float32",
+    "use_bidirectional_attention": True,
+    "word_embed_proj_dim": 40,
+}
+"""Other values than the usual ones; the rest follow from these."""
+HARMLESS = {
+    **{f"made_up_{i}": [None, True, 3, "text", {"a": 1}][i % 5] for i in range(20)},
+    "auto_map": {"AutoConfig": "configuration_own.OwnConfig"},
+    "unsloth_version": "2026.1", "unsloth_fixed": True, "task_specific_params": {"a": {}},
+    "use_mrope": False, "rotary_emb_base": 5, "n_ctx": 7, "tokenizer_class": "Own",
+    "gradient_checkpointing": False, "prefix": "x", "bad_words_ids": None, "torchscript": False,
+    "finetuning_task": "x", "cache_implementation": "hybrid", "max_length": 20, "top_k": 3,
+    "temperature": 0.5, "cross_attention_hidden_size": None, "rescale_every": 2, "quantum": {},
+}  # fmt: skip
+"""Names that no code of transformers reads."""
+
+
+def entry_of(architecture: str) -> str:
+    return str(getattr(transformers, architecture).config_class.__name__)
+
+
+def other(name: str, value: Any) -> Any:
+    """Returns another value of a field."""
+    match value:
+        case _ if name in VALUES:
+            return VALUES[name]
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1 if isinstance(value, int) else value * 3 + 0.01
+        case str():
+            return "relu"
+    return 1
+
+
+def config_of(architecture: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config.json; `...` leaves a field out."""
+    config = {"architectures": [architecture], **FAMILIES[architecture], **changes}
+    return {name: value for name, value in config.items() if value is not ...}
+
+
+def make_theirs(architecture: str, config: Mapping[str, Any]) -> Any:
+    """Makes transformers' model with random weights; ones and zeros hide mistakes."""
+    kind = getattr(transformers, architecture)
+    made = kind.config_class.from_dict(json.loads(json.dumps(config)))
+    made._attn_implementation = "eager"  # which caps scores, and sees both ways by its mask alone
+    torch.manual_seed(0)
+    model = kind(made).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                is_norm = "norm" in name.lower() and name.endswith("weight")
+                parameter.uniform_(0.5, 1.5) if is_norm else parameter.normal_(0, 0.3)
+    return model
+
+
+def theirs(model: Any) -> dict[bool, Tensor]:
+    """Returns its logits, and the hidden states that are pooled."""
+    with torch.no_grad():
+        ids = torch.tensor([PROMPT])
+        return {False: model(ids).logits[0], True: model.base_model(ids).last_hidden_state[0]}
+
+
+def ours(path: Path) -> tuple[Any, Tensor]:
+    """Returns the configuration and what the started model computes of the prompt."""
+    opened = open_with_config(ModelConfig(model=str(path), model_impl="signalbox"), lambda _: None)
+    config, placement, group = opened.config, Placement(CPU, torch.float32), ParallelGroup()
+    model = opened.spec.build(config, 64, placement, group)
+    with torch.inference_mode():
+        load_weights(model, opened.source, lambda _: None)
+        shape = attention_shape(opened, CacheConfig(block_size=16), placement, group, "")
+        attention: Any = attention_backend("torch", shape)
+        cache = CacheEngine(
+            num_gpu_blocks=8, num_cpu_blocks=0, block_bytes=attention.block_bytes, device=CPU
+        )
+        attention.bind(cache.gpu_pool)
+        batch = make_batch([(make_sequence(PROMPT, [4, 2, 6]), len(PROMPT))], block_size=16)
+        ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+        hidden: Any = model.forward(ids, positions, ForwardContext(attention.plan(batch)))
+        pools: Any = opened.pooling and model
+        return config, pools.normed(hidden) if pools else model.logits(hidden)
+
+
+def windows_of(config: Any) -> list[int | None]:
+    """Returns the windows of layers by transformers' configuration."""
+    window, num_layers = getattr(config, "sliding_window", None), config.num_hidden_layers
+    if config.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+        return [window] * num_layers
+    if "layer_types" not in families()[type(config).__name__].fields:
+        return [None] * num_layers
+    return [window if kind == "sliding_attention" else None for kind in config.layer_types]
+
+
+def check(path: Path, architecture: str, changes: Mapping[str, Any]) -> None:
+    """Compares a config.json with other fields, unless it is refused by the name of one."""
+    config = config_of(architecture, changes)
+    try:
+        model_spec(config).read_config(config)
+    except ModelError as error:
+        assert any(name in str(error) for name in changes), f"not refused by name: {error}"
+        return
+    try:
+        reference = make_theirs(architecture, config)
+        expected = theirs(reference)
+    except Exception:  # no model of transformers has these fields
+        return
+    reference.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(config))
+    read, found = ours(path)
+    pools = not model_spec(config).generates or getattr(read, "is_bidirectional", False)
+    torch.testing.assert_close(found, expected[pools], rtol=LOGITS, atol=10 * LOGITS)
+    inclusive = not config.get("is_causal", True) or architecture.startswith("ModernBert")
+    windows = [w and w + inclusive for w in windows_of(reference.config)]
+    assert list(read.sliding_windows or [None] * len(windows)) == windows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_tokenizer(path)
+    return path
+
+
+def read_names(architecture: str) -> dict[str, Any]:
+    """Returns the names that transformers reads, each with a value that a file may have."""
+    entry, given = families()[entry_of(architecture)], FAMILIES[architecture]
+    given = {entry.aliases.get(name, name): value for name, value in given.items()}
+    return {
+        name: given.get(name, one) for name, one in entry.defaults.items() if entry.is_read(name)
+    }
+
+
+def test_table_is_that_of_transformers() -> None:
+    assert TABLE.read_text() == text(), "python -m scripts.family_table writes it"
+    classes = {entry_of(one) for one in architectures() if hasattr(transformers, one)}
+    assert classes == {entry_of(one) for one in FAMILIES} == families().keys() - {ANY_MODEL}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_each_name_is_read_or_refused(architecture: str, folder: Path) -> None:
+    for name, value in read_names(architecture).items():
+        check(folder, architecture, {name: other(name, value)})
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_is_left_out_has_the_default_of_the_class(architecture: str, folder: Path) -> None:
+    entry = families()[entry_of(architecture)]
+    names = read_names(architecture).keys() - LARGE - HEADS
+    check(folder, architecture, dict.fromkeys([*names, *entry.aliases], ...))
+    if architecture in FEW_HEADS:
+        check(folder, architecture, {"num_key_value_heads": ...})
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_null_is_not_the_default(architecture: str, folder: Path) -> None:
+    entry = families()[entry_of(architecture)]
+    names = read_names(architecture).keys()
+    check(folder, architecture, dict.fromkeys(names - entry.not_null - {"is_causal"}))
+    for name in names & entry.not_null:
+        config = config_of(architecture, {name: None})
+        with pytest.raises(ModelError, match=f"{name} (= )?null"):
+            model_spec(config).read_config(config)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_what_changes_nothing_stops_no_start(architecture: str, folder: Path) -> None:
+    entry = families()[entry_of(architecture)]
+    names = entry.defaults.keys() - read_names(architecture).keys() - {"architectures"}
+    names -= {"pad_token_id"} if "Roberta" in architecture else set()
+    changes = {name: other(name, entry.defaults[name]) for name in names}
+    plain = make_theirs(architecture, config_of(architecture, {}))
+    changed = make_theirs(architecture, config_of(architecture, changes | {"dtype": "float32"}))
+    changed.load_state_dict(plain.state_dict(), strict=False)  # heads may have a bias more
+    config = config_of(architecture, changes | HARMLESS)
+    pools = not model_spec(config).generates
+    torch.testing.assert_close(theirs(changed)[pools], theirs(plain)[pools])
+    assert model_spec(config).read_config(config) == model_spec(config).read_config(
+        config_of(architecture, {})
+    )
