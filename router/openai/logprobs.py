@@ -103,16 +103,15 @@ class CompletionLogprobs:
         return offset
 
     def _top(self, token_id: int, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
-        """Returns the alternatives and the token itself, even if it is not one of the most
-        likely.
+        """Returns the token itself, which is first as in vLLM, and the alternatives.
 
         Of tokens with one text, that of the token itself or else the first has it as its name;
         the others have their ids.
         """
         if logprobs is None:
             return None
-        by_id = dict(top_of(logprobs)) | {token_id: logprobs.logprob}
-        names = {self._tokens.text(one): one for one in reversed([token_id, *by_id])}
+        by_id = {token_id: logprobs.logprob} | dict(top_of(logprobs))
+        names = {self._tokens.text(one): one for one in reversed(by_id)}
         texts = {one: text for text, one in names.items()}
         return {
             texts.get(one, f"token_id:{one}"): _finite(logprob) for one, logprob in by_id.items()
@@ -152,14 +151,13 @@ class PromptBudget:
 def prompt_logprobs(
     tokens: Tokens, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> list[dict[str, Any] | None]:
-    """Returns the prompt's logprobs in vLLM's form: for each token but the first, candidates by
-    id."""
+    """Returns the prompt's logprobs in vLLM's form: for each token but the first, itself and the
+    likeliest by id."""
     bodies: list[dict[str, Any] | None] = [None]
     for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
-        ranked = {
-            one.token_id: (one.logprob, rank) for rank, one in enumerate(top_of(entry), start=1)
-        }
-        ranked[token_id] = (entry.logprob, entry.rank)
+        ranked = {token_id: (entry.logprob, entry.rank)}
+        for rank, one in enumerate(top_of(entry), start=1):
+            ranked.setdefault(one.token_id, (one.logprob, rank))
         bodies.append(
             {
                 str(one): {
