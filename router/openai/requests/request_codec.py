@@ -4,7 +4,7 @@ The HTTP API has no semantics of its own: the same code as for gRPC decides what
 refused.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,8 +139,7 @@ def _set_common(
     if body.seed is not None:
         is_signed = -(1 << 63) <= body.seed < 0
         set_field(params, "seed", body.seed + (1 << 64) if is_signed else body.seed)
-    for token, bias in (body.logit_bias or {}).items():
-        params.logit_bias.append(_logit_bias(token, bias))
+    params.logit_bias.extend(_logit_biases(body.logit_bias or {}))
     _set_beam_search(params, body)
     set_structured_output(params, body)
 
@@ -180,8 +179,15 @@ def _set_beam_search(params: pb.SamplingParams, body: GenerationBody) -> None:
     set_field(params.beam_search, "early_stopping", body.early_stopping)
 
 
-def _logit_bias(token: str, bias: float) -> pb.LogitBias:
-    try:
-        return pb.LogitBias(token_id=int(token), bias=bias)
-    except ValueError:
-        raise InvalidArgument("logit_bias", token, "token ids as keys") from None
+def _logit_biases(biases: Mapping[str, float]) -> list[pb.LogitBias]:
+    """Raises InvalidArgument with every key that is no token id."""
+    converted: list[pb.LogitBias] = []
+    strange: list[str] = []
+    for token, bias in biases.items():
+        try:
+            converted.append(pb.LogitBias(token_id=int(token), bias=bias))
+        except ValueError:
+            strange.append(token)
+    if strange:
+        raise InvalidArgument("logit_bias", strange, "token ids as keys")
+    return converted

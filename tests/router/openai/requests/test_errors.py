@@ -127,6 +127,12 @@ async def test_a_number_past_its_type_is_refused_with_both_bounds(
     assert http.stack.scheduler.added == []
 
 
+async def test_every_key_that_is_no_token_is_named(http: Http) -> None:
+    biases = {"good": 1, "5": 1, "bad": 1}
+    _, error = await refused(http, COMPLETIONS, {"prompt": "a", "logit_bias": biases})
+    assert "['good', 'bad']" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

@@ -77,7 +77,7 @@ def test_lists_are_counted_before_any_is_converted(
     def converted(*_: Any, **__: Any) -> None:
         raise AssertionError("converted")
 
-    monkeypatch.setattr(request_codec, "_logit_bias", converted)
+    monkeypatch.setattr(request_codec, "_logit_biases", converted)
     monkeypatch.setattr(request_codec, "extend_field", converted)
     body = make_body(8, **fields)
     with pytest.raises(InvalidArgument) as refused:
