@@ -61,7 +61,9 @@ class ChatAnswer:
     """Converts the updates of one generation to OpenAI's shape."""
 
     def __init__(self, body: ChatBody, head: Head) -> None:
+        """`body` must still have its messages, which are gone once they are converted."""
         self._body = body
+        self._echoed = body.echoed
         self._head = head
         self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._plan = usage_plan(body)
@@ -88,7 +90,7 @@ class ChatAnswer:
             if self._body.return_token_ids:
                 answer["prompt_token_ids"] = update.request.prompt_token_ids
             for delta in update.deltas:
-                choice = choices.setdefault(delta.index, _Choice())
+                choice = choices.setdefault(delta.index, _Choice([self._echoed]))
                 choice.add(delta)
                 if self._body.logprobs:
                     choice.logprobs += chat_logprobs(self._tokens, delta)["content"]
@@ -141,7 +143,7 @@ class ChatAnswer:
         return fields
 
     def _opening(self, update: Update, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": self._echoed}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         fields: dict[str, Any] = {"choices": [choice]}
         if self._body.return_token_ids:

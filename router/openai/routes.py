@@ -119,10 +119,9 @@ class Api:
         """Answers a conversation."""
         call_context = self._callers.call_context(request, operation=CHAT)
         with self._generator.reading(call_context):
-            body, (head, ids, asked) = await self._bodies.read(
+            body, (answer, ids, asked) = await self._bodies.read(
                 request, ChatBody, into=lambda body: self._chat(request, body)
             )
-        answer = ChatAnswer(body, head)
         updates = self._generate([asked], _streamed(call_context, request, body))
         return _response(body, updates, answer, ids)
 
@@ -157,11 +156,12 @@ class Api:
         many = request_codec.completion_api_request(body, prompts, names, model=model)
         return self._head(ids, body.model, model), ids, many
 
-    def _chat(self, request: Request, body: ChatBody) -> tuple[Head, Ids, ApiRequest]:
+    def _chat(self, request: Request, body: ChatBody) -> tuple[ChatAnswer, Ids, ApiRequest]:
         ids = Ids("chatcmpl", request, body.request_id)
         model = self._generator.model_of(body.model or "", GENERATING)
+        answer = ChatAnswer(body, self._head(ids, body.model, model))
         asked = request_codec.chat_api_request(body, request_id=ids.of(0, 1), model=model)
-        return self._head(ids, body.model, model), ids, asked
+        return answer, ids, asked
 
     def _generate(
         self, many: Sequence[ApiRequest], call_context: CallContext

@@ -129,7 +129,7 @@ class ChatBody(ConversationBody, GenerationBody):
     """Body of POST /v1/chat/completions."""
 
     NOT_SERVED = GenerationBody.NOT_SERVED | {
-        "add_special_tokens", "audio", "documents", "echo", "function_call", "functions",
+        "add_special_tokens", "audio", "documents", "function_call", "functions",
         "media_io_kwargs", "moderation", "prediction", "verbosity", "web_search_options",
     }  # fmt: skip
 
@@ -152,6 +152,17 @@ class ChatBody(ConversationBody, GenerationBody):
     """Variable of the chat template, if the template reads it."""
     modalities: Items[Literal["text"]] | None = None
     """Only text is supported."""
+    echo: bool | None = None
+    """vLLM: true if answers begin with the text of the last message, if that is the assistant's.
+    Default false."""
+
+    @property
+    def echoed(self) -> str:
+        """Text that answers begin with."""
+        if not self.echo or not self.messages or self.messages[-1].role != "assistant":
+            return ""
+        content = self.messages[-1].content or ""
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
     @property
     def forces_call(self) -> bool:

@@ -464,6 +464,20 @@ async def test_a_clients_template_and_an_open_message(http: Http) -> None:
     assert answer.json()["tokens"] == ids_of("Hi!")
 
 
+async def test_an_echo_of_a_chat_begins_with_the_assistants_last_message(http: Http) -> None:
+    parts = [{"type": "text", "text": "Well"}, {"type": "text", "text": "no"}]
+    for content, begin in (("Well, ", "Well, "), (parts, "Well\nno")):
+        talk = [*HI, {"role": "assistant", "content": content}]
+        answer = await http.chat(talk, n=2, extra_body={"echo": True})
+        assert [one.message.content for one in answer.choices] == [f"{begin}ok"] * 2
+        assert answer.usage == (await http.chat(talk, n=2)).usage
+        chunks = await http.chat_chunks(talk, extra_body={"echo": True})
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == f"{begin}ok"
+    for messages, echo in ((talk, False), (HI, True)):
+        answer = await http.chat(messages, extra_body={"echo": echo})
+        assert answer.choices[0].message.content == "ok"
+
+
 async def test_a_client_that_leaves_aborts() -> None:
     def begin(add: scheduler_pb2.Request) -> Outputs:
         yield step((add.handle, 0, ids_of("one")))

@@ -119,7 +119,7 @@ async def test_a_field_that_is_known_and_not_served_is_refused_by_name(unknown_f
     async with make_http(unknown_fields=unknown_fields) as http:
         for path, name, value in (
             (CHAT, "functions", []),
-            (CHAT, "echo", True),
+            (CHAT, "documents", [{"text": "a"}]),
             (COMPLETIONS, "prompt_embeds", "x"),
             (COMPLETIONS, "logits_processors", ["x"]),
             (CHAT, "repetition_detection", {"max_pattern_size": 5}),
@@ -128,7 +128,7 @@ async def test_a_field_that_is_known_and_not_served_is_refused_by_name(unknown_f
             error = (await http.raw.post(path, json=body | {name: value})).json()["error"]
             assert (error["param"], error["code"]) == (name, "unsupported_parameter")
         assert http.stack.scheduler.added == []
-        neutral = {"functions": None, "echo": False, "documents": None}
+        neutral = {"functions": None, "moderation": False, "documents": None}
         answer = await http.raw.post(CHAT, json={"messages": HI, **neutral})
         assert answer.status_code == 200 and HEADER not in answer.headers
 
