@@ -129,7 +129,7 @@ def usage(used: Usage) -> dict[str, Any]:
 
 def _meta(used: Usage, *, version: str, search_units: int | None = None) -> dict[str, Any]:
     units = (
-        {"input_tokens": used.prompt_tokens}
+        {"input_tokens": used.prompt_tokens, "image_tokens": 0}
         if search_units is None
         else {"search_units": search_units}
     )

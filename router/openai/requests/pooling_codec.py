@@ -1,9 +1,9 @@
 """Converts bodies of embeddings, scores and classes to the calls that gRPC makes, too."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from contract.errors import InvalidArgument
+from contract.errors import MAX_VALUE_CHARS, InvalidArgument
 from router.openai.requests.errors import BadRequest
 from router.openai.requests.field_setters import check_token_ids
 from router.openai.requests.pooling_types import (
@@ -28,6 +28,12 @@ from router.requests.api_request import TextPrompt, TokensPrompt
 from router.served_model import ServedModel
 
 _QUERIES, _DOCUMENTS = ("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")
+_RETRIEVAL: dict[str | None, Literal["query", "document"]] = {
+    "search_query": "query",
+    "search_document": "document",
+}
+_TASKS = ("classification", "clustering")
+"""Cohere's other kinds of input, for which few models have a prompt."""
 
 
 def embed_call(body: EncodedBody, request_id: str) -> EmbedCall:
@@ -107,9 +113,16 @@ def cohere_texts(body: CohereEmbedBody) -> list[str]:
 
 def _cohere_prompt(input_type: str | None, model: ServedModel) -> str | None:
     """Returns the model's prompt for a kind of input; None is its default."""
-    if input_type == "search_query":
-        return retrieval_prompt(model, "query")
-    return retrieval_prompt(model, "document") if input_type == "search_document" else None
+    prompts = model.tokenizer.pooling_texts.prompts
+    if input_type in prompts:
+        return prompts[input_type]
+    if input_type in _RETRIEVAL:
+        return retrieval_prompt(model, _RETRIEVAL[input_type])
+    if input_type not in (None, *_TASKS):
+        known = ", ".join(sorted({*prompts, *_RETRIEVAL, *_TASKS}))
+        given = input_type[:MAX_VALUE_CHARS]
+        raise BadRequest(f"Unsupported input_type; allowed: {known}; not {given!r}", "input_type")
+    return None
 
 
 def _common(body: PoolingBody, request_id: str) -> dict[str, Any]:

@@ -152,8 +152,9 @@ class CohereEmbedBody(Body):
     inputs: Items[CohereInput] | None = None
     """At most 2,048 inputs of text parts."""
     input_type: str | None = None
-    """`search_query` puts the model's prompt for queries before each text, `search_document` that
-    for documents; others, and a model without them, its default prompt."""
+    """Name of a prompt of the model, which comes before each text; `search_query` and
+    `search_document` are those for queries and documents. Without them, and for `classification`
+    and `clustering`, it is the default prompt."""
     embedding_types: Items[Literal["float", "base64", "binary", "ubinary"]] | None = None
     """Forms of the vectors; `binary` and `ubinary` have the signs of eight elements in a number.
     Default float; /v1/embed then answers with a list of vectors, without a name for their form."""

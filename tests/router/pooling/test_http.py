@@ -258,7 +258,8 @@ async def test_coheres_embeddings_come_in_each_form() -> None:
         return [3, -4, 0, 0, 0, 0, 0, -1]
 
     eight = common_pb2.PoolingModel(task="embed", num_outputs=8, activation="identity")
-    texts = {SETTINGS: {"prompts": {"query": "find ", "passage": "read "}}}
+    prompts = {"query": "find ", "passage": "read ", "clustering": "group "}
+    texts = {SETTINGS: {"prompts": prompts}}
     async with serving(eight, vector_of=vector_of, texts=texts, max_model_len=9) as http:
         answer = await post(
             http,
@@ -269,7 +270,9 @@ async def test_coheres_embeddings_come_in_each_form() -> None:
             embedding_types=["float", "binary", "ubinary"],
         )
         parts = [{"content": [{"type": "text", "text": "a"}]}]
-        await post(http, "/v2/embed", model=MODEL, inputs=parts, input_type="search_document")
+        for known in ("search_document", "clustering", "classification"):
+            await post(http, "/v2/embed", model=MODEL, inputs=parts, input_type=known)
+        unknown = await post(http, "/v2/embed", status=400, texts=["a"], input_type="nonexistent")
         refused = await post(
             http, "/v2/embed", status=400, model=MODEL, texts=["b " * 50], truncate="NONE"
         )
@@ -279,10 +282,12 @@ async def test_coheres_embeddings_come_in_each_form() -> None:
         "ubinary": [[0b10111110]] * 2,
     }
     assert answer["texts"][0] == "a"
-    assert answer["meta"]["billed_units"]["input_tokens"] == 14
+    assert answer["meta"]["billed_units"] == {"input_tokens": 14, "image_tokens": 0}
     asked = [ids(one)[1:-1] for one in http.stack.scheduler.added]
-    assert ids_of("find a") in asked
-    assert ids_of("read a") in asked
+    for text in ("find a", "read a", "group a", "a"):
+        assert ids_of(text) in asked
+    assert unknown["error"]["param"] == "input_type"
+    assert "classification, clustering, passage, query" in unknown["error"]["message"]
     assert refused["error"]["code"] == "context_length_exceeded"
 
 
