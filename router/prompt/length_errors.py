@@ -4,12 +4,13 @@ from contract.errors import InvalidArgument
 
 
 class ContextOverflow(InvalidArgument):
-    """The prompt has more tokens than the model's window. Clients look for this text to shorten
-    it."""
+    """The prompt has more tokens than the model's window. Clients look for this text, which is
+    OpenAI's and vLLM's, to shorten it."""
 
     def __init__(self, field: str, value: object, allowed: str, *, window: int) -> None:
         maximum = f"This model's maximum context length is {window} tokens"
-        super().__init__(field, value, f"{allowed}. {maximum}")
+        advice = "Please reduce the length of the input prompt or the tokens that you ask for"
+        super().__init__(field, value, f"{allowed}. {maximum}. {advice}")
 
 
 class TextTooLong(InvalidArgument):

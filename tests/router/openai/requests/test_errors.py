@@ -151,7 +151,7 @@ async def test_an_overflow_of_the_context_is_named_as_clients_know_it(
     status, error = await refused(http, path, fields)
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-    assert "maximum context length is 2048 tokens" in error["message"]
+    assert "maximum context length is 2048 tokens. Please reduce the length" in error["message"]
     assert http.stack.scheduler.added == []
 
 
