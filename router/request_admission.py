@@ -122,13 +122,16 @@ class Admission:
         if not isinstance(api_request.prompt, TextPrompt):
             text, offsets = await model.tokenizer.decode_with_offsets(token_ids)
             return Echo(text, token_ids, offsets)
-        text = api_request.prompt.text
+        text, cuts_end = api_request.prompt.text, api_request.truncate_end
         offsets = await model.tokenizer.offsets(
             text,
             add_special_tokens=api_request.prompt.add_special_tokens,
-            last=len(token_ids),
+            last=None if cuts_end else len(token_ids),
             payer=payer,
         )
+        if cuts_end:
+            end = [*offsets, len(text)][len(token_ids)]
+            return Echo(text[:end], token_ids, offsets[: len(token_ids)])
         start = 0 if api_request.truncate_prompt_tokens is None else offsets[0]
         return Echo(text[start:], token_ids, [offset - start for offset in offsets])
 
@@ -221,7 +224,16 @@ class Admission:
     ) -> tuple[list[int], str, str]:
         """Returns the tokens, the field that they came from, and what they begin the answer
         with."""
-        last = api_request.truncate_prompt_tokens
+        if not api_request.truncate_end:
+            return await self._encode(api_request, model, payer, api_request.truncate_prompt_tokens)
+        token_ids, prompt_field, opening = await self._encode(api_request, model, payer, None)
+        return token_ids[: api_request.truncate_prompt_tokens], prompt_field, opening
+
+    async def _encode(
+        self, api_request: ApiRequest, model: ServedModel, payer: Payer, last: int | None
+    ) -> tuple[list[int], str, str]:
+        """Returns all tokens or the `last` ones, the field that they came from, and what they
+        begin the answer with."""
         match api_request.prompt:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 encode = model.tokenizer.encode(

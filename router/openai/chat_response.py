@@ -20,6 +20,9 @@ from router.requests.request_output import Delta, Finish, ToolCallDelta
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"
+_NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "service_tier"))
+_NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+"""Fields that whole answers have, as vLLM's do, also without a value."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class _Choice:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": text if text or not self.calls else None,
-            "refusal": None,
+            **_NULLS_OF_MESSAGE,
         }
         message |= _reasoning(self.reasoning)
         if self.calls:
@@ -68,11 +71,14 @@ class ChatAnswer:
         self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._plan = usage_plan(body)
         self._usage = UsageCounter(self._plan)
+        self._shows_reasoning = body.include_reasoning is not False
+        self._shows_logprobs = bool(body.logprobs) and self._shows_reasoning
+        self._shows_token_ids = bool(body.return_token_ids) and self._shows_reasoning
         self._top = head.fields(CHUNK_KIND)
         """The fields of an event beside its choices."""
         self._begun: set[int] = set()
         self._has_text_alone = not (
-            body.logprobs or body.return_token_ids or self._plan.in_every_event
+            self._shows_logprobs or self._shows_token_ids or self._plan.in_every_event
         )
         """True if events of a running sequence with text differ in this text alone."""
         self._text_events: dict[int, TextEvent] = {}
@@ -80,7 +86,7 @@ class ChatAnswer:
 
     async def whole(self, updates: AsyncIterator[Update]) -> dict[str, Any]:
         choices: dict[int, _Choice] = {}
-        answer = self._head.fields(KIND)
+        answer = self._head.fields(KIND) | _NULLS
         async for update in updates:
             self._usage.add(update)
             if update_logprobs := update.prompt_logprobs:
@@ -91,9 +97,9 @@ class ChatAnswer:
                 answer["prompt_token_ids"] = update.request.prompt_token_ids
             for delta in update.deltas:
                 choice = choices.setdefault(delta.index, _Choice([self._echoed]))
-                choice.add(delta)
-                if self._body.logprobs:
-                    choice.logprobs += chat_logprobs(self._tokens, delta)["content"]
+                choice.add(self._shown(delta))
+                if self._shows_logprobs:
+                    choice.logprobs += self._logprobs(delta)["content"]
         answer["choices"] = [self._whole(index, choices[index]) for index in sorted(choices)]
         answer["usage"] = self._usage.body()
         return answer
@@ -110,7 +116,7 @@ class ChatAnswer:
         self._usage.add(update)
         if self._plan.in_every_event:
             self._top["usage"] = self._usage.so_far()
-        events += [self._event(delta) for delta in deltas]
+        events += [self._event(self._shown(delta)) for delta in deltas]
         return b"".join(events)
 
     def last_event(self) -> bytes:
@@ -119,7 +125,18 @@ class ChatAnswer:
             return b""
         return to_event({**self._top, "choices": [], "usage": self._usage.body()})
 
+    def _shown(self, delta: Delta) -> Delta:
+        if not self._shows_reasoning:
+            delta.reasoning = ""
+        return delta
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        names_tokens = bool(self._body.logprob_token_ids)
+        return chat_logprobs(self._tokens, delta, adds_sampled=names_tokens)
+
     def _event(self, delta: Delta) -> bytes:
+        if not self._shows_reasoning and not (delta.text or delta.tool_calls or delta.finish):
+            return b""
         if (
             not self._has_text_alone
             or not delta.text
@@ -135,11 +152,10 @@ class ChatAnswer:
         return event.of(delta.text)
 
     def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
-        logprobs = {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None
+        logprobs = {"content": choice.logprobs, "refusal": None} if self._shows_logprobs else None
         fields = {"index": index, "message": choice.message(), "logprobs": logprobs}
         fields |= finish_fields(choice.finish)
-        if self._body.return_token_ids:
-            fields["token_ids"] = choice.token_ids
+        fields["token_ids"] = choice.token_ids if self._shows_token_ids else None
         return fields
 
     def _opening(self, update: Update, index: int) -> dict[str, Any]:
@@ -155,10 +171,10 @@ class ChatAnswer:
         content |= _reasoning(delta.reasoning)
         if delta.tool_calls:
             content["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
-        logprobs = chat_logprobs(self._tokens, delta) if self._body.logprobs else None
+        logprobs = self._logprobs(delta) if self._shows_logprobs else None
         fields = {"index": delta.index, "delta": content, "logprobs": logprobs}
         fields |= finish_fields(delta.finish)
-        if self._body.return_token_ids:
+        if self._shows_token_ids:
             fields["token_ids"] = delta.token_ids
         return fields
 

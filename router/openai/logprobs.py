@@ -66,6 +66,8 @@ class CompletionLogprobs:
         self._num_chars = 0
         """Characters of the text that the client has received."""
         self._offset = 0
+        self._least_offset = 0
+        """Offset of the last token that the client has received."""
 
     def body(
         self,
@@ -88,8 +90,10 @@ class CompletionLogprobs:
         entries += [(one.token_id, logprobs) for one, logprobs in scored(delta)]
         offsets += [self._advance(token_id) for token_id, _ in entries[len(offsets) :]]
         self._num_chars += len(delta.text)
-        if delta.finish is not None:  # a stop string may have removed text
-            offsets = [min(offset, self._num_chars) for offset in offsets]
+        if delta.finish is not None:  # a stop string may have removed text, of tokens sent before
+            most = max(self._num_chars, self._least_offset)
+            offsets = [min(offset, most) for offset in offsets]
+        self._least_offset = max(offsets, default=self._least_offset)
         return {
             "text_offset": offsets,
             "token_logprobs": [None if lp is None else _finite(lp.logprob) for _, lp in entries],
@@ -118,14 +122,19 @@ class CompletionLogprobs:
         }
 
 
-def chat_logprobs(tokens: Tokens, delta: Delta) -> dict[str, Any]:
-    content = [
-        {
-            **_chat_entry(tokens, one),
-            "top_logprobs": [_chat_entry(tokens, top) for top in top_of(logprobs)],
-        }
-        for one, logprobs in scored(delta)
-    ]
+def chat_logprobs(tokens: Tokens, delta: Delta, *, adds_sampled: bool) -> dict[str, Any]:
+    """Returns the logprobs of a chat's choice, or the part that an event adds to them.
+
+    Args:
+        adds_sampled: True if the top tokens, which the client has named, follow the sampled one.
+    """
+    content = []
+    for one, logprobs in scored(delta):
+        tops = top_of(logprobs)
+        if adds_sampled:
+            tops = [one, *(top for top in tops if top.token_id != one.token_id)]
+        entry = _chat_entry(tokens, one)
+        content.append({**entry, "top_logprobs": [_chat_entry(tokens, top) for top in tops]})
     return {"content": content, "refusal": None}
 
 

@@ -43,10 +43,10 @@ async def tokenized(
     place.spend(len(token_ids))
     head = to_json({"count": len(token_ids), "max_model_len": model.window})
     parts = [head[:-1], b',"tokens":[', await _items(token_ids, lambda token_id: token_id)]
-    if body.return_token_strs:
-        entries = await _items(token_ids, model.tokenizer.vocabulary.entry)
-        parts += [b'],"token_strs":[', entries]
-    return b"".join([*parts, b"]}"])
+    if not body.return_token_strs:
+        return b"".join([*parts, b'],"token_strs":null}'])
+    entries = await _items(token_ids, model.tokenizer.vocabulary.entry)
+    return b"".join([*parts, b'],"token_strs":[', entries, b"]}"])
 
 
 async def _encoded(
@@ -73,6 +73,7 @@ async def detokenized(body: DetokenizeBody, place: Place, *, payer: Payer) -> by
             raise BadRequest("tokens: token ids are at least 0", "tokens")
         check_token_ids(piece, field="tokens", model=model)
     place.spend(len(body.tokens))
-    text = await model.tokenizer.decode(body.tokens, skip_special_tokens=False, payer=payer)
+    skips = bool(body.skip_special_tokens)
+    text = await model.tokenizer.decode(body.tokens, skip_special_tokens=skips, payer=payer)
     pieces = [to_json(piece)[1:-1] async for piece in in_pieces(text, length=_TEXT_PIECE)]
     return b"".join([b'{"prompt":"', *pieces, b'"}'])

@@ -73,6 +73,8 @@ class ApiRequest:
     truncate_prompt_tokens: int | None = None
     """Tokens to keep of the prompt: its last; if it is pooled, its first, and -1 is all that
     fit."""
+    truncate_end: bool = False
+    """True if truncation keeps the first tokens of a prompt that is continued."""
     delivery: Delivery = field(default_factory=Delivery)
     pooled: Pooled | None = None
     """None continues the prompt."""

@@ -136,10 +136,10 @@ class Tokenizer:
         return Affixes.of_pair(self._backend, has_token_types=self.settings.has_token_types)
 
     async def offsets(
-        self, text: str, *, add_special_tokens: bool, last: int, payer: Payer = ANYONE
+        self, text: str, *, add_special_tokens: bool, last: int | None, payer: Payer = ANYONE
     ) -> list[int]:
-        """Returns the places in the text, in characters, where the `last` tokens of `encode`
-        begin.
+        """Returns the places in the text, in characters, where all or the `last` tokens of
+        `encode` begin.
 
         A special token that the text does not contain begins where the token before it does.
         """
@@ -158,7 +158,7 @@ class Tokenizer:
             return list(accumulate((start for start, _ in encoding.offsets), max))
 
         offsets: list[int] = await self._run(partial(compute))
-        return offsets[-last:]
+        return offsets if last is None else offsets[-last:]
 
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Returns the same as `encode_words_blocking`, computed in the pool."""

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
 
+from pydantic import ValidationError
+
 from router.openai.requests.errors import BadRequest, NotServed
+from router.openai.requests.foreign_fields import REFUSED, Foreign
 from router.openai.requests.types import Body
 
 IGNORED_HEADER = "x-signalbox-ignored-fields"
@@ -39,7 +42,8 @@ class Unknown(NamedTuple):
 
 
 def check_unknown(body: Body, *, refuses: bool) -> list[str]:
-    """Returns the names of unknown fields, escaped and cut; one name for all items of a list.
+    """Sets the fields that other servers' names mean, and returns the names of unknown fields,
+    escaped and cut; one name for all items of a list.
 
     Raises BadRequest for a name close to a known one and for more than `MAX_UNKNOWN` of them,
     NotServed for a field that is not served, and with `refuses` BadRequest for any unknown field.
@@ -47,15 +51,17 @@ def check_unknown(body: Body, *, refuses: bool) -> list[str]:
     ignored: dict[str, None] = {}
     for one in _walk(body, ""):
         param = one.place + _cut(one.name)
-        if one.name in one.owner.NOT_SERVED:
-            _check_neutral(param, one.value)
+        foreign = one.owner.FOREIGN.get(one.name)
+        if foreign is not None and not _is_ignored(foreign, param, one.value):
+            if foreign.is_served:
+                _set_meant(one, foreign, param)
             continue
         if (general := _general(one.place) + one.name) in ignored:
             continue
         message = f"Unrecognized request argument supplied: {param}"
-        if meant := _meant(one.name, _names(one.owner)):
+        if foreign is None and (meant := _meant(one.name, type(one.owner))):
             raise BadRequest(f"{message}; did you mean {one.place}{meant}?", param)
-        if refuses:
+        if refuses or one.owner.IS_CLOSED:
             raise BadRequest(message, param)
         if len(ignored) == MAX_UNKNOWN:
             raise BadRequest(f"the body has more than {MAX_UNKNOWN} unknown fields", param)
@@ -65,13 +71,37 @@ def check_unknown(body: Body, *, refuses: bool) -> list[str]:
 
 def check_served(kind: type[Body], fields: Mapping[str, Any]) -> None:
     """Raises NotServed for a field of a body that is known and not served."""
-    for name in sorted(kind.NOT_SERVED & fields.keys()):
-        _check_neutral(name, fields[name])
+    for name in sorted(kind.FOREIGN.keys() & fields.keys()):
+        _is_ignored(kind.FOREIGN[name], name, fields[name])
 
 
-def _check_neutral(param: str, value: Any) -> None:
-    if value is not None and value is not False:
-        raise NotServed(f"{param}: this field is not served", param)
+def _is_ignored(foreign: Foreign, param: str, value: Any) -> bool:
+    """Returns whether a value has no effect here. Raises NotServed if it must not be ignored."""
+    if foreign.is_served or foreign.asks_for_nothing(value):
+        return False
+    if foreign.does == REFUSED:
+        server = foreign.server.partition(":")[0]
+        raise NotServed(f"{param}: this field of {server} is not served", param)
+    return True
+
+
+def _set_meant(one: Unknown, foreign: Foreign, param: str) -> None:
+    """Sets our field to the value of the one that has its meaning.
+
+    Raises BadRequest if its type is wrong or our field has another value.
+    """
+    owner, name, value = one.owner, foreign.does, foreign.as_ours(one.value)
+    if value is None:
+        return
+    known = getattr(owner, name) if name in owner.model_fields_set else None
+    if known is not None and known != value:
+        if not foreign.asks_for_nothing(one.value):
+            raise BadRequest(f"{param}: {name}, which it means, has another value", param)
+        return
+    try:
+        type(owner).__pydantic_validator__.validate_assignment(owner, name, value)
+    except ValidationError as error:
+        raise BadRequest(f"{param}: {error.errors()[0]['msg']}", param) from None
 
 
 def header_of(names: Sequence[str]) -> dict[str, str]:
@@ -125,13 +155,21 @@ def _types_in(annotation: Any) -> Iterator[type]:
         yield from _types_in(part)
 
 
-def _names(body: Body) -> list[str]:
-    return [field.alias or name for name, field in type(body).model_fields.items()]
+@cache
+def _names(kind: type[Body]) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the names of our fields and of foreign ones, by their letters."""
+    known = [field.alias or name for name, field in kind.model_fields.items()]
+    return {_letters(one): one for one in known}, {_letters(one): one for one in kind.FOREIGN}
 
 
-def _meant(name: str, known: Sequence[str]) -> str | None:
-    """Returns the known name that a misspelt name probably means, or None."""
-    by_letters = {_letters(one): one for one in known}
+def _meant(name: str, kind: type[Body]) -> str | None:
+    """Returns the known name that a misspelt name probably means, or None.
+
+    A foreign name is meant by the same letters alone: others resemble it by chance.
+    """
+    by_letters, foreign = _names(kind)
+    if (meant := foreign.get(_letters(name[:MAX_NAME_CHARS]))) is not None:
+        return meant
     found = difflib.get_close_matches(
         _letters(name[:MAX_NAME_CHARS]), by_letters, n=1, cutoff=LEAST_SIMILARITY
     )

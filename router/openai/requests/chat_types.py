@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from router.openai.requests import foreign_fields
 from router.openai.requests.types import Body, GenerationBody, Items, Json
 
 
@@ -41,6 +42,8 @@ class ToolCall(Body):
 class ChatMessage(Body):
     """One message of a conversation."""
 
+    FOREIGN = foreign_fields.MESSAGE
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Author of the message; developer is treated as system."""
     content: str | Items[TextPart] | None = None
@@ -69,6 +72,8 @@ class ChatMessage(Body):
 class FunctionDefinition(Body):
     """A function that the model may call."""
 
+    FOREIGN = foreign_fields.FUNCTION
+
     name: str
     """Name of the function: letters, digits, underscores and hyphens."""
     description: str | None = None
@@ -82,7 +87,9 @@ class FunctionDefinition(Body):
 class Tool(Body):
     """A tool that the model may call."""
 
-    type: Literal["function"]
+    FOREIGN = foreign_fields.TOOL
+
+    type: Literal["function"] = "function"
     """Only functions are supported: no custom tools."""
     function: FunctionDefinition
     """The function."""
@@ -98,7 +105,7 @@ class FunctionName(Body):
 class NamedToolChoice(Body):
     """Value of tool_choice that forces a call of one function."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     """Only functions are supported: no custom tools."""
     function: FunctionName
     """The function to call."""
@@ -120,6 +127,10 @@ class ConversationBody(Body):
     continue_final_message is set."""
     continue_final_message: bool | None = None
     """vLLM: true if the answer continues the last message. Default false."""
+    reasoning_effort: str | None = None
+    """Variable of the chat template, if the template reads it."""
+    enable_thinking: bool | None = None
+    """Qwen's API: variable of the chat template, if the template reads it."""
     parse_special_tokens: bool | None = None
     """True if control tokens are also recognised in the text of messages and tools, and not in the
     chat template's own text alone. Default false."""
@@ -128,10 +139,7 @@ class ConversationBody(Body):
 class ChatBody(ConversationBody, GenerationBody):
     """Body of POST /v1/chat/completions."""
 
-    NOT_SERVED = GenerationBody.NOT_SERVED | {
-        "add_special_tokens", "audio", "documents", "function_call", "functions",
-        "media_io_kwargs", "moderation", "prediction", "verbosity", "web_search_options",
-    }  # fmt: skip
+    FOREIGN = foreign_fields.CHAT
 
     messages: Items[ChatMessage]
     """The conversation, oldest message first."""
@@ -148,8 +156,9 @@ class ChatBody(ConversationBody, GenerationBody):
     replaces response_format. Default: auto if there are tools."""
     parallel_tool_calls: bool | None = None
     """True if one answer may have several calls. Default true."""
-    reasoning_effort: str | None = None
-    """Variable of the chat template, if the template reads it."""
+    include_reasoning: bool | None = None
+    """vLLM: false leaves the reasoning out of the answer, and with it token ids and log
+    probabilities, which would show it. Default true."""
     modalities: Items[Literal["text"]] | None = None
     """Only text is supported."""
     echo: bool | None = None
@@ -172,6 +181,8 @@ class ChatBody(ConversationBody, GenerationBody):
 class TokenizeBody(ConversationBody):
     """Body of POST /tokenize, as in vLLM: a prompt or messages."""
 
+    FOREIGN = foreign_fields.TOKENIZE
+
     model: str | None = None
     """Name of the served model. Default: the served model."""
     prompt: str | None = None
@@ -190,3 +201,5 @@ class DetokenizeBody(Body):
     """Name of the served model. Default: the served model."""
     tokens: Items[int]
     """Token ids to convert to text."""
+    skip_special_tokens: bool | None = None
+    """SGLang: true if special tokens are left out of the text. Default false."""

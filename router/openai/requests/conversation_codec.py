@@ -61,9 +61,19 @@ def chat_request(body: ConversationBody) -> pb.ChatRequest:
         set_field(request, name, getattr(body, name))
     if body.add_generation_prompt and not body.continue_final_message:
         request.ClearField("continue_final_message")
-    for name, value in (body.chat_template_kwargs or {}).items():
+    for name, value in _template_kwargs(body).items():
         request.chat_template_kwargs[name].CopyFrom(_value(value))
     return request
+
+
+def _template_kwargs(body: ConversationBody) -> dict[str, Any]:
+    """Returns the template's variables, some of which have fields of their own."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    for name in ("reasoning_effort", "enable_thinking"):
+        value = getattr(body, name)
+        if value is not None and kwargs.setdefault(name, value) != value:
+            raise BadRequest(f"{name}: chat_template_kwargs has another value", name)
+    return kwargs
 
 
 def set_tool_choice(request: pb.ChatRequest, body: ChatBody) -> None:

@@ -31,6 +31,20 @@ def param_of(field: str, body: Body | None) -> str:
     Args:
         body: the request's body, if it could be read.
     """
+    name = _param_of(field, body)
+    return name if body is None else _as_written(name, body)
+
+
+def _as_written(name: str, body: Body) -> str:
+    """Returns the name of another server's field if the client has set ours by that."""
+    for written, value in (body.model_extra or {}).items():
+        foreign = body.FOREIGN.get(written)
+        if foreign and foreign.does == name and not foreign.asks_for_nothing(value):
+            return written
+    return name
+
+
+def _param_of(field: str, body: Body | None) -> str:
     field = field.removeprefix("sampling_params.").removeprefix("pooling_params.")
     field = _OF_FUNCTION.sub(r"\1.function.", _RENAMED.get(field, field))
     if not isinstance(body, GenerationBody):
@@ -62,4 +76,8 @@ def _structure(kind: str, body: GenerationBody) -> str:
         return guided[0]
     if body.forces_call or body.response_format is None or body.response_format.type == "text":
         return "tools"
+    if body.response_format.schema_ is not None:
+        return "response_format.schema"
+    if body.response_format.value is not None:
+        return "response_format.value"
     return "response_format.json_schema.schema" if kind == "json_schema" else "response_format"

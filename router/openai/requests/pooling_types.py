@@ -5,13 +5,14 @@
 
 from typing import Any, Literal
 
+from router.openai.requests import foreign_fields
 from router.openai.requests.types import Body, Items, Labels
 
 
 class PoolingBody(Labels):
     """Fields that these bodies share."""
 
-    NOT_SERVED = frozenset({"mm_processor_kwargs", "padding"})
+    FOREIGN = foreign_fields.POOLING
 
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""
@@ -36,7 +37,7 @@ class PoolingBody(Labels):
 class InputBody(PoolingBody):
     """Fields of bodies with inputs of one text each."""
 
-    NOT_SERVED = PoolingBody.NOT_SERVED | {"messages", "chat_template", "chat_template_kwargs"}
+    FOREIGN = foreign_fields.INPUT
 
     input: str | Items[str] | Items[int] | Items[Items[int]]
     """A text, token ids, or a list of at most 2,048 texts or of token id lists."""
@@ -46,6 +47,8 @@ class InputBody(PoolingBody):
 
 class EncodedBody(InputBody):
     """Fields of bodies whose answers hold vectors."""
+
+    FOREIGN = foreign_fields.ENCODED
 
     encoding_format: Literal["float", "base64"] | None = None
     """`float`: a list of numbers; `base64`: little-endian float32, in base64. Default float."""
@@ -65,6 +68,8 @@ class EncodedBody(InputBody):
 class EmbeddingBody(EncodedBody):
     """Body of POST /v1/embeddings."""
 
+    FOREIGN = foreign_fields.EMBEDDING
+
 
 class PoolingEndpointBody(EncodedBody):
     """Body of POST /pooling, as in vLLM."""
@@ -79,6 +84,8 @@ class ClassifyBody(InputBody):
 
 class ScoreBody(PoolingBody):
     """Body of POST /v1/score, as in vLLM: two texts or lists, under either pair of names."""
+
+    FOREIGN = foreign_fields.SCORE
 
     text_1: str | Items[str] | None = None
     """One text, which is scored with each of text_2, or as many as there."""
@@ -108,9 +115,7 @@ class RerankDocument(Body):
 class RerankBody(PoolingBody):
     """Body of POST /rerank, /v1/rerank and /v2/rerank, as in Cohere's API, Jina's and vLLM."""
 
-    NOT_SERVED = PoolingBody.NOT_SERVED | {
-        "max_chunks_per_doc", "max_tokens_per_doc", "rank_fields",
-    }  # fmt: skip
+    FOREIGN = foreign_fields.RERANK
 
     query: str
     """The query."""
@@ -143,7 +148,7 @@ class CohereInput(Body):
 class CohereEmbedBody(Body):
     """Body of POST /v1/embed and /v2/embed, as in Cohere's API."""
 
-    NOT_SERVED = frozenset({"images"})
+    FOREIGN = foreign_fields.COHERE_EMBED
 
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from google.protobuf import struct_pb2
-
 from contract.errors import InvalidArgument
 from protos.inference.v1 import inference_pb2 as pb
 from router.inference import generate_codec
@@ -70,7 +68,9 @@ def completion_api_request(
         set_field(params, "prompt_logprobs", body.logprobs)
     _set_truncation(request, body, model.window)
     common = replace(
-        generate_codec.generate_api_request(request), max_default_tokens=body.max_tokens
+        generate_codec.generate_api_request(request),
+        max_default_tokens=body.max_tokens,
+        truncate_end=body.truncation_side == "right",
     )
     return [
         replace(common, prompt=_prompt(prompt, body), request_id=request_id)
@@ -96,9 +96,6 @@ def only_echoes(body: CompletionBody) -> bool:
 def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> ApiRequest:
     request = chat_request(body)
     set_tool_choice(request, body)
-    if body.reasoning_effort is not None:
-        effort = struct_pb2.Value(string_value=body.reasoning_effort)
-        request.chat_template_kwargs["reasoning_effort"].CopyFrom(effort)
     request.request_id = request_id
     _set_common(request, body, model)
     params = request.sampling_params
@@ -106,10 +103,12 @@ def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> 
     set_field(params, "max_tokens", body.max_tokens if limit is None else limit)
     if body.logprobs:
         set_field(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
-    elif body.top_logprobs is not None:
+    elif body.top_logprobs:
         raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
     _set_truncation(request, body, model.window)
-    return generate_codec.chat_api_request(request)
+    return replace(
+        generate_codec.chat_api_request(request), truncate_end=body.truncation_side == "right"
+    )
 
 
 def _set_common(
@@ -122,6 +121,7 @@ def _set_common(
     request.model = body.model or ""
     set_field(request, "cache_salt", body.cache_salt)
     set_field(request, "priority", body.priority or None)
+    set_field(request, "stream_interval", body.stream_interval)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options: it needs stream to be true", "stream_options")
     if not body.stream:
@@ -169,8 +169,8 @@ def _set_truncation(
 def _set_beam_search(params: pb.SamplingParams, body: GenerationBody) -> None:
     """Sets beam search in vLLM's form: its width is best_of or n."""
     if not body.use_beam_search:
-        for name in ("length_penalty", "early_stopping"):
-            if getattr(body, name) is not None:
+        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(body, name) not in (None, default):
                 raise BadRequest(f"{name}: it needs use_beam_search", name)
         return
     set_field(params.beam_search, "width", body.best_of or body.n or 1, param="n")

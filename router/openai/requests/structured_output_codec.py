@@ -1,13 +1,27 @@
 """Converts OpenAI's and vLLM's structured outputs to those of inference.v1."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from protos.inference.v1 import inference_pb2 as pb
 from router.openai.requests.errors import BadRequest
 from router.openai.requests.field_setters import set_field
-from router.openai.requests.types import GenerationBody, ResponseFormat, StructuredOutputs
+from router.openai.requests.types import (
+    GenerationBody,
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+)
+
+_TAKEN: Mapping[str, Sequence[str]] = {
+    "text": (),
+    "json_object": ("schema_", "value"),
+    "json_schema": ("json_schema", "schema_", "value"),
+    "json": ("value",),
+    "regex": ("value",),
+}
+"""Fields that may hold the structure, by type."""
 
 
 def set_structured_output(params: pb.SamplingParams, body: GenerationBody) -> None:
@@ -40,26 +54,55 @@ def set_structured_output(params: pb.SamplingParams, body: GenerationBody) -> No
 
 
 def _of_format(format_: ResponseFormat | None) -> Iterable[tuple[str, Any]]:
-    if format_ is None or format_.type == "text":
+    """Yields the structure of a response_format, whose types take different fields."""
+    if format_ is None:
         return
-    if format_.type == "json_object":
+    taken = _TAKEN[format_.type]
+    given = [name for name in _TAKEN["json_schema"] if getattr(format_, name) is not None]
+    for name in given:
+        if name not in taken:
+            raise _bad_format(name, f"type {format_.type} does not take it")
+    for name in given[1:]:
+        raise _bad_format(name, "there is another schema")
+    if given:
+        yield _structure(format_, given[0])
+    elif format_.type == "json_object":
         yield "json_object", None
-    elif format_.json_schema is None or format_.json_schema.schema_ is None:
-        param = "response_format.json_schema"
-        raise BadRequest(f"{param}: it must hold a schema", param)
-    else:
-        yield "json_schema", format_.json_schema.schema_
+    elif format_.type != "text":
+        raise _bad_format(taken[0], "it must hold a schema or a regular expression")
+
+
+def _structure(format_: ResponseFormat, name: str) -> tuple[str, Any]:
+    value = getattr(format_, name)
+    if isinstance(value, JsonSchema):
+        value = value.schema_
+    elif name == "value" and format_.type == "json_schema" and isinstance(value, dict):
+        value = value.get("schema")
+    kind = "regex" if format_.type == "regex" else "json_schema"
+    if value is None or (kind == "regex" and not isinstance(value, str)):
+        needed = "a regular expression" if kind == "regex" else "a schema"
+        raise _bad_format(name, f"it must hold {needed}")
+    return kind, value
+
+
+def _bad_format(name: str, reason: str) -> BadRequest:
+    param = f"response_format.{name.rstrip('_')}"
+    return BadRequest(f"{param}: {reason}", param)
 
 
 def _of_vllm(outputs: StructuredOutputs | None) -> Iterable[tuple[str, Any]]:
     if outputs is None:
         return
-    for kind, value in (
+    structures = [
         ("json_schema", outputs.json_),
         ("json_object", outputs.json_object),
         ("regex", outputs.regex),
         ("grammar", outputs.grammar),
         ("choice", outputs.choice),
-    ):
-        if value is not None:
-            yield kind, value
+    ]
+    given = [(kind, value) for kind, value in structures if value is not None]
+    if not given:
+        name = "structured_outputs"
+        allowed = "json, json_object, regex, grammar and choice"
+        raise BadRequest(f"{name}: one of {allowed} must be set", name)
+    yield from given

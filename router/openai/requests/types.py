@@ -1,13 +1,15 @@
 """Request bodies of the HTTP API: OpenAI's fields, and the extra ones of vLLM.
 
-Types are checked here; values are checked in `validation`, for all APIs. A field that is not
-supported is still accepted if it only labels a request, or if its value is None or the default.
-/docs and /openapi.json show the docstrings as the descriptions of the fields.
+Types are checked here; values are checked in `validation`, for all APIs. The fields of other
+servers are in `foreign_fields`. /docs and /openapi.json show the docstrings as the descriptions of
+the fields.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
+
+from router.openai.requests import foreign_fields
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -27,8 +29,10 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
-    NOT_SERVED: ClassVar[frozenset[str]] = frozenset()
-    """Fields of OpenAI or vLLM that are refused unless None or False; they would change answers."""
+    FOREIGN: ClassVar[foreign_fields.Table] = {}
+    """Fields of other servers, and of OpenAI and vLLM those that are not served."""
+    IS_CLOSED: ClassVar[bool] = False
+    """True if any other field is refused, since the object says what the answer must be."""
 
 
 class StreamOptions(Body):
@@ -45,6 +49,8 @@ class StreamOptions(Body):
 class JsonSchema(Body):
     """JSON schema that the answer conforms to, as in OpenAI's response_format."""
 
+    IS_CLOSED = True
+
     name: str | None = None
     """A label; no effect."""
     description: str | None = None
@@ -58,14 +64,25 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     """OpenAI's structured output. Has no effect if tool_choice forces a call."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    """`text`: no structure; `json_object`: any JSON object; `json_schema`: as the schema says."""
+    IS_CLOSED = True
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]
+    """`text`: no structure; `json_object`: any JSON object, or as the schema says; `json_schema`:
+    as the schema says. TGI's `json` and `regex` need a value."""
     json_schema: JsonSchema | None = None
-    """The schema; required if type is json_schema."""
+    """The schema; required if type is json_schema and neither schema nor value is set."""
+    schema_: Json | bool | None = Field(None, alias="schema")
+    """llama.cpp: the JSON schema, if type is json_object or json_schema."""
+    value: Json | str | None = None
+    """TGI: the JSON schema, the object with it if type is json_schema, or the regular
+    expression."""
 
 
 class StructuredOutputs(Body):
     """vLLM's structured output; exactly one field is set."""
+
+    FOREIGN = foreign_fields.STRUCTURED_OUTPUTS
+    IS_CLOSED = True
 
     json_: Json | str | None = Field(None, alias="json")
     """JSON schema of the text, as an object or as a string."""
@@ -99,11 +116,7 @@ class Labels(Body):
 class GenerationBody(Labels):
     """Fields that completions and chat completions share."""
 
-    NOT_SERVED = frozenset({
-        "guided_decoding_backend", "guided_whitespace_pattern", "kv_transfer_params",
-        "logits_processors", "mm_processor_kwargs", "repetition_detection",
-        "thinking_token_budget", "vllm_xargs",
-    })  # fmt: skip
+    FOREIGN = foreign_fields.GENERATION
 
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""
@@ -168,6 +181,8 @@ class GenerationBody(Labels):
     truncate_prompt_tokens: int | None = None
     """Number of tokens to keep of the prompt, from its end; -1 keeps what leaves room for
     max_tokens. Default: all."""
+    truncation_side: Literal["left", "right"] | None = None
+    """`left` cuts the beginning of the prompt off, `right` its end. Default left."""
     prompt_logprobs: int | None = None
     """Most likely tokens to report at each position of the prompt, in [0, 20]; not with stream."""
     logprob_token_ids: Items[int] | None = None
@@ -189,6 +204,8 @@ class GenerationBody(Labels):
     """Older name of structured_outputs.grammar."""
     guided_choice: Items[str] | None = None
     """Older name of structured_outputs.choice."""
+    stream_interval: int | None = None
+    """Tokens of a choice in each event of a stream, at least 1. Default 1."""
     return_token_ids: bool | None = None
     """True if the answer has the token ids of the prompt and of each choice. Default false."""
     return_tokens_as_token_ids: bool | None = None
@@ -203,7 +220,7 @@ class GenerationBody(Labels):
 class CompletionBody(GenerationBody):
     """Body of POST /v1/completions."""
 
-    NOT_SERVED = GenerationBody.NOT_SERVED | {"prompt_embeds"}
+    FOREIGN = foreign_fields.COMPLETION
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     """A text, token ids, or a list of at most 1,024 texts or of token id lists."""

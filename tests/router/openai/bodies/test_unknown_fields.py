@@ -23,13 +23,13 @@ async def test_unknown_fields_are_ignored_and_named_in_header_and_log(
         "tools": [{**TOOL, "cache_control": {"type": "secret"}}],
         "stream_options": None,
         "provider": {"order": ["secret"]},
-        "top_a": 0.5,
+        "top_b": 0.5,
     }
     async with make_http() as http:
         for stream in (False, True, False):
             answer = await http.raw.post(CHAT, json={**body, "stream": stream})
             assert answer.status_code == 200
-            named = "provider, top_a, messages[].id, tools[].cache_control"
+            named = "provider, top_b, messages[].id, tools[].cache_control"
             assert answer.headers[HEADER] == named
         ours = [one for one in caplog.records if one.name == unknown_fields.__name__]
         (record,) = ours  # the same fields are a warning once
@@ -118,7 +118,7 @@ async def test_a_slip_is_refused_with_what_was_meant(
 async def test_a_field_that_is_known_and_not_served_is_refused_by_name(unknown_fields: str) -> None:
     async with make_http(unknown_fields=unknown_fields) as http:
         for path, name, value in (
-            (CHAT, "functions", []),
+            (CHAT, "functions", [TOOL]),
             (CHAT, "documents", [{"text": "a"}]),
             (COMPLETIONS, "prompt_embeds", "x"),
             (COMPLETIONS, "logits_processors", ["x"]),
@@ -128,7 +128,7 @@ async def test_a_field_that_is_known_and_not_served_is_refused_by_name(unknown_f
             error = (await http.raw.post(path, json=body | {name: value})).json()["error"]
             assert (error["param"], error["code"]) == (name, "unsupported_parameter")
         assert http.stack.scheduler.added == []
-        neutral = {"functions": None, "moderation": False, "documents": None}
+        neutral = {"functions": [], "moderation": False, "documents": None}
         answer = await http.raw.post(CHAT, json={"messages": HI, **neutral})
         assert answer.status_code == 200 and HEADER not in answer.headers
 
