@@ -21,6 +21,8 @@ from router.requests.active_request import ActiveRequest, Update
 from router.requests.request_output import Delta, Echo
 
 KIND = "text_completion"
+_NULLS = dict.fromkeys(("token_ids", "prompt_logprobs", "prompt_token_ids"))
+"""Fields that a choice of a whole answer has, as vLLM's does, also without a value."""
 
 
 @dataclass(slots=True)
@@ -87,7 +89,8 @@ class CompletionAnswer:
             self._drop_generated(choices)
         return {
             **self._head.fields(KIND),
-            "choices": [choices[index] for index in sorted(choices)],
+            "service_tier": None,
+            "choices": [_NULLS | choices[index] for index in sorted(choices)],
             "usage": self._usage.body(),
         }
 

@@ -244,6 +244,29 @@ async def test_no_offset_lies_behind_a_text_that_a_stop_string_cut() -> None:
         assert max(choice.logprobs.text_offset) == len(choice.text)
 
 
+@pytest.mark.parametrize("extra", [{}, {"include_stop_str_in_output": True}])
+async def test_offsets_of_a_stream_never_decrease(extra: dict[str, Any]) -> None:
+    def script(add: scheduler_pb2.Request) -> Outputs:
+        *ids, last = bytewise_ids("one two threé")
+        for one in ids:  # a token an event; the text of those that may be a stop is held back
+            yield step((add.handle, 0, [one]), logprobs=logprobs_of([one]))
+        end = finished(add.handle)
+        yield step((add.handle, 0, [last]), logprobs=logprobs_of([last]), **end)
+
+    async with make_http(script) as http:
+        for stop in ("o th", " three", "two thr", "é", "x"):
+            fields: dict[str, Any] = {"stop": stop, "logprobs": 0, "extra_body": extra}
+            chunks = await http.completion_chunks(**fields)
+            text = "".join(chunk.choices[0].text for chunk in chunks)
+            logprobs = [one.choices[0].logprobs for one in chunks if one.choices[0].logprobs]
+            offsets = [offset for one in logprobs for offset in one.text_offset]
+            tokens = [token for one in logprobs for token in one.tokens]
+            assert offsets == sorted(offsets) and len(offsets) == len(tokens), (stop, offsets)
+            for offset, token_text in zip(offsets, tokens, strict=True):
+                is_there = offset + len(token_text) <= len(text)
+                assert not is_there or text.startswith(token_text, offset), (stop, offset)
+
+
 async def test_a_chat_has_a_message() -> None:
     async with make_http(writing("Hé!")) as http:
         answer = await http.chat()
@@ -314,6 +337,40 @@ async def test_a_chats_logprobs_have_bytes() -> None:
         chunks = await http.chat_chunks(logprobs=True, top_logprobs=1)
         streamed = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
         assert [one for logprobs in streamed for one in logprobs.content] == [first, second]
+        named = {"logprob_token_ids": [token("a")]}
+        for fields in ({"extra_body": named}, {"extra_body": named, "top_logprobs": 5}):
+            answer = await http.chat(logprobs=True, **fields)
+            for one in answer.choices[0].logprobs.content:
+                tops = [(top.token, top.bytes, top.logprob) for top in one.top_logprobs]
+                assert tops == [(one.token, one.bytes, one.logprob), ("a", [97], -1.0)]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_whole_answers_have_the_keys_of_vllms_and_events_do_not_grow(asks: bool) -> None:
+    of_choices = {"token_ids", "prompt_token_ids", "prompt_logprobs", "stop_reason", "logprobs"}
+    of_messages = {"content", "refusal", "annotations", "audio", "function_call", "reasoning"}
+    async with make_http(writing("ok")) as http:
+        body = {"return_token_ids": asks, "return_token_strs": asks}
+
+        async def ask(path: str, **fields: Any) -> Any:
+            return (await http.raw.post(path, json=body | fields)).json()
+
+        (choice,) = (await ask("/v1/completions", prompt="Hi"))["choices"]
+        assert choice.keys() >= of_choices and choice["prompt_logprobs"] is None
+        assert (choice["token_ids"] is None) is (choice["prompt_token_ids"] is None) is not asks
+        answer = await ask("/v1/chat/completions", messages=HI)
+        (choice,) = answer["choices"]
+        assert answer.keys() >= {"prompt_logprobs", "prompt_token_ids", "service_tier"}
+        assert answer["prompt_logprobs"] is None
+        assert (choice["token_ids"] is None) is (answer["prompt_token_ids"] is None) is not asks
+        assert choice["message"].keys() >= of_messages and choice["message"]["reasoning"] is None
+        assert ((await ask("/tokenize", prompt="Hi"))["token_strs"] is None) is not asks
+        streams = [
+            await http.raw.post("/v1/completions", json={"prompt": "Hi", "stream": True}),
+            await http.raw.post("/v1/chat/completions", json={"messages": HI, "stream": True}),
+        ]
+        for name in ("prompt_logprobs", "token_ids", "annotations", "service_tier"):
+            assert not any(name in stream.text for stream in streams)
 
 
 async def test_tool_calls_are_read_by_the_sdk() -> None:
