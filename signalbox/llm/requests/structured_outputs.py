@@ -2,11 +2,12 @@
 
 import json as json_module
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
 from contract.structured_output.grammar import find_fault
+from router.openai.requests.foreign_fields import STRUCTURED_OUTPUTS as UNSERVED
 from router.params import structured_output_check
 
 
@@ -20,6 +21,8 @@ class StructuredOutputsParams:
         regex: a regular expression that matches the whole text.
         grammar: a context-free grammar, in GBNF or in Lark's syntax.
         choice: strings, one of which is the text.
+
+    vLLM's other options may be given at their defaults, and are refused by name otherwise.
     """
 
     json: str | dict[str, Any] | type | None = None
@@ -27,9 +30,19 @@ class StructuredOutputsParams:
     regex: str | None = None
     grammar: str | None = None
     choice: Sequence[str] | None = None
+    disable_any_whitespace: bool = field(default=False, repr=False)
+    disable_additional_properties: bool = field(default=False, repr=False)
+    whitespace_pattern: str | None = field(default=None, repr=False)
+    structural_tag: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        named = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False)]
+        for name, row in UNSERVED.items():
+            if not row.asks_for_nothing(getattr(self, name)):
+                raise ValueError(
+                    f"structured_outputs.{name} is not served; leave it {row.default!r}"
+                )
+        kinds = [one.name for one in fields(self) if one.name not in UNSERVED]
+        named = [name for name in kinds if getattr(self, name) not in (None, False)]
         if len(named) != 1:
             got = " and ".join(named) or "none"
             raise ValueError(f"structured_outputs must have exactly one constraint; got {got}")

@@ -18,6 +18,7 @@ from signalbox import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
 )
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import (
@@ -241,3 +242,22 @@ def test_as_many_sequences_and_stops_as_vllms_users_ask_for(llm: LLM) -> None:
     params = SamplingParams(n=64, stop=[f"#{i}#" for i in range(64)], max_tokens=4, ignore_eos=True)
     (output,) = llm.generate("hello", params, use_tqdm=False)
     assert [len(one.token_ids) for one in output.outputs] == [4] * 64
+
+
+def test_options_of_a_structure_are_refused_by_name_unless_they_say_nothing() -> None:
+    neutral: dict[str, Any] = {
+        "whitespace_pattern": None, "structural_tag": None,
+        "disable_any_whitespace": False, "disable_additional_properties": False,
+    }  # fmt: skip
+    outputs = StructuredOutputsParams(json={"type": "array"}, **neutral)
+    assert SamplingParams(structured_outputs=outputs).fields()["structured_output"] == (
+        "json_schema", '{"type": "array"}'
+    )  # fmt: skip
+    for name in neutral:
+        with pytest.raises(ValueError, match=f"structured_outputs.{name} is not served"):
+            StructuredOutputsParams(regex="a", **{name: "x"})
+    for nothing in ({}, {"json": None}, {"json_object": False}):
+        with pytest.raises(ValueError, match="exactly one constraint; got none"):
+            StructuredOutputsParams(**nothing)
+    with pytest.raises(TypeError, match="jsn"):
+        StructuredOutputsParams(jsn={})  # type: ignore[call-arg]
