@@ -103,6 +103,7 @@ protos: $(INSTALLED) ## generates the code beside the .proto files
 docs: $(INSTALLED) $(DOCS_VENV)/.installed ## writes the generated pages of docs/, and builds the site in build/site
 	@$(BIN)/python -m signalbox.flags.reference
 	@$(BIN)/python -m scripts.cli_reference
+	@$(BIN)/python -m scripts.foreign_fields_reference
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what protoc makes

@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from scripts import cli_reference
+from scripts import cli_reference, foreign_fields_reference
 from signalbox.flags.reference import PAGES, page
 from tests.docs.blocks import ROOT
 
@@ -17,9 +18,10 @@ def test_a_page_has_the_tables_as_they_are_declared(path: Path) -> None:
     assert text == page(path, text), "make docs writes the tables again"
 
 
-def test_the_page_of_the_commands_is_what_their_parsers_say() -> None:
-    text = cli_reference.PAGE.read_text(encoding="utf-8")
-    assert text == cli_reference.text(), "make docs writes the page again"
+@pytest.mark.parametrize("reference", [cli_reference, foreign_fields_reference])
+def test_a_generated_page_is_what_the_code_says(reference: Any) -> None:
+    text = reference.PAGE.read_text(encoding="utf-8")
+    assert text == reference.text(), "make docs writes the page again"
 
 
 def test_a_row_about_a_flag_has_two_cells() -> None:

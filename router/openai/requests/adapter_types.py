@@ -1,10 +1,13 @@
 """Bodies of requests that load and unload LoRA adapters."""
 
+from router.openai.requests import foreign_fields
 from router.openai.requests.types import Body
 
 
 class LoadAdapterBody(Body):
     """Body of POST /v1/load_lora_adapter, as in vLLM."""
+
+    FOREIGN = foreign_fields.ADAPTER
 
     lora_name: str
     """Name of the adapter, which requests then use as their model's; 1 to 100 characters."""

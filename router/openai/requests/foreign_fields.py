@@ -96,12 +96,15 @@ GENERATION: Table = {
     ),
     # Without the fields that they belong to, these have no effect; those are refused.
     **_ignored(
-        LLAMA_CPP, "preserved_tokens", mirostat_tau=5.0, mirostat_eta=0.1, dry_base=1.75,
-        dry_allowed_length=2, dry_penalty_last_n=64, xtc_threshold=0.1, dynatemp_exponent=1.0,
-        adaptive_decay=0.9,
+        LLAMA_CPP, "preserved_tokens", "reasoning_budget_start_tag", "reasoning_budget_end_tag",
+        "reasoning_budget_message", reasoning_budget_arm_immediately=False, mirostat_tau=5.0,
+        mirostat_eta=0.1, dry_base=1.75, dry_allowed_length=2, dry_penalty_last_n=64,
+        xtc_threshold=0.1, dynatemp_exponent=1.0, adaptive_decay=0.9,
     ),
     **_ignored(
-        LLAMA_CPP, "sse_ping_interval", cache_prompt=True, n_cache_reuse=0, id_slot=-1,
+        LLAMA_CPP, "sse_ping_interval", "parse_tool_calls", "t_max_prompt_ms",
+        "speculative.n_min", "speculative.n_max", "speculative.p_min", "speculative.type",
+        cache_prompt=True, n_cache_reuse=0, id_slot=-1,
         timings_per_token=False, return_progress=False, backend_sampling=False,
     ),
     # Ollama
@@ -110,10 +113,14 @@ GENERATION: Table = {
         OLLAMA, "", "guided_json", ours=(("", None), ("json", {"type": "object"}))
     ),
     **_refused(
-        OLLAMA, "options", "think", "system", "template", "context", "images", raw=False,
+        OLLAMA, "options", "system", "template", "context", "images", raw=False,
         _debug_render_only=False,
     ),
-    **_ignored(OLLAMA, "keep_alive", "shift"),
+    "think": Foreign(OLLAMA),  # false turns thinking off, which is on by default
+    **_ignored(
+        OLLAMA, "keep_alive", "shift", "num_ctx", "use_mmap", "main_gpu", num_keep=4,
+        num_batch=512, num_gpu=-1, num_thread=0, draft_num_predict=4,
+    ),
     # TGI
     "max_new_tokens": Foreign(TGI, None, "max_tokens"),
     "do_sample": Foreign(TGI, True, "temperature", ours=((True, None), (False, 0.0))),
@@ -132,7 +139,8 @@ GENERATION: Table = {
         SGLANG, "stop_regex", "lora_path", "session_params", "custom_params", "structural_tag",
         "custom_logit_processor", "images_config", "sampling_params", "input_ids", "task",
         "bootstrap_host", "bootstrap_port", "bootstrap_room", "max_dynamic_patch",
-        "min_dynamic_patch", no_stop_trim=False, return_hidden_states=False,
+        "min_dynamic_patch", "text", "input_embeds", "audio_data", "return_logprob",
+        "top_logprobs_num", "token_ids_logprob", no_stop_trim=False, return_hidden_states=False,
         return_routed_experts=False, return_cached_tokens_details=False,
         return_prompt_token_ids=False, return_meta_info=False, separate_reasoning=True,
         stream_reasoning=True, use_audio_in_video=False,
@@ -182,19 +190,25 @@ GENERATION: Table = {
     "stop_sequences": Foreign(COHERE, None, "stop"),
     "max_output_tokens": Foreign(OPENAI, None, "max_tokens"),
     **_refused(OPENROUTER, "reasoning", top_a=0.0),
-    **_refused(DEEPSEEK, "thinking"),
+    "thinking": Foreign(DEEPSEEK),
     **_refused(QWEN, "thinking_budget", enable_search=False, enable_thinking=False),
     **_ignored(OPENAI, "prompt_cache_options", "prompt_cache_retention"),
 }  # fmt: skip
 
 COMPLETION: Table = {
     **GENERATION,
-    **_refused(VLLM, "prompt_embeds"),
+    **_refused(VLLM, "prompt_embeds", "chat_template", "chat_template_kwargs"),
     "return_full_text": Foreign(TGI, False, "echo"),
     "input_suffix": Foreign(LLAMA_CPP, nothing=_UNSET),
     "input_prefix": Foreign(LLAMA_CPP, nothing=_UNSET),
     "input_extra": Foreign(LLAMA_CPP, nothing=_UNSET),
     "logprob_start_len": Foreign(SGLANG, -1),
+    "top_logprobs": Foreign(OLLAMA, 0),
+    # Those of OpenAI's chats
+    "max_completion_tokens": Foreign(OPENAI, None, "max_tokens"),
+    "tool_choice": Foreign(OPENAI, "none", nothing=("auto",)),
+    "modalities": Foreign(OPENAI, ["text"]),
+    **_refused(OPENAI, "messages", "tools", "reasoning_effort", parallel_tool_calls=True),
 }
 
 _OF_CHATS = ("include_reasoning", "enable_thinking")
@@ -214,8 +228,10 @@ CHAT: Table = {
     ),
     "web_search_options": Foreign(OPENAI),  # an empty object searches with the defaults
     **_refused(VLLM, "documents", add_special_tokens=False),
+    **_refused(OPENAI, "prompt", "suffix"),
 }  # fmt: skip
 
+ADAPTER: Table = _refused(VLLM, is_3d_lora_weight=False)
 STRUCTURED_OUTPUTS: Table = _refused(
     VLLM, "whitespace_pattern", "structural_tag", disable_any_whitespace=False,
     disable_additional_properties=False,
