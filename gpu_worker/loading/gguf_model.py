@@ -21,7 +21,7 @@ from gpu_worker.checkpoints.gguf.tokenizer import (
     TokenType,
     adds_bos,
     build,
-    distinct,
+    distinct_tokens,
     text_of,
 )
 from gpu_worker.checkpoints.gguf.weights import read_values
@@ -149,7 +149,7 @@ class GGUFSource:
         types = self._list("token_type", int) or [TokenType.NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise ModelError(f"{self._path} has {len(types)} token types for {len(tokens)} tokens")
-        tokens = distinct(tokens, types, named=[self._id(name) for name in _NAMED])
+        tokens = distinct_tokens(tokens, types, named=[self._id(name) for name in _NAMED])
         return GGUFVocab(
             model=model,
             pre=pre or DEFAULT_SPLIT,

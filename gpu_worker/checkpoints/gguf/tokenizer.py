@@ -39,7 +39,7 @@ class GGUFVocab:
     model: str
     pre: str
     tokens: list[str]
-    """All different: see `distinct`."""
+    """All different: see `distinct_tokens`."""
     token_types: list[int]
     merges: list[str]
     bos: str | None
@@ -122,7 +122,7 @@ _NUMBER = Regex(f"[{_DIGITS}]+")
 _SPECIAL_TYPES = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 
 
-def distinct(
+def distinct_tokens(
     tokens: Sequence[str], token_types: Sequence[int], *, named: Collection[int | None]
 ) -> list[str]:
     """Returns tokens that all differ, since tokenizer.json holds them by their text.
@@ -143,7 +143,7 @@ def distinct(
 
 
 def text_of(token: str) -> str:
-    """Returns the text of one of `distinct` tokens."""
+    """Returns the text of one of `distinct_tokens`."""
     return token.rstrip(_DIGITS)
 
 
