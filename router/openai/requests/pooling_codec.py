@@ -28,7 +28,7 @@ from router.requests.api_request import TextPrompt, TokensPrompt
 from router.served_model import ServedModel
 
 _QUERIES, _DOCUMENTS = ("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")
-_RETRIEVAL: dict[str | None, Literal["query", "document"]] = {
+_RETRIEVAL: dict[str, Literal["query", "document"]] = {
     "search_query": "query",
     "search_document": "document",
 }
@@ -113,12 +113,14 @@ def cohere_texts(body: CohereEmbedBody) -> list[str]:
 
 def _cohere_prompt(input_type: str | None, model: ServedModel) -> str | None:
     """Returns the model's prompt for a kind of input; None is its default."""
+    if input_type is None:
+        return None
     prompts = model.tokenizer.pooling_texts.prompts
     if input_type in prompts:
         return prompts[input_type]
     if input_type in _RETRIEVAL:
         return retrieval_prompt(model, _RETRIEVAL[input_type])
-    if input_type not in (None, *_TASKS):
+    if input_type not in _TASKS:
         known = ", ".join(sorted({*prompts, *_RETRIEVAL, *_TASKS}))
         given = input_type[:MAX_VALUE_CHARS]
         raise BadRequest(f"Unsupported input_type; allowed: {known}; not {given!r}", "input_type")
