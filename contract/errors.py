@@ -41,14 +41,17 @@ class RpcError(Exception):
 
 
 class InvalidArgument(RpcError):
-    """A field's value is not allowed, whatever the state of the server."""
+    """A field's value is not allowed, whatever the state of the server.
+
+    The message has the reason before the value, which a client may have made long.
+    """
 
     code = Code.INVALID_ARGUMENT
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
         self.value = value
-        self.description = f"{_shorten(value)} is not allowed; allowed: {allowed}"
+        self.description = f"allowed: {allowed}; given: {_shorten(value)}"
         super().__init__(f"{field}: {self.description}")
 
 

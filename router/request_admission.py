@@ -75,9 +75,8 @@ class Admission:
             return
         _check_sampling(api_request.sampling, model)
         values = {"stream_interval": api_request.delivery.stream_interval}
-        if api_request.truncate_prompt_tokens is not None:
-            values["truncate_prompt_tokens"] = api_request.truncate_prompt_tokens
         params_validation.check_request_values(values)
+        params_validation.check_truncation(api_request.truncate_prompt_tokens, model)
         self._check_prompt(api_request, model)
 
     async def tokenize(
@@ -200,7 +199,7 @@ class Admission:
         return self._config.max_prompt_bytes
 
     def _check_pooled(self, api_request: ApiRequest, pooled: Pooled, model: ServedModel) -> None:
-        check_truncation(api_request.truncate_prompt_tokens)
+        check_truncation(api_request.truncate_prompt_tokens, model)
         for field, text in texts_of(api_request.prompt, pooled):
             with self._naming_window(model):
                 params_validation.check_text(text, field=field, max_bytes=self.max_text_bytes)

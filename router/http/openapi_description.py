@@ -54,7 +54,7 @@ _REASONS = {
     401: "No API key, or an unknown one.",
     403: "The API key, the request's `Host` or the web page that sends it is not allowed.",
     404: "The model is not served here.",
-    409: "A request with this request_id is running, or an adapter of this name is loaded.",
+    409: "A request with this request_id is running.",
     413: "The body is too large.",
     415: "The body's `Content-Type` is not application/json, or its coding not gzip.",
     429: "No room: `retry-after` says when to try again; `x-should-retry: false`: do not.",
@@ -135,7 +135,7 @@ def description_of(path: str) -> dict[str, Any]:
         return _with_body(path, success, _OF_GENERATION)
     if path in (LOAD_ADAPTER, UNLOAD_ADAPTER):
         success["content"] = {"text/plain": {"schema": {"type": "string"}}}
-        return _with_body(path, success, (409, *_OF_TOKENS))
+        return _with_body(path, success, _OF_TOKENS)
     if path in BODIES:
         errors = _OF_TOKENS if path in _WITHOUT_MODEL else _OF_GENERATION
         return _with_body(path, success, errors)

@@ -3,10 +3,11 @@
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from contract.errors import PermissionDenied
+from contract.errors import AlreadyExists, PermissionDenied
 from router.keys.tenants import Tenants
 from router.openai.bodies.body_reader import BodyReader, ignored_header
 from router.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
+from router.openai.requests.errors import BadRequest
 from router.schedulers.adapter_client import AdapterClient
 
 
@@ -23,12 +24,16 @@ class AdapterApi:
         adapters = self._allowed()
         body, _ = await self._bodies.read(request, LoadAdapterBody, into=lambda _: None)
         self._check_key(request, body.lora_name)
-        await adapters.load(
-            body.lora_name,
-            body.lora_path,
-            is_replacing=bool(body.load_inplace),
-            base_model_name=body.base_model_name or "",
-        )
+        try:
+            await adapters.load(
+                body.lora_name,
+                body.lora_path,
+                is_replacing=bool(body.load_inplace),
+                base_model_name=body.base_model_name or "",
+            )
+        except AlreadyExists:  # a 400 in vLLM, whose clients look for these words
+            message = "has already been loaded; unload it, or set load_inplace to true"
+            raise BadRequest(f"lora_name: {body.lora_name!r} {message}", "lora_name") from None
         return _said(request, f"Success: LoRA adapter {body.lora_name!r} added successfully.")
 
     async def unload(self, request: Request) -> Response:

@@ -54,7 +54,6 @@ RANGES: Mapping[str, Range] = {
 PRIORITIES = Range(-1000, 1000, "[-1000, 1000]")
 
 REQUEST_RANGES: Mapping[str, Range] = {
-    "truncate_prompt_tokens": Range(1, _UINT32_MAX, "at least 1"),
     "stream_interval": Range(1, _UINT32_MAX, "at least 1"),
 }
 """Ranges of fields outside sampling_params."""
@@ -106,6 +105,24 @@ def check_request_values(fields: Mapping[str, float]) -> None:
     for name, allowed in REQUEST_RANGES.items():
         if name in fields and not allowed.holds(fields[name]):
             raise InvalidArgument(name, fields[name], allowed.text)
+
+
+def check_truncation(
+    asked: int | None,
+    model: ServedModel,
+    *,
+    field: str = "truncate_prompt_tokens",
+    or_all: bool = False,
+) -> None:
+    """Checks the number of tokens that are kept of a prompt.
+
+    Args:
+        or_all: True if -1 is allowed, which keeps what the model takes.
+    """
+    if asked is None or (or_all and asked == -1) or 1 <= asked <= model.max_model_len:
+        return
+    allowed = f"[1, {model.max_model_len}], where the model's window ends"
+    raise InvalidArgument(field, asked, f"{allowed}, or -1" if or_all else allowed)
 
 
 def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> None:

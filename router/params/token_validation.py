@@ -38,11 +38,17 @@ def as_list(token_ids: Sequence[int]) -> list[int]:
     return copied
 
 
+def allowed_ids(model: ServedModel) -> str:
+    """Returns the words for the ids that a model's vocabulary has."""
+    return f"ids in [0, {model.vocab_size})"
+
+
 def check_token_ids(token_ids: Sequence[int], *, field: str, model: ServedModel) -> None:
     for start in range(0, len(token_ids), RUN):  # other threads run between two calls
-        highest = max(token_ids[start : start + RUN])
-        if highest >= model.vocab_size:
-            raise InvalidArgument(field, highest, f"ids in [0, {model.vocab_size})")
+        run = token_ids[start : start + RUN]
+        for extreme in (min(run), max(run)):
+            if not 0 <= extreme < model.vocab_size:
+                raise InvalidArgument(field, extreme, allowed_ids(model))
 
 
 def check_counts(counts: Mapping[str, int]) -> None:

@@ -1,6 +1,7 @@
 """Turns what is to be pooled into tokens that fit the model, or says why they do not."""
 
 from contract.errors import FailedPrecondition, InvalidArgument
+from router.params import params_validation
 from router.params.token_validation import check_token_ids
 from router.pooling.pair_encoder import PairEncoder
 from router.pooling.text_encoder import PooledPrompt, TextEncoder
@@ -27,9 +28,9 @@ def check_kind(pooled: Pooled | None, model: ServedModel) -> None:
     raise FailedPrecondition(f"model {model.name!r} cannot {asked}; it {uses[serves]}")
 
 
-def check_truncation(asked: int | None) -> None:
-    if asked is not None and asked != ENTIRE and asked < 1:
-        raise InvalidArgument("pooling_params.truncate_prompt_tokens", asked, "at least 1, or -1")
+def check_truncation(asked: int | None, model: ServedModel) -> None:
+    field = "pooling_params.truncate_prompt_tokens"
+    params_validation.check_truncation(asked, model, field=field, or_all=True)
 
 
 def texts_of(prompt: object, pooled: Pooled) -> list[tuple[str, str]]:

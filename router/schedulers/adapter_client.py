@@ -13,6 +13,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc
 from router.schedulers.scheduler_pool import Schedulers
 from router.schedulers.served_models import GENERATING
 from router.served_model import ServedModel
+from rpc.interceptors.status import words_of
 from rpc.transport.channel import open_channel
 from rpc.transport.tls import CLEAR, TlsConfig
 
@@ -106,7 +107,7 @@ class AdapterClient:
             try:
                 return await getattr(stub, method)(request, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                raise from_code(error.code().value[0], error.details() or "") from None
+                raise from_code(error.code().value[0], words_of(error)) from None
 
     async def _until_known(self, name: str, adapter: Adapter | None) -> None:
         """Raises Unavailable, though the change is made, if the schedulers do not tell."""

@@ -84,17 +84,10 @@ def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
     if params.HasField("seed"):
         fields["seed"] = params.seed & _UINT64  # negative seeds are valid too
     if params.logit_bias:
-        fields["logit_bias"] = _biases(params)
+        fields["logit_bias"] = sorted(params.logit_bias.items())
     if (constraint := _constraint(params)) is not None:
         fields["structured_output"] = constraint
     return fields
-
-
-def _biases(params: pb.SamplingParams) -> list[tuple[int, float]]:
-    lowest = min(params.logit_bias)
-    if lowest < 0:
-        raise InvalidArgument(f"{_PREFIX}.logit_bias", lowest, "token ids of at least 0")
-    return sorted(params.logit_bias.items())
 
 
 def _constraint(params: pb.SamplingParams) -> tuple[str, ...] | None:

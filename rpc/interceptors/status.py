@@ -16,6 +16,10 @@ A longer status reaches the client as RESOURCE_EXHAUSTED, without its message.
 """
 
 
+_DETAILS = "grpc-status-details-bin"
+"""Key of the metadata in which a service's status travels; gRPC's own failures have none."""
+
+
 class MalformedRequest(RpcError):
     """The received bytes are not a message of the method's type."""
 
@@ -65,11 +69,20 @@ def bounded(message: str) -> str:
     return data[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
 
 
+def words_of(error: grpc.aio.AioRpcError) -> str:
+    """Returns what the called service says of a failure, else the name of the code.
+
+    The words of gRPC itself are left out: they have addresses, which clients must not read.
+    """
+    is_said = any(key == _DETAILS for key, _ in error.trailing_metadata() or ())
+    return (error.details() if is_said else None) or str(error.code().name)
+
+
 def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """Returns the seconds after which a failed call may be repeated; None if the server gave
     none."""
     for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+        if key == _DETAILS and isinstance(value, bytes):
             return _find_retry_info(value)
     return None
 

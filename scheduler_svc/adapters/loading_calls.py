@@ -1,6 +1,8 @@
 """Calls that make several workers load an adapter, or send its files from one to another."""
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -9,6 +11,8 @@ from contract.model import Adapter
 from scheduler_svc.requests.failures import RETRY_AFTER_S
 from scheduler_svc.workers.adapter_client import AdapterClient
 from scheduler_svc.workers.step_loop import StepLoop
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -88,10 +92,13 @@ async def load_there(
 
 
 def files_differ(name: str, loaded: Mapping[StepLoop, Adapter]) -> RpcError:
-    """Returns the error that names the content which each worker has loaded."""
+    """Returns the error that counts the workers with each content; the log has their addresses."""
     if not loaded:
         return Unavailable("the workers have left", RETRY_AFTER_S)
-    found = (f"{one.sha256[:12]} at {loop.worker_name}" for loop, one in loaded.items())
+    for loop, one in loaded.items():
+        logger.warning("%s has the content %s at %s", name, one.sha256[:12], loop.worker_name)
+    counts = Counter(one.sha256[:12] for one in loaded.values())
+    found = (f"{sha256} at {count} of them" for sha256, count in counts.items())
     return FailedPrecondition(
         f"the workers have different files of {name}: {', '.join(found)}; copy the same to all"
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterable, Awaitable
 from typing import Any
 
@@ -11,6 +12,9 @@ from contract.errors import FailedPrecondition, NotFound, Unavailable
 from contract.model import Adapter, decode_adapter, encode_adapter
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc as pb_grpc
+from rpc.interceptors.status import words_of
+
+logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 50.0
 """Seconds for a worker to read, check and pack an adapter. A worker that joins may have several to
@@ -38,7 +42,7 @@ class AdapterClient:
         try:
             answer = await self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            reason = f"the worker at {self._address} cannot load it: {error.details()}"
+            reason = self._reason("cannot load it", error)
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotFound(reason) from None
             if error.code() in _CANNOT:
@@ -56,9 +60,7 @@ class AdapterClient:
         try:
             await to._send(adapter, pieces)
         except grpc.aio.AioRpcError as error:
-            raise Unavailable(
-                f"the worker at {self._address} cannot send {adapter}: {error.details()}"
-            ) from None
+            raise Unavailable(self._reason(f"cannot send {adapter}", error)) from None
         finally:
             pieces.cancel()
 
@@ -80,7 +82,7 @@ class AdapterClient:
         try:
             await call
         except grpc.aio.AioRpcError as error:
-            reason = f"the worker at {self._address} cannot load it: {error.details()}"
+            reason = self._reason("cannot load it", error)
             if error.code() in _CANNOT:
                 raise FailedPrecondition(reason) from None
             raise Unavailable(reason) from None
@@ -93,8 +95,14 @@ class AdapterClient:
         try:
             await self._stub.UnloadAdapter(request, timeout=UNLOAD_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            reason = f"the worker at {self._address} cannot unload {adapter}: {error.details()}"
-            raise Unavailable(reason) from None
+            raise Unavailable(self._reason(f"cannot unload {adapter}", error)) from None
+
+    def _reason(self, what: str, error: grpc.aio.AioRpcError) -> str:
+        """Returns why the worker fails. The log names the worker, and clients of routers read the
+        rest."""
+        reason = f"{what}: {words_of(error)}"
+        logger.info("the worker at %s %s", self._address, reason)
+        return f"a worker {reason}"
 
 
 async def _written(call: Any, message: pb.SendAdapterRequest) -> None:

@@ -23,7 +23,7 @@ EXPECTED = [
     f"answer: {ANSWER}",
     "cancelled after: The",
     "late: DEADLINE_EXCEEDED",
-    "refused: INVALID_ARGUMENT sampling_params.temperature: 9.0 is not allowed; allowed: [0, 2]",
+    "refused: INVALID_ARGUMENT sampling_params.temperature: allowed: [0, 2]; given: 9.0",
 ]
 
 

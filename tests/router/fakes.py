@@ -13,11 +13,13 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from contract.columns import pack_int32, pack_int64
+from contract.errors import AlreadyExists, FailedPrecondition, NotFound, RpcError
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from router.served_model import ServedModel
 from router.tokenization.tokenizer import Tokenizer
+from rpc.interceptors.status import to_status
 from tests.waiting import EVENT_S
 
 BOS, EOS, IM_START, IM_END = "<s>", "</s>", "<|im_start|>", "<|im_end|>"
@@ -144,6 +146,11 @@ def request_finished(handle: int, **fields: Any) -> pb.FinishedRequest:
 Script = Callable[[pb.Request], Iterable[pb.RequestUpdates]]
 
 
+async def refuse(context: Any, error: RpcError) -> None:
+    """Ends a call as a service does, with the error's details."""
+    await context.abort_with_status(to_status(error))
+
+
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Records what routers send; answers each request with the steps that `script` makes of it."""
 
@@ -267,9 +274,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self.adapter_gate is not None:
             await self.adapter_gate.wait()
         if self.adapter_fault:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.adapter_fault)
+            await refuse(context, FailedPrecondition(self.adapter_fault))
         if request.at_first_use and request.name not in self.adapter_folders:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such folder")
+            await refuse(context, NotFound("no such folder"))
+        if not request.replace and any(one.name == request.name for one in self.adapters):
+            await refuse(context, AlreadyExists(f"{request.name} is loaded"))
         adapter = common_pb2.Adapter(name=request.name, sha256="a1" * 32, path=request.path)
         self.adapters = [one for one in self.adapters if one.name != request.name] + [adapter]
         self.say_model_changed()
@@ -280,7 +289,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> pb.UnloadAdapterResponse:
         self.asked.append(request)
         if all(one.name != request.name for one in self.adapters):
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such adapter")
+            await refuse(context, NotFound("no such adapter"))
         self.adapters = [one for one in self.adapters if one.name != request.name]
         self.say_model_changed()
         return pb.UnloadAdapterResponse()

@@ -55,6 +55,21 @@ async def test_a_new_version_takes_the_place_of_the_old_one() -> None:
         assert isinstance(asked, pb.LoadAdapterRequest) and asked.replace
 
 
+async def test_a_name_that_is_loaded_is_refused_as_vllm_does() -> None:
+    async with make_http(adapters=[OLD], **ALLOWED) as http:
+        body = {"lora_name": "old", "lora_path": "adapters/new"}
+        answer = await http.raw.post(LOAD, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "lora_name")
+        assert "already been loaded" in error["message"]
+        answer = await http.raw.post(LOAD, json=body | {"load_inplace": True})
+        assert answer.status_code == 200
+        await http.stack.scheduler.stop()
+        answer = await http.raw.post(LOAD, json=body | {"load_inplace": True})
+        assert answer.status_code == 503
+        assert "127.0.0.1" not in answer.text  # gRPC's own words have the scheduler's address
+
+
 async def test_it_is_off_unless_the_operator_allows_it() -> None:
     async with make_http(adapters=[OLD]) as http:
         for path, body in ((LOAD, SQL), (UNLOAD, {"lora_name": "old"})):
@@ -66,7 +81,7 @@ async def test_it_is_off_unless_the_operator_allows_it() -> None:
 
 async def test_what_the_workers_refuse_is_refused_with_their_words() -> None:
     async with make_http(**ALLOWED) as http:
-        http.stack.scheduler.adapter_fault = "the worker at w1 cannot load it: it ends early"
+        http.stack.scheduler.adapter_fault = "a worker cannot load it: it ends early"
         answer = await http.raw.post(LOAD, json=SQL)
         assert answer.status_code == 400
         assert "it ends early" in answer.json()["error"]["message"]
@@ -219,7 +234,7 @@ async def test_a_name_without_a_folder_stays_unknown() -> None:
 
 async def test_an_adapter_that_cannot_be_loaded_is_refused_with_the_reason() -> None:
     async with make_http(**ALLOWED) as http:
-        http.stack.scheduler.adapter_fault = "the worker at w1 cannot load it: it ends early"
+        http.stack.scheduler.adapter_fault = "a worker cannot load it: it ends early"
         answer = await ask(http.raw, "sql")
         assert answer.status_code == 400
         assert "it ends early" in answer.json()["error"]["message"]

@@ -144,7 +144,7 @@ class SchedulerServiceServicer:
 
         INVALID_ARGUMENT for a name that the model has, or that is none; ALREADY_EXISTS if an adapter has
         it, unless `replace` is set; NOT_FOUND if no worker has the folder; FAILED_PRECONDITION if a worker
-        cannot load it, which the message names with the reason, or if their files differ;
+        cannot load it, with its reason (the log names the worker), or if their files differ;
         RESOURCE_EXHAUSTED if 1024 are loaded; UNAVAILABLE while no worker serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

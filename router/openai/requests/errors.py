@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from contract.errors import Code, InvalidArgument, NotFound, Retryable, RpcError
 from router.openai.requests.error_params import param_of
@@ -34,6 +35,7 @@ _STATUS = {
     Code.DEADLINE_EXCEEDED: 504,
 }
 _MESSAGES = {
+    "none_required": "Input should be null",
     "list_type": "Input should be a valid array",
     "dict_type": "Input should be an object",
     "model_type": "Input should be an object",
@@ -129,23 +131,29 @@ def error_headers(error: RpcError) -> dict[str, str]:
 def unreadable(
     error: ValidationError, value: Any, *, name: str = "", position: int = 0
 ) -> BadRequest:
-    """Returns the error for an invalid body; of a union's alternatives, the one that matched
-    most.
+    """Returns the error for an invalid body; of a union's alternatives, those that matched most.
 
     Args:
         value: the checked value: a body or, with a `name`, some items of the list of that name.
         position: index of the first of these items in the list.
     """
     errors = error.errors(include_url=False)
-    places = [_path(one["loc"], value) for one in errors]
-    place = max(places, key=_depth)
-    found = errors[places.index(place)]
-    message = _MESSAGES.get(found["type"], found["msg"])
-    if found["type"] == "literal_error" and isinstance(found["input"], str):
-        message = f"{_cut(found['input'])!r} is not served; {found['ctx']['expected']} is"
+    paths = [_path(one["loc"], value, is_missing=one["type"] == "missing") for one in errors]
+    furthest = max(paths, key=lambda path: (len(path), [key for key in path if type(key) is int]))
+    message = _message([one for one, path in zip(errors, paths, strict=True) if path == furthest])
+    place = _text(furthest)
     if name:
         place = _in_list(name, position, place)
     return BadRequest(f"{_cut(place)}: {message}" if place else message, place)
+
+
+def _message(alternatives: Sequence[ErrorDetails]) -> str:
+    """Returns what a value should be: one of the alternatives that were tried for it."""
+    for one in alternatives:
+        if one["type"] == "literal_error" and isinstance(one["input"], str):
+            return f"{one['ctx']['expected']} is served, and not {_cut(one['input'])!r}"
+    first, *others = dict.fromkeys(_MESSAGES.get(one["type"], one["msg"]) for one in alternatives)
+    return " or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
 
 
 def _in_list(name: str, position: int, place: str | None) -> str:
@@ -160,10 +168,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_PARAM_CHARS else f"{text[:MAX_PARAM_CHARS]}..."
 
 
-def _depth(place: str | None) -> int:
-    return 0 if place is None else 1 + place.count(".") + place.count("[")
-
-
 def _param(error: RpcError, body: Body | None) -> str | None:
     if isinstance(error, BadRequest):
         return error.param
@@ -174,15 +178,26 @@ def _param(error: RpcError, body: Body | None) -> str | None:
     return param_of(error.field, body)
 
 
-def _path(location: Sequence[int | str], value: Any) -> str | None:
-    """Returns the path of an error in the body: its location without the names of our types."""
-    path = ""
+def _path(location: Sequence[int | str], value: Any, *, is_missing: bool) -> list[int | str]:
+    """Returns the keys of an error's place in the body: its location without our types' names.
+
+    Args:
+        is_missing: True if the last part of the location is a key that the body lacks.
+    """
+    path: list[int | str] = []
     for i, key in enumerate(location):
-        is_last = i == len(location) - 1
-        if isinstance(value, Mapping) and (key in value or is_last):
-            path += f".{key}" if path else str(key)
+        is_lacking = is_missing and i == len(location) - 1
+        if isinstance(value, Mapping) and (key in value or is_lacking):
             value = value.get(key)
         elif isinstance(value, list) and isinstance(key, int):
-            path += f"[{key}]"
             value = value[key] if key < len(value) else None
-    return path or None
+        else:
+            continue
+        path.append(key)
+    return path
+
+
+def _text(path: Sequence[int | str]) -> str | None:
+    """Returns a place as clients write it, such as messages[0].role; None for the whole body."""
+    parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return "".join(parts).removeprefix(".") or None

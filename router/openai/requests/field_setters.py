@@ -1,12 +1,11 @@
 """Sets fields of messages; a value that the field's type cannot hold raises an error with its
 name."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from contract.errors import InvalidArgument
 from router.params.params_validation import RANGES, REQUEST_RANGES
-from router.params.token_validation import RUN
 
 UINT32_MAX = (1 << 32) - 1
 
@@ -30,15 +29,6 @@ def extend_field(
     except (ValueError, TypeError, OverflowError):
         culprit = next(value for value in values if not _holds(field, value))
         raise _out_of_range(message, name, culprit, param=param or name) from None
-
-
-def check_token_ids(token_ids: Sequence[int], *, param: str) -> None:
-    """Raises InvalidArgument for an id that is not a uint32."""
-    for start in range(0, len(token_ids), RUN):  # other threads run between two calls
-        run = token_ids[start : start + RUN]
-        for extreme in (min(run), max(run)):
-            if not 0 <= extreme <= UINT32_MAX:
-                raise InvalidArgument(param, extreme, f"[0, {UINT32_MAX}]")
 
 
 def _holds(field: Any, value: Any) -> bool:

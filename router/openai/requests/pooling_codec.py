@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from contract.errors import MAX_VALUE_CHARS, InvalidArgument
 from router.openai.requests.errors import BadRequest
-from router.openai.requests.field_setters import check_token_ids
 from router.openai.requests.pooling_types import (
     ClassifyBody,
     CohereEmbedBody,
@@ -23,7 +22,6 @@ from router.pooling.calls import (
     check_num_inputs,
     retrieval_prompt,
 )
-from router.pooling.prompt_encoder import ENTIRE
 from router.requests.api_request import TextPrompt, TokensPrompt
 from router.served_model import ServedModel
 
@@ -89,12 +87,12 @@ def cohere_call(body: CohereEmbedBody, request_id: str, model: ServedModel) -> E
     check_num_inputs(len(body.given), field=field)
     if body.max_tokens is not None and body.max_tokens < 1:
         raise InvalidArgument("max_tokens", body.max_tokens, "at least 1")
-    cuts = body.truncate != "NONE" or body.max_tokens is not None
+    cuts, most = body.truncate != "NONE" or body.max_tokens is not None, model.max_model_len
     return EmbedCall(
         request_id=request_id,
         model=body.model or "",
         priority=_priority(body.priority),
-        truncate_prompt_tokens=(body.max_tokens or ENTIRE) if cuts else None,
+        truncate_prompt_tokens=min(body.max_tokens or most, most) if cuts else None,
         truncate_start=body.truncate == "START",
         inputs=[
             TextPrompt(text, True, f"{field}[{i}]") for i, text in enumerate(cohere_texts(body))
@@ -163,7 +161,6 @@ def _input(given: Any, field: str, body: InputBody) -> TextPrompt | TokensPrompt
         return TextPrompt(given, body.add_special_tokens is not False, field)
     if not given:
         raise BadRequest(f"{field}: it is empty", field)
-    check_token_ids(given, param=field)
     return TokensPrompt(given, field)
 
 

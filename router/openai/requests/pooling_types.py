@@ -17,8 +17,8 @@ class PoolingBody(Labels):
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""
     truncate_prompt_tokens: int | None = None
-    """Maximum tokens of an input, special tokens included, to which longer ones are cut; -1 is what
-    the model takes. Default: an input that is too long is an error."""
+    """Maximum tokens of an input, special tokens included, to which longer ones are cut, at most
+    the window; -1 is what the model takes. Default: an input that is too long is an error."""
     truncation_side: Literal["left", "right"] | None = None
     """`right` cuts the end off, `left` the beginning. Default right."""
     priority: int | None = None

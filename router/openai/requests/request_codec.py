@@ -14,11 +14,12 @@ from router.inference import generate_codec
 from router.openai.requests.chat_types import ChatBody
 from router.openai.requests.conversation_codec import chat_request, set_tool_choice
 from router.openai.requests.errors import BadRequest
-from router.openai.requests.field_setters import check_token_ids, extend_field, set_field
+from router.openai.requests.field_setters import extend_field, set_field
 from router.openai.requests.request_totals import check_lengths, check_products
 from router.openai.requests.structured_output_codec import set_structured_output
 from router.openai.requests.types import CompletionBody, GenerationBody
-from router.params.token_validation import check_num_allowed
+from router.params.params_validation import check_truncation
+from router.params.token_validation import allowed_ids, check_num_allowed, check_token_ids
 from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
 from router.served_model import ServedModel
 
@@ -30,7 +31,7 @@ _SAME_NAME = (
     "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "best_of", "n", "prompt_logprobs",
 )  # fmt: skip
-_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids")
+_ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
 def prompts_of(body: CompletionBody) -> list[Prompt]:
@@ -66,22 +67,22 @@ def completion_api_request(
     set_field(params, "logprobs", body.logprobs)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         set_field(params, "prompt_logprobs", body.logprobs)
-    _set_truncation(request, body, model.window)
+    _set_truncation(request, body, model)
     common = replace(
         generate_codec.generate_api_request(request),
         max_default_tokens=body.max_tokens,
         truncate_end=body.truncation_side == "right",
     )
     return [
-        replace(common, prompt=_prompt(prompt, body), request_id=request_id)
+        replace(common, prompt=_prompt(prompt, body, model), request_id=request_id)
         for prompt, request_id in zip(prompts, request_ids, strict=True)
     ]
 
 
-def _prompt(prompt: Prompt, body: CompletionBody) -> TextPrompt | TokensPrompt:
+def _prompt(prompt: Prompt, body: CompletionBody, model: ServedModel) -> TextPrompt | TokensPrompt:
     if isinstance(prompt, str):
         return TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
-    check_token_ids(prompt, param="prompt")
+    check_token_ids(prompt, field="prompt", model=model)  # before another prompt is computed
     return TokensPrompt(prompt)
 
 
@@ -105,7 +106,7 @@ def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> 
         set_field(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
     elif body.top_logprobs:
         raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
-    _set_truncation(request, body, model.window)
+    _set_truncation(request, body, model)
     return replace(
         generate_codec.chat_api_request(request), truncate_end=body.truncation_side == "right"
     )
@@ -132,14 +133,17 @@ def _set_common(
     params = request.sampling_params
     for name in _SAME_NAME:
         set_field(params, name, getattr(body, name))
-    for name in _LISTS:
-        extend_field(params, name, getattr(body, name) or ())
+    for name in _ID_LISTS:
+        token_ids = getattr(body, name) or ()
+        check_token_ids(token_ids, field=name, model=model)
+        extend_field(params, name, token_ids)
+    extend_field(params, "bad_words", body.bad_words or ())
     extend_field(params, "stop", [body.stop] if isinstance(body.stop, str) else body.stop or ())
     set_field(params, "top_k", 0 if body.top_k == -1 else body.top_k)  # -1 is all, to vLLM
     if body.seed is not None:
         is_signed = -(1 << 63) <= body.seed < 0
         set_field(params, "seed", body.seed + (1 << 64) if is_signed else body.seed)
-    params.logit_bias.extend(_logit_biases(body.logit_bias or {}))
+    params.logit_bias.extend(_logit_biases(body.logit_bias or {}, model))
     _set_beam_search(params, body)
     set_structured_output(params, body)
 
@@ -156,13 +160,14 @@ def _check_logprob_token_ids(body: CompletionBody | ChatBody) -> None:
 
 
 def _set_truncation(
-    request: pb.GenerateRequest | pb.ChatRequest, body: GenerationBody, max_model_len: int
+    request: pb.GenerateRequest | pb.ChatRequest, body: GenerationBody, model: ServedModel
 ) -> None:
     """Sets the truncation; -1, as in vLLM, keeps the tokens that leave room for max_tokens."""
     length = body.truncate_prompt_tokens
+    check_truncation(length, model, or_all=True)
     if length == -1:
         asked = request.sampling_params.max_tokens or getattr(body, "max_tokens", None)
-        length = max(1, max_model_len - (asked or 1))
+        length = max(1, model.window - (asked or 1))
     set_field(request, "truncate_prompt_tokens", length)
 
 
@@ -179,15 +184,17 @@ def _set_beam_search(params: pb.SamplingParams, body: GenerationBody) -> None:
     set_field(params.beam_search, "early_stopping", body.early_stopping)
 
 
-def _logit_biases(biases: Mapping[str, float]) -> list[pb.LogitBias]:
+def _logit_biases(biases: Mapping[str, float], model: ServedModel) -> list[pb.LogitBias]:
     """Raises InvalidArgument with every key that is no token id."""
-    converted: list[pb.LogitBias] = []
+    converted: list[tuple[int, float]] = []
     strange: list[str] = []
     for token, bias in biases.items():
         try:
-            converted.append(pb.LogitBias(token_id=int(token), bias=bias))
+            converted.append((int(token), bias))
         except ValueError:
             strange.append(token)
     if strange:
-        raise InvalidArgument("logit_bias", strange, "token ids as keys")
-    return converted
+        allowed = f"keys that are {allowed_ids(model)}"
+        raise InvalidArgument("logit_bias", strange, allowed)
+    check_token_ids([one for one, _ in converted], field="logit_bias", model=model)
+    return [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in converted]

@@ -179,8 +179,8 @@ class GenerationBody(Labels):
     spaces_between_special_tokens: Literal[True] | None = None
     """Only true, the default, is supported."""
     truncate_prompt_tokens: int | None = None
-    """Number of tokens to keep of the prompt, from its end; -1 keeps what leaves room for
-    max_tokens. Default: all."""
+    """Number of tokens to keep of the prompt, from its end, at most the window; -1 keeps what
+    leaves room for max_tokens. Default: all."""
     truncation_side: Literal["left", "right"] | None = None
     """`left` cuts the beginning of the prompt off, `right` its end. Default left."""
     prompt_logprobs: int | None = None

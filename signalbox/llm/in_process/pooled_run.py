@@ -53,7 +53,7 @@ class PooledRun:
         with refusing():
             for one in requests:
                 assert one.pooled is not None
-                check_truncation(one.truncate_prompt_tokens)
+                check_truncation(one.truncate_prompt_tokens, self.model)
                 texts_of(one.prompt, one.pooled)
             return [await self._encoded(one) for one in requests]
 

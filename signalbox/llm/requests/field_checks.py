@@ -86,13 +86,11 @@ def strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns a field that is a list of token ids."""
+    """Returns a field that is a list of token ids, which the model's vocabulary may lack."""
     given = tuple(value or ())
     for token_id in given:
         if not is_integer(token_id):
             raise wrong_type(name, token_id, "a list of integers")
-        if token_id < 0:
-            raise ValueError(f"sampling_params.{name} has {token_id}; ids are at least 0")
     return tuple(int(token_id) for token_id in given)
 
 

@@ -13,6 +13,8 @@ from router.prompt.provenance import plain
 from router.served_model import ServedModel
 from signalbox.llm.requests.errors import refusing
 
+_TRUNCATION = "sampling_params.truncate_prompt_tokens"
+
 
 class TextPrompt(TypedDict):
     """A prompt as a text; each field but the first may be left out."""
@@ -175,14 +177,14 @@ class Encoder:
         """Returns a prompt that fits the model's window and vocabulary."""
         model = self._model
         if truncate is not None:
+            with refusing():
+                params_validation.check_truncation(truncate, model, field=_TRUNCATION, or_all=True)
             kept = truncate if truncate > 0 else model.max_model_len - 1
             prompt = prompt._replace(token_ids=prompt.token_ids[-kept:])
         token_ids = prompt.token_ids
         with refusing():
             params_validation.check_prompt_length(len(token_ids), field=field, model=model)
             check_token_ids(token_ids, field=field, model=model)
-        if min(token_ids) < 0:
-            raise ValueError(f"{field}: token ids are at least 0")
         return prompt
 
 

@@ -38,8 +38,9 @@ async def test_all_workers_have_it_or_none(tmp_path: Path) -> None:
         await until_workers(stack.scheduler, 3)
         details = await refused(load(stack.client, "sql", "sql"), StatusCode.FAILED_PRECONDITION)
         assert "cannot load it" in details and "adapter_config.json" in details
+        assert "127.0.0.1" not in details  # clients of a router read it
         details = await refused(load(stack.client, "chat", "chat"), StatusCode.FAILED_PRECONDITION)
-        assert "different files of chat" in details
+        assert "different files of chat" in details and "127.0.0.1" not in details
         assert all(not loaded_on(one) for one in (*stack.workers, third))
         assert await listed(stack.client) == []
         await check_tokens(stack.client, 1, "")

@@ -1,10 +1,13 @@
 """What a client asks for, as the scheduler gets it, and what comes back for it."""
 
+from grpc import StatusCode
+
 from contract.columns import unpack_float32, unpack_int32
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2
-from tests.router.fakes import BOS, finished, ids_of, step, token
+from tests.grpc_errors import code_of
+from tests.router.fakes import BOS, MAX_MODEL_LEN, finished, ids_of, step, token
 from tests.router.stack import Outputs, make_stack, saying, text_of
 
 
@@ -47,7 +50,9 @@ async def test_a_prompt_is_truncated_to_its_last_tokens() -> None:
     async with make_stack(saying("x")) as stack:
         await stack.generate(text=long_text, truncate_prompt_tokens=5)
         await stack.generate(token_ids=pb.TokenIds(ids=range(4, 250)), truncate_prompt_tokens=2)
-        await stack.generate(text="Paris", truncate_prompt_tokens=10**6)
+        await stack.generate(text="Paris", truncate_prompt_tokens=MAX_MODEL_LEN)
+        beyond = stack.generate(text="a", truncate_prompt_tokens=MAX_MODEL_LEN + 1)
+        assert await code_of(beyond) is StatusCode.INVALID_ARGUMENT
         prompts = [list(add.prompt_token_ids) for add in stack.scheduler.added]
     assert prompts == [ids_of(long_text)[-5:], [248, 249], [token(BOS), *ids_of("Paris")]]
 

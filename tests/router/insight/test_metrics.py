@@ -249,4 +249,4 @@ async def test_the_log_says_why_a_request_was_refused() -> None:
                 pass
     (line,) = lines
     assert (line["message"], line["code"]) == ("request failed", "INVALID_ARGUMENT")
-    assert line["reason"].startswith("sampling_params.max_tokens: 0 is not allowed")
+    assert line["reason"].startswith("sampling_params.max_tokens: allowed: at least 1")

@@ -102,7 +102,7 @@ async def test_a_costly_constraint_is_given_up_while_the_loop_goes_on() -> None:
 
     ticking = asyncio.create_task(tick())
     checker = GrammarChecker()
-    with pytest.raises(InvalidArgument, match=r"multipleOf.*takes more than"):
+    with pytest.raises(InvalidArgument, match=r"takes more than.*multipleOf"):
         await checker.prepare(("json_schema", COSTLY))
     assert len(gaps) > 2  # a loop that had waited would have turned once or twice
     ticking.cancel()

@@ -109,6 +109,8 @@ async def test_an_input_beyond_the_models_length_is_cut_only_if_asked() -> None:
         await embed(stack, text, pooling_params=params)
         useless = pb.PoolingParams(truncate_prompt_tokens=2)
         refused = await refusal(embed(stack, text, pooling_params=useless))
+        beyond = pb.PoolingParams(truncate_prompt_tokens=7)
+        assert "[1, 6]" in (await refusal(embed(stack, text, pooling_params=beyond)))[1]
     assert (code, "inputs[1].text" in details) == (StatusCode.INVALID_ARGUMENT, True)
     assert "maximum context length is 6 tokens" in details
     whole = ids_of(text)

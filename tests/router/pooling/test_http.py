@@ -116,6 +116,7 @@ async def test_base64_is_little_endian_float32() -> None:
         ({"input": [99_999]}, "input"),
         ({"input": "a", "dimensions": 3}, "dimensions"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 10**30}, "truncate_prompt_tokens"),
         ({"input": "a", "prompt_name": "none"}, "prompt_name"),
         ({"input": "a", "prompt_name": "q", "prompt_text": "q"}, "prompt_text"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
@@ -250,7 +251,7 @@ async def test_classes_have_labels() -> None:
 async def test_vectors_of_tokens_are_refused_by_name() -> None:
     async with serving() as http:
         refused = await post(http, "/pooling", status=400, input="a", task="token_embed")
-    assert "'token_embed' is not served" in refused["error"]["message"]
+    assert "and not 'token_embed'" in refused["error"]["message"]
 
 
 async def test_coheres_embeddings_come_in_each_form() -> None:

@@ -175,7 +175,7 @@ async def test_an_operator_scales_through_the_scheduler() -> None:
         await eventually(lambda: len(launcher.running) == 3)
         with pytest.raises(Refused, match="cannot keep 9 workers: start fewer --workers"):
             await client.scale(9, 9)
-        with pytest.raises(Refused, match=r"min_workers: '3\.\.2' is not allowed"):
+        with pytest.raises(Refused, match=r"min_workers: .*; given: '3\.\.2'"):
             await client.scale(3, 2)
         launcher.supervisor.waits("worker 2", "Ray has no room")
         pending = (await until(client, lambda stats: stats.launcher.pending)).launcher.pending

@@ -14,7 +14,7 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 PROMPT_TOKENS, COMPLETION_TOKENS = 38, 9
 """Tokens of QUESTION in the chat template, and of ANSWER with the end of sequence."""
 BAD_TEMPERATURE = 9.0
-REFUSAL = "temperature: 9.0 is not allowed; allowed: [0, 2]"
+REFUSAL = "temperature: allowed: [0, 2]; given: 9.0"
 
 SCHEMA = {
     "type": "object",

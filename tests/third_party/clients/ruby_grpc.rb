@@ -14,7 +14,7 @@ QUESTION = "What is the capital of South Korea?"
 ANSWER = "The capital of South Korea is Seoul."
 PROMPT_TOKENS, COMPLETION_TOKENS = 38, 9
 BAD_TEMPERATURE = 9.0
-REFUSAL = "temperature: 9.0 is not allowed; allowed: [0, 2]"
+REFUSAL = "temperature: allowed: [0, 2]; given: 9.0"
 ROUTER = InferenceService::Stub.new(ENV.fetch("SIGNALBOX_ROUTER"), :this_channel_is_insecure)
 
 def chat(temperature)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protos.scheduler.v1 import scheduler_pb2
-from tests.router.fakes import ids_of, request_finished, step
+from tests.router.fakes import ids_of, make_backend, request_finished, step
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.openai.test_answers import TOOL
 from tests.router.stack import Outputs
@@ -211,8 +211,77 @@ async def test_an_image_is_refused_by_the_name_of_its_part() -> None:
         body = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         _, error = await refused(http, CHAT, body)
         assert error["message"] == (
-            "messages[0].content[0].type: 'image_url' is not served; 'text' is"
+            "messages[0].content[0].type: 'text' is served, and not 'image_url'"
         )
+
+
+UNIONS: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function", "Field required"),
+    (CHAT, {"tool_choice": {"type": "function", "function": {"name": 5}}},
+     "tool_choice.function.name", "Input should be a valid string"),
+    (CHAT, {"tool_choice": 5}, "tool_choice",
+     "Input should be 'none', 'auto' or 'required' or an object"),
+    (CHAT, {"stop": {}}, "stop", "Input should be a valid string or a valid array"),
+    (CHAT, {"messages": [{"role": "user", "content": {}}]}, "messages[0].content",
+     "Input should be a valid string or a valid array"),
+    (CHAT, {"guided_json": 5}, "guided_json", "Input should be an object or a valid string"),
+    (COMPLETIONS, {"prompt": {}}, "prompt", "Input should be a valid string or a valid array"),
+    (COMPLETIONS, {"prompt": [5, "a"]}, "prompt[1]", "Input should be a valid integer"),
+    (COMPLETIONS, {"prompt": [[5], "a"]}, "prompt[1]", "Input should be a valid array"),
+    ("/v1/rerank", {"query": "a", "documents": [{}]}, "documents[0].text", "Field required"),
+    ("/v1/rerank", {"query": "a", "documents": [{"text": "a"}, 5]}, "documents[1]",
+     "Input should be a valid string or an object"),
+]  # fmt: skip
+
+
+async def test_a_value_of_several_types_is_named_as_the_client_wrote_it(http: Http) -> None:
+    for path, fields, param, message in UNIONS:
+        body = {"messages": HI} if path == CHAT else {}
+        status, error = await refused(http, path, body | fields)
+        assert (status, error["param"]) == (400, param)
+        assert error["message"] == f"{param}: {message}"
+
+
+@pytest.mark.parametrize("token_id", [-1, make_backend().get_vocab_size(), 2**32, 10**30])
+async def test_an_id_outside_the_vocabulary_is_told_its_range(http: Http, token_id: int) -> None:
+    for path, fields, param in (
+        (COMPLETIONS, {"prompt": [token_id]}, "prompt"),
+        (COMPLETIONS, {"prompt": [[5], [5, token_id]]}, "prompt"),
+        (COMPLETIONS, {"stop_token_ids": [token_id]}, "stop_token_ids"),
+        (COMPLETIONS, {"allowed_token_ids": [5, token_id]}, "allowed_token_ids"),
+        (COMPLETIONS, {"logit_bias": {str(token_id): 1}}, "logit_bias"),
+        (COMPLETIONS, {"logprobs": 1, "logprob_token_ids": [token_id]}, "logprob_token_ids"),
+        ("/detokenize", {"tokens": [5, token_id]}, "tokens"),
+    ):
+        body = {"prompt": "a"} | fields if path == COMPLETIONS else fields
+        status, error = await refused(http, path, body)
+        assert (status, error["param"]) == (400, param)
+        size = make_backend().get_vocab_size()
+        assert error["message"] == f"{param}: allowed: ids in [0, {size}); given: {token_id}"
+    assert http.stack.scheduler.added == []
+
+
+async def test_the_reason_comes_before_what_the_client_wrote(http: Http) -> None:
+    long = "x" * 5000
+    for fields, reason in (
+        ({"stop": long}, "stop: allowed: strings of 1 to 1024 bytes; given: 'xxx"),
+        ({"cache_salt": long}, "cache_salt: allowed: at most 128 bytes; given: 'xxx"),
+        ({"logit_bias": {long: 1}}, "logit_bias: allowed: keys that are ids in [0, "),
+        ({"service_tier": long}, "service_tier: 'auto' or 'default' is served, and not 'xxx"),
+    ):
+        _, error = await refused(http, COMPLETIONS, {"prompt": "a"} | fields)
+        assert error["message"].startswith(reason)
+        assert len(error["message"]) < 300
+
+
+@pytest.mark.parametrize("length", [0, -2, 2049, 2**32, 10**30])
+async def test_a_truncation_beyond_the_window_is_refused(http: Http, length: int) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HI})):
+        status, error = await refused(http, path, body | {"truncate_prompt_tokens": length})
+        assert (status, error["param"]) == (400, "truncate_prompt_tokens")
+        assert "allowed: [1, 2048]" in error["message"]
+    assert http.stack.scheduler.added == []
+    await http.complete(extra_body={"truncate_prompt_tokens": 2048})
 
 
 @pytest.mark.parametrize(
@@ -377,7 +446,7 @@ async def test_a_bug_is_a_500_that_tells_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_base_url_without_its_version_is_told(http: Http) -> None:
-    answers = [await http.raw.get(path) for path in ("/models", "/v1/nothing")]
+    answers = [await http.raw.get(path) for path in ("/nothing", "/v1/nothing")]
     messages = [answer.json()["error"]["message"] for answer in answers]
     assert ["is below /v1; /docs" in message for message in messages] == [True, False]
 
