@@ -66,6 +66,8 @@ class ModelInfo:
     """LoRA adapters that are loaded, by name."""
     pooling: PoolingModel | None = None
     """None of a model that generates."""
+    started_as: tuple[str, ...] = field(default=(), compare=False)
+    """Texts that named the model on command lines. Requests may name it so."""
 
     @property
     def offered(self) -> tuple[Adapter, ...]:
@@ -204,6 +206,7 @@ def encode_model(model: ModelInfo) -> pb.ModelInfo:
         arithmetic=_encode_arithmetic(model.arithmetic),
         adapters=map(encode_adapter, model.adapters),
         pooling=None if model.pooling is None else pooling.encode_model(model.pooling),
+        started_as=model.started_as,
     )
 
 
@@ -223,6 +226,7 @@ def decode_model(message: pb.ModelInfo) -> ModelInfo:
         else None,
         adapters=tuple(map(decode_adapter, message.adapters)),
         pooling=pooling.decode_model(message.pooling) if message.HasField("pooling") else None,
+        started_as=tuple(message.started_as),
     )
 
 

@@ -29,6 +29,9 @@ class ServedModel:
     adapters: tuple[Adapter, ...] = field(default=(), compare=False)
     """LoRA adapters, each of which is a model that requests may name. Not compared: they come and
     go while the model is the same."""
+    started_as: tuple[str, ...] = field(default=(), compare=False)
+    """Texts that named the model on command lines: names that requests may use, which are not
+    listed. Not compared: replicas may have been started by different ones."""
     effective_max_model_len: int = field(default=0, compare=False)
     """Tokens of the longest sequence that some worker's KV cache holds, when last queried; 0 is
     unknown. Not compared, because it is not part of the model's identity."""
@@ -53,6 +56,7 @@ class ServedModel:
             sampling_defaults=model.sampling_defaults,
             pooling=model.pooling,
             adapters=model.adapters,
+            started_as=model.started_as,
             effective_max_model_len=effective_max_model_len,
         )
 
@@ -72,7 +76,7 @@ class ServedModel:
 
     def knows(self, name: str) -> bool:
         """Returns whether a name is the model's, or an adapter's; the empty one is the model's."""
-        return not name or name in self.names or self.adapter(name) is not None
+        return self._is_own(name) or self.adapter(name) is not None
 
     def has(self, sha256: str) -> bool:
         """Returns whether the adapter with a content is served; "" is the base model."""
@@ -80,11 +84,14 @@ class ServedModel:
 
     def names_of(self, name: str) -> tuple[str, ...]:
         """Returns all names of the model or the adapter that a request names, loaded or not."""
-        return self.names if not name or name in self.names else (name,)
+        return self.names if self._is_own(name) else (name,)
 
     def answers_as(self, name: str) -> str:
         """Returns the name in answers to requests that name the model or an adapter so."""
-        return self.name if not name or name in self.names else name
+        return self.name if self._is_own(name) else name
+
+    def _is_own(self, name: str) -> bool:
+        return not name or name in self.names or name in self.started_as
 
     @property
     def window(self) -> int:

@@ -84,6 +84,9 @@ class Cluster:
 
     def serve(self, model: ModelInfo) -> None:
         """Says which model workers serve from now on; what waits for another one ends."""
+        if self.model == model and self.step_loops:
+            texts = dict.fromkeys((*self.model.started_as, *model.started_as))
+            model = replace(model, started_as=tuple(texts))
         if self.model not in (None, model):
             for group in list(self.admission):
                 self.requests.fail(group, model_changed())

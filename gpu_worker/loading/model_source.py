@@ -160,8 +160,12 @@ def model_name(config: ModelConfig) -> str:
         name = parse_hub_name(config.model)
         assert name is not None
         return name.name
-    found = path.resolve().name if path.is_dir() else gguf_name(path.stem)
-    return found.encode(errors="replace").decode()  # a path may be no UTF-8; a name must be
+    return as_text(path.resolve().name if path.is_dir() else gguf_name(path.stem))
+
+
+def as_text(path: str) -> str:
+    """Returns a path or a part of one as text that a message can hold: a path may be no UTF-8."""
+    return path.encode(errors="replace").decode()
 
 
 def _open_file(path: Path, *, name: str) -> ModelSource:

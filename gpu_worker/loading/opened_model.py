@@ -14,7 +14,7 @@ from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
 from gpu_worker.loading.missing_packages import needing_pytorch
-from gpu_worker.loading.model_source import ModelSource, open_model
+from gpu_worker.loading.model_source import ModelSource, as_text, open_model
 from gpu_worker.loading.pooling_model import OpenedPooling, is_pooling, open_pooling
 from gpu_worker.models import (
     DecoderConfig,
@@ -129,6 +129,7 @@ def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> Mo
         sampling_defaults=generation.defaults,
         fingerprint=fingerprint([*source.files(), *(pooling.outputs.files if pooling else ())]),
         pooling=pooling.model if pooling else None,
+        started_as=(as_text(model_config.model),),
     )
 
 

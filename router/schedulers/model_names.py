@@ -1,5 +1,6 @@
 """Decides which model has which names: its own, its adapters', and those that the router gives."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
@@ -29,10 +30,21 @@ def replicas_merged(offered: Iterable[ServedModel]) -> list[ServedModel]:
 
 def _merged(replicas: Sequence[ServedModel]) -> ServedModel:
     adapters = {one.name: one for model in reversed(replicas) for one in model.adapters}
+    texts = dict.fromkeys(text for model in replicas for text in model.started_as)
     return replace(
         max(replicas, key=lambda model: model.window),
         adapters=tuple(adapters[name] for name in sorted(adapters)),
+        started_as=tuple(texts),
     )
+
+
+def without_shared_texts(models: Sequence[ServedModel]) -> list[ServedModel]:
+    """Returns the models without the texts that named several of them on command lines."""
+    counts = Counter(text for model in models for text in model.started_as)
+    return [
+        replace(model, started_as=tuple(text for text in model.started_as if counts[text] == 1))
+        for model in models
+    ]
 
 
 def name_models(
@@ -57,15 +69,18 @@ def name_models(
     namesake, refusal = _namesake(named, given, lost)
     refusals += [refusal] if refusal else []
     aliases = tuple(name for name in given if name not in owners)
+    taken = owners.keys() | set(aliases)
     complete = {
         model.name: replace(
             model,
             aliases=aliases if model is namesake else (),
             adapters=tuple(one for one in model.adapters if owners[one.name] is model),
+            started_as=tuple(text for text in model.started_as if text not in taken),
         )
         for model in named
     }
     by_name = {name: complete[owner.name] for name, owner in owners.items()}
+    by_name |= {text: model for model in complete.values() for text in model.started_as}
     if namesake is not None:
         by_name |= dict.fromkeys(aliases, complete[namesake.name])
     return NamedModels(tuple(complete.values()), by_name, tuple(refusals))

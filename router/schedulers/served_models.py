@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from contract.errors import InvalidArgument, NotFound, RpcError, Unavailable
 from contract.model import Adapter
-from router.schedulers.model_names import name_models, replicas_merged
+from router.schedulers.model_names import name_models, replicas_merged, without_shared_texts
 from router.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class ServedModels:
         models = replicas_merged(offered)
         names = {model.name for model in models}
         gone = [one for one in replicas_merged(lost) if one.name not in names]
+        known = without_shared_texts([*models, *gone])
+        models, gone = known[: len(models)], known[len(models) :]
         named = name_models(models, before=self._by_name, given=self._given_names, lost=gone)
         for refusal in named.refusals:
             if refusal not in self._refusals:

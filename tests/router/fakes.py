@@ -164,6 +164,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.sampling_defaults = common_pb2.SamplingDefaults()
         self.pooling: common_pb2.PoolingModel | None = None
         self.adapters: list[common_pb2.Adapter] = []
+        self.started_as: list[str] = []
         self.adapter_fault = ""
         self.adapter_folders: list[str] = []
         """Names of the adapters that load at first use."""
@@ -264,6 +265,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             sampling_defaults=self.sampling_defaults,
             adapters=self.adapters,
             pooling=self.pooling,
+            started_as=self.started_as,
         )
         return pb.GetModelResponse(model=info, effective_max_model_len=self.effective_max_model_len)
 

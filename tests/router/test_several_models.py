@@ -116,6 +116,23 @@ async def test_each_request_goes_to_the_model_that_it_names() -> None:
         assert len(chat.added) == 6 and len(vectors.added) > 6
 
 
+async def test_a_model_is_named_as_the_command_line_did() -> None:
+    chat, vectors = chat_scheduler(), pooling_scheduler()
+    chat.started_as, vectors.started_as = ["/srv/chat.gguf", "both"], ["org/vectors", "both"]
+    async with serving(chat, vectors) as both:
+        answer = await both.post("/v1/chat/completions", model="/srv/chat.gguf", messages=HI)
+        assert answer.json()["model"] == "chat"
+        assert text_of(await both.stack.generate(model="/srv/chat.gguf")) == "ok"
+        assert (await both.post("/v1/embeddings", model="org/vectors", input="a")).is_success
+        assert (await both.raw.get("/v1/models//srv/chat.gguf")).json()["root"] == "chat"
+        for model in ("both", "/srv/../srv/chat.gguf", "vectors.gguf"):
+            answer = await both.post("/v1/chat/completions", model=model, messages=HI)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+        assert await both.names() == ["chat", "vectors"]
+        listed = await both.stack.client.ListModels(pb.ListModelsRequest())
+        assert not [alias for one in listed.models for alias in one.aliases]
+
+
 async def test_a_model_of_the_wrong_kind_is_refused_by_name() -> None:
     async with serving(chat_scheduler(), pooling_scheduler()) as both:
         for asked in (both.stack.generate(model="vectors"), both.embed("chat")):

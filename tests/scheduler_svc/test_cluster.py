@@ -1,5 +1,7 @@
 """Which requests live on when workers go, and how the others end."""
 
+from dataclasses import replace
+
 import pytest
 
 from contract.errors import Code
@@ -8,6 +10,7 @@ from scheduler_svc.queue.policies import FirstComeFirstServed
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.suspicion import MAX_LOSSES
 from tests.scheduler_svc.make import (
+    MODEL,
     join_worker,
     make_cluster,
 )
@@ -196,3 +199,15 @@ def test_a_branch_is_stopped_while_its_request_waits_to_be_recomputed() -> None:
     assert router.ended[1].usage.completion_tokens == 2
     cluster.check()
     assert not len(cluster.requests)
+
+
+def test_what_the_workers_were_started_with_is_known_while_one_is_there() -> None:
+    cluster = make_cluster()
+    cluster.serve(replace(MODEL, started_as=("org/name",)))
+    steps, _ = join_worker(cluster, name="a")
+    cluster.serve(replace(MODEL, started_as=("/m/name.gguf",)))
+    assert cluster.model is not None
+    assert cluster.model.started_as == ("org/name", "/m/name.gguf")
+    cluster.leave(steps)
+    cluster.serve(replace(MODEL, started_as=("/m/name.gguf",)))
+    assert cluster.model.started_as == ("/m/name.gguf",)

@@ -58,7 +58,7 @@ def test_gguf_of_each_family_equals_transformers(family: str, tmp_path: Path) ->
     path = make_gguf(tmp_path / "Tiny.Q8_0.gguf", reference, ARCHITECTURES[family])
     runner = make_runner(path)
     assert_greedy(runner, reference, [[5, 9, 60, 3], [8] * 20], 12)
-    assert runner.model.name == "Tiny"
+    assert (runner.model.name, runner.model.started_as) == ("Tiny", (str(path),))
     assert runner.model.eos_token_ids == (95, 96)
 
 

@@ -82,6 +82,45 @@ def test_replicas_are_one_model_with_the_longest_window_and_all_adapters() -> No
     assert (models.of("sql").window, models.adapter("sql")) == (200, SQL)
 
 
+TYPED = "org/chat:Q8_0"
+
+
+def test_a_text_of_the_command_line_names_its_model_and_is_not_listed() -> None:
+    path = "/m/chat.gguf"  # of a replica
+    models = served(make_chat(started_as=(TYPED,)), VECTORS, make_chat(started_as=(path,)))
+    for text in (TYPED, path):
+        assert (found := models.of(text)) is models.of("chat")
+        assert (found.answers_as(text), found.names_of(text)) == ("chat", ("chat",))
+    assert models.of("chat").names == ("chat",)
+    for other in ("/m/../m/chat.gguf", "m/chat.gguf", "org/chat", "chat:Q8_0"):
+        with pytest.raises(NotFound):
+            models.of(other)
+
+
+def test_a_text_that_several_models_were_started_with_names_none() -> None:
+    chat, other = make_chat(started_as=(TYPED,)), make_chat("other", started_as=(TYPED, "b"))
+    models = served(chat)
+    assert models.of(TYPED) == chat
+    models.update([chat, other])
+    with pytest.raises(NotFound):
+        models.of(TYPED)
+    assert models.of("b") == other
+    models.update([chat], lost=[other])
+    with pytest.raises(NotFound):  # the other may come back
+        models.of(TYPED)
+    with pytest.raises(Unavailable):
+        models.of("b")
+    models.update([chat])
+    assert models.of(TYPED) == chat
+
+
+def test_a_text_takes_no_name_that_another_model_or_adapter_has() -> None:
+    chat = make_chat(started_as=("vectors", "sql", "alias", "own"))
+    models = served(chat, make_pooling("vectors", adapters=(SQL,)), names=("chat", "alias"))
+    assert models.of("vectors") == models.of("sql") == VECTORS
+    assert models.of("alias").names == ("chat", "alias") and models.of("own") == CHAT
+
+
 def test_the_second_model_of_a_name_waits_for_the_end_of_the_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
