@@ -85,7 +85,7 @@ class Pooler:
             requests = call.requests(call.inputs, task="classify")
         vectors, usage = await self._run(requests, call_context)
         probs = [call.finished(one, pooling) for one in vectors]
-        return Vectors(probs, usage, model.tokenizer.pooling_texts.labels)
+        return Vectors(probs, usage, model.labels)
 
     async def score(self, call: ScoreCall, call_context: CallContext) -> Scores:
         """Returns the score of each document for its query."""

@@ -66,6 +66,14 @@ class ServedModel:
         return "generate" if self.pooling is None else self.pooling.task
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of a classifier's outputs, in order; config.json may leave them out."""
+        if self.pooling is None or self.pooling.task != "classify":
+            return ()
+        named = self.tokenizer.pooling_texts.labels
+        return named or tuple(f"LABEL_{i}" for i in range(self.pooling.num_outputs))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All names that requests may use, the model's own first."""
         return (self.name, *self.aliases)

@@ -9,6 +9,7 @@ share. `python -m scripts.family_table` writes it; a test compares.
 import ast
 import dataclasses
 import importlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -65,7 +66,12 @@ def _entry(kind: Any, names: list[str]) -> dict[str, Any]:
         for name, default in found.items()
         if aliases.get(name, name) in own or _is_setting(kind, name)
     }
-    others = {name: default for name, default in read.items() if name not in own}
+    usual = kind()
+    others = {
+        name: _scalar(getattr(usual, name, None)) if default is None else default
+        for name, default in read.items()
+        if name not in own
+    }
     return {
         "aliases": aliases,
         "fields": fields,
@@ -79,6 +85,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _scalar(value: Any) -> Any:
+    """Returns what a property of the class says, unless it is made of several fields."""
+    return value if isinstance(value, str | int | float) else None
+
+
 def _joined(*found: Names) -> Names:
     """Returns the last default of each name, if any code names one."""
     joined: Names = {}
@@ -89,8 +100,8 @@ def _joined(*found: Names) -> Names:
 
 def _is_setting(kind: Any, name: str) -> bool:
     """Says whether a name can stand in config.json: the class's own and inner state cannot."""
-    own = getattr(kind, name, None)
-    return not name.startswith("_") and (own is None or isinstance(own, property))
+    is_own = hasattr(kind, name) and not isinstance(getattr(kind, name), property)
+    return not name.startswith("_") and not is_own
 
 
 def _takes_null(kind: Any, name: str) -> bool:
@@ -107,19 +118,26 @@ def _shared(kind: Any) -> Names:
     of_base = _names([_parse(modeling_utils)])  # and much that only its loader knows
     found |= {name: None for name in of_base if name in kind.__dataclass_fields__}
     base = _parse(importlib.import_module(PreTrainedConfig.__module__))
-    (start,) = _functions(_class(base, PreTrainedConfig.__name__), {"__post_init__"})
-    of_rope = _parse(modeling_rope_utils)
-    rotation = _functions(
-        _class(of_rope, _ROPE), {"convert_rope_params_to_dict", "standardize_rope_params"}
+    start, choice = (
+        _function(_class(base, PreTrainedConfig.__name__), name)
+        for name in ("__post_init__", "get_text_config")
     )
-    names = _names(rotation, kind)
+    listed = (one.elts for one in ast.walk(choice) if isinstance(one, ast.Tuple))
+    names = (one.value for one in itertools.chain(*listed) if isinstance(one, ast.Constant))
+    found |= {str(name): None for name in names}
+    of_rope = _parse(modeling_rope_utils)
+    rotation = [
+        _function(_class(of_rope, _ROPE), name)
+        for name in ("convert_rope_params_to_dict", "standardize_rope_params")
+    ]
+    of_mixin = _names(rotation, kind)
     of_all = {name: one for name, one in _names([start], kind).items() if "rope" not in name}
     found = _joined(found, of_all)
     if kind is not PreTrainedConfig and "rope_parameters" not in kind.__dataclass_fields__:
         return found
     of_functions = _names([one for one in of_rope.body if isinstance(one, ast.FunctionDef)])
     theta = {"rope_theta": kind.default_theta} if isinstance(kind.default_theta, float) else {}
-    return _joined(found, of_functions, names, theta)
+    return _joined(found, of_functions, of_mixin, theta)
 
 
 def _of_class(kind: Any) -> Names:
@@ -206,8 +224,8 @@ def _class(tree: ast.Module, name: str) -> ast.ClassDef:
     return next(one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == name)
 
 
-def _functions(of: ast.ClassDef, names: set[str]) -> list[ast.FunctionDef]:
-    return [one for one in of.body if isinstance(one, ast.FunctionDef) and one.name in names]
+def _function(of: ast.ClassDef, name: str) -> ast.FunctionDef:
+    return next(one for one in of.body if isinstance(one, ast.FunctionDef) and one.name == name)
 
 
 if __name__ == "__main__":

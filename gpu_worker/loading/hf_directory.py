@@ -58,7 +58,8 @@ class DirectorySource:
 
     @property
     def is_half(self) -> bool:
-        return self.config.get("dtype", self.config.get("torch_dtype")) in ("bfloat16", "float16")
+        dtype = self.config.get("dtype") or self.config.get("torch_dtype")
+        return dtype in ("bfloat16", "float16")
 
     @cached_property  # reads the headers of all files
     def sizes(self) -> WeightSizes | None:

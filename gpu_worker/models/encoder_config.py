@@ -6,6 +6,7 @@ from typing import Any
 from gpu_worker.config import ModelError
 from gpu_worker.models.decoder_config import FULL, SLIDING, HfConfig, is_causal, sliding_windows
 from gpu_worker.models.family_config import (
+    FamilyConfig,
     UnsoundConfig,
     counted,
     family,
@@ -132,13 +133,15 @@ def _learned_positions(config: HfConfig, *, prefix: str, position_offset: int) -
 
 
 @family("ModernBertConfig")
-def modernbert_config(config: HfConfig) -> ModernBertConfig:
+def modernbert_config(config: FamilyConfig) -> ModernBertConfig:
     shapes = _shapes(config, eps="norm_eps")
     head_size = shapes["hidden_size"] // shapes["num_heads"]
     every = counted(config, "global_attn_every_n_layers")
     turns = layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
-    # Half of the window is on either side, and the token itself between them, causal or not.
-    window = counted(config, "local_attention") // 2 + 1
+    half = counted(config, "local_attention") // 2
+    if config.says("sliding_window"):
+        half = counted(config, "sliding_window")
+    window = half + 1  # half is on either side, and the token itself between them, causal or not
     slides = [bool(i % every) for i in range(shapes["num_layers"])]
     return ModernBertConfig(
         **shapes | {"max_position": turns[FULL].served_length},

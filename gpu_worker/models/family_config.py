@@ -86,8 +86,9 @@ class FamilyConfig(Mapping[str, Any]):
     """The fields of a config.json, with defaults for what it leaves out; null stays null."""
 
     def __init__(self, given: Mapping[str, Any], family: str = ANY_MODEL) -> None:
-        """Args: family: name of a configuration class of transformers."""
-        self._family = families()[family]
+        """Args: family: name of a configuration class of transformers; one that the table lacks
+        has the defaults that all families share."""
+        self._family = families().get(family) or families()[ANY_MODEL]
         self._names: dict[str, str] = {}
         """Names in the file, by those they stand for; where two stand for one, the old one wins."""
         for name in sorted(given, key=lambda one: one not in self._family.fields):

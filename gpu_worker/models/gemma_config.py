@@ -51,6 +51,7 @@ def gemma2_config(config: HfConfig) -> GemmaConfig:
         config,
         **decoder_shapes(config),
         **_later(config),
+        attention_soft_cap=_cap(config, "attn_logit_softcapping"),  # which Gemma 3 only names
         sliding_windows=_windows(config, 2, config["sliding_window"]),
         is_bidirectional=not is_causal(config),
     )
@@ -81,7 +82,6 @@ def _later(config: HfConfig) -> dict[str, Any]:
         "activation": ("hidden_activation", config["hidden_activation"]),
         "has_inner_norms": True,
         "attention_scale": positive(config, "query_pre_attn_scalar") ** -0.5,
-        "attention_soft_cap": _cap(config, "attn_logit_softcapping"),
         "logit_soft_cap": _cap(config, "final_logit_softcapping"),
     }
 
@@ -97,8 +97,8 @@ def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) 
         raise ModelError(f"{architecture} with {key} {value!r} is not supported; use {_GELU}")
     if fields["is_bidirectional"] and fields.get("attention_soft_cap") is not None:
         raise ModelError(
-            f"{architecture} with attn_logit_softcapping is not supported where is_causal is false "
-            "or use_bidirectional_attention true; use a model with one of them"
+            f"{architecture} with attn_logit_softcapping is not supported where is_causal is false; "
+            "use a model with one of them"
         )
     bias = flag(config, "attention_bias")
     return GemmaConfig(

@@ -158,9 +158,10 @@ def rotation(config: Mapping[str, Any], **names: str) -> Rotation:
     parameters = dict(scaling or before)
     if any(isinstance(one, Mapping) for one in parameters.values()):
         raise ModelError("rotations of several kinds of layers are not supported for this family")
-    if "rope_theta" not in parameters:
-        is_kept = not own.says("rope_theta") and "rope_theta" in before
-        parameters["rope_theta"] = (before if is_kept else own)["rope_theta"]
+    theta = own["rope_theta"]
+    if not own.says("rope_theta"):
+        theta = before.get("rope_theta", theta)
+    parameters.setdefault("rope_theta", theta)
     parameters.setdefault("partial_rotary_factor", own["partial_rotary_factor"])
     if (original := own[_ORIGINAL]) is not None:
         parameters[_ORIGINAL] = original

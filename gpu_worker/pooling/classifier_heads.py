@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.config import ModelError
+from gpu_worker.models.family_config import FamilyConfig, small
 from gpu_worker.pooling.module_weights import Stored, find, read_weight
 from gpu_worker.pooling.sentence_transformers import ScoredTokens
 from gpu_worker.pooling.token_pooling import PoolingMode
@@ -39,9 +40,9 @@ def is_classifier(architecture: str) -> bool:
 
 def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
     """Returns the head of a classifier by its config.json. Raises ModelError."""
-    architecture = config["architectures"][0]
+    family = config["architectures"][0].removesuffix(CLASSIFIER)
+    config = FamilyConfig(config, f"{family}Config")
     num_labels = _num_labels(config)
-    family = architecture.removesuffix(CLASSIFIER)
 
     def make(stored: Stored) -> list[VectorModule]:
         if family == "Bert":
@@ -83,7 +84,7 @@ def token_score_head(tokens: ScoredTokens, hidden_size: int, *, divisor: float, 
 
 def _num_labels(config: Mapping[str, Any]) -> int:
     labels = config.get("id2label")
-    num_labels = config.get("num_labels", len(labels) if isinstance(labels, Mapping) else 2)
+    num_labels = len(labels) if isinstance(labels, Mapping) else config["num_labels"]
     if type(num_labels) is not int or num_labels < 1:
         raise ModelError(f"config.json says num_labels = {str(num_labels)[:40]}")
     return num_labels
@@ -110,7 +111,7 @@ def _classifier(stored: Stored, name: str, hidden_size: int, num_labels: int) ->
 
 
 def _modernbert_mode(config: Mapping[str, Any]) -> PoolingMode:
-    mode = config.get("classifier_pooling", "cls")
+    mode = config["classifier_pooling"]
     if mode == "cls":
         return "cls"
     if mode == "mean":
@@ -122,13 +123,13 @@ def _modernbert_modules(
     stored: Stored, config: Mapping[str, Any], hidden_size: int, num_labels: int
 ) -> list[VectorModule]:
     def vector(name: str, flag: str) -> Any:
-        return read_weight(stored, name, (hidden_size,)) if config.get(flag) else None
+        return read_weight(stored, name, (hidden_size,)) if config[flag] else None
 
-    function = config_function(config.get("classifier_activation", "gelu"), "the classifier")
+    function = config_function(config["classifier_activation"], "the classifier")
     dense = read_weight(stored, "head.dense.weight", (hidden_size, hidden_size))
     norm = read_weight(stored, "head.norm.weight", (hidden_size,))
     return [
         Dense(dense, vector("head.dense.bias", "classifier_bias"), function),
-        LayerNorm(norm, vector("head.norm.bias", "norm_bias"), config.get("norm_eps", 1e-5)),
+        LayerNorm(norm, vector("head.norm.bias", "norm_bias"), small(config, "norm_eps")),
         _classifier(stored, "classifier", hidden_size, num_labels),
     ]

@@ -52,7 +52,7 @@ def _pooling(served: ServedModel, pooling: PoolingModel) -> pb.PoolingInfo:
         task=_TASKS[pooling.task],
         num_outputs=pooling.num_outputs,
         dimensions=pooling.dimensions,
-        labels=texts.labels,
+        labels=served.labels,
         prompts=texts.prompts,
         default_prompt_name=texts.default_prompt_name or "",
     )

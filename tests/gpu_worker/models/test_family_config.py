@@ -192,19 +192,27 @@ def windows_of(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in config.layer_types]
 
 
-def check(path: Path, architecture: str, changes: Mapping[str, Any]) -> None:
-    """Compares a config.json with other fields, unless it is refused by the name of one."""
+def check(
+    path: Path, architecture: str, changes: Mapping[str, Any], **exceptions: Any
+) -> str | None:
+    """Compares a config.json with other fields, unless it is refused by the name of one.
+
+    Args:
+        exceptions: fields that transformers is given besides.
+
+    Returns the message of a refusal.
+    """
     config = config_of(architecture, changes)
     try:
         model_spec(config).read_config(config)
     except ModelError as error:
         assert any(name in str(error) for name in changes), f"not refused by name: {error}"
-        return
+        return str(error)
     try:
-        reference = make_theirs(architecture, config)
+        reference = make_theirs(architecture, config | exceptions)
         expected = theirs(reference)
-    except Exception:  # no model of transformers has these fields
-        return
+    except Exception as error:  # no model of transformers has these fields
+        return str(error)
     reference.save_pretrained(path)
     (path / "config.json").write_text(json.dumps(config))
     read, found = ours(path)
@@ -213,6 +221,7 @@ def check(path: Path, architecture: str, changes: Mapping[str, Any]) -> None:
     inclusive = not config.get("is_causal", True) or architecture.startswith("ModernBert")
     windows = [w and w + inclusive for w in windows_of(reference.config)]
     assert list(read.sliding_windows or [None] * len(windows)) == windows
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +238,102 @@ def read_names(architecture: str) -> dict[str, Any]:
     return {
         name: given.get(name, one) for name, one in entry.defaults.items() if entry.is_read(name)
     }
+
+
+OF_LOADERS = {
+    "gradient_checkpointing", "initializer_range", "output_cross_attentions", "quantization_config",
+    "vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy",
+}  # fmt: skip
+"""Names that training, loading and models of pictures read, and no model of text."""
+ROTATIONS: list[dict[str, Any]] = [
+    {"rope_theta": 300.0},
+    {"rope_theta": 300.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_theta": 300.0, "rope_parameters": {"rope_type": "default", "rope_theta": 20.0}},
+    {"rope_theta": 300.0, "rope_parameters": YARN, "rope_scaling": {}},
+    {"rope_parameters": YARN, "original_max_position_embeddings": 32},
+    {"rope_parameters": YARN, "rope_scaling": {"type": "linear", "factor": 3.0}},
+    {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    {"rope_scaling": YARN | {"rope_theta": 20.0}, "rope_theta": 300.0},
+    {"rope_scaling": YARN, "rope_theta": 30.0, "rope_parameters": {"rope_theta": 300.0}},
+    {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0],
+                      "long_factor": [4.0, 4.0, 5.0, 6.0], "factor": 8.0}},
+]  # fmt: skip
+LAYER_ROTATIONS: list[dict[str, Any]] = [
+    {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},
+    {"rope_parameters": {"sliding_attention": {"rope_theta": 40.0}}, "rope_theta": 90.0},
+    {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 70.0},
+    {"rope_parameters": {"full_attention": {"rope_theta": 40.0}}, "global_rope_theta": 80.0,
+     "local_rope_theta": 60.0},
+    {"rope_parameters": {"full_attention": {"rope_theta": 40.0}, "sliding_attention": None}},
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        *(("LlamaForCausalLM", one) for one in ROTATIONS),
+        *(("Phi3ForCausalLM", one) for one in (ROTATIONS[0], ROTATIONS[2], ROTATIONS[-1])),
+        *(("Gemma3ForCausalLM", one | {"layer_types": KINDS}) for one in LAYER_ROTATIONS),
+        *(("ModernBertForMaskedLM", one | {"local_attention": 9}) for one in LAYER_ROTATIONS[:-1]),
+    ],
+)
+def test_rotations_are_those_of_transformers(
+    architecture: str, changes: dict[str, Any], folder: Path
+) -> None:
+    assert check(folder, architecture, changes) is None
+
+
+def test_scaling_beside_parameters_keeps_their_base(folder: Path) -> None:
+    """This is where a config.json says more than transformers takes of it."""
+    parameters = {"rope_type": "default", "rope_theta": 300.0}
+    changes = {"rope_parameters": parameters, "rope_scaling": YARN}
+    assert check(folder, "Qwen2ForCausalLM", changes, rope_theta=300.0) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "length"),
+    [
+        ("Qwen2ForCausalLM", {"rope_scaling": YARN | {"factor": 4.0}}, 64),
+        ("Qwen2ForCausalLM", {"rope_scaling": YARN | {"factor": 8.0}}, 128),
+        ("Qwen2ForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 8.0}}, 512),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "factor": 4}}, 256),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.5}}, 160),
+        ("Gemma3ForCausalLM", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 64),
+        ("ModernBertForMaskedLM", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 128),
+    ],
+)
+def test_windows_are_those_of_vllm(architecture: str, changes: Any, length: int) -> None:
+    config = config_of(architecture, changes)
+    assert model_spec(config).read_config(config).max_position == length
+
+
+def test_decoder_that_sees_both_ways_pools_and_does_not_generate(folder: Path) -> None:
+    window = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 6}
+    assert check(folder, "Qwen2ForCausalLM", {"is_causal": False, **window}) is None
+    with pytest.raises(ModelError, match="generates no tokens"):
+        open_with_config(ModelConfig(model=str(folder), runner="generate"), lambda _: None)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_table_has_all_names_that_a_run_reads(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read = make_theirs(architecture, config_of(architecture, {})), set[str]()
+    inner = transformers.PreTrainedConfig.__getattribute__
+
+    def noting(config: Any, name: str) -> Any:
+        read.add(name)
+        return inner(config, name)
+
+    monkeypatch.setattr(transformers.PreTrainedConfig, "__getattribute__", noting)
+    with torch.no_grad():
+        type(model)(model.config)(torch.tensor([PROMPT]), use_cache=True)
+    entry, kind = families()[entry_of(architecture)], type(model.config)
+    named = {entry.aliases.get(name, name) for name in read if not name.startswith("_")}
+    others = {name for name in named - entry.defaults.keys() if not hasattr(kind, name)}
+    assert others <= OF_LOADERS
 
 
 def test_table_is_that_of_transformers() -> None:

@@ -245,6 +245,10 @@ async def test_classes_have_labels() -> None:
     first, second = answer["data"]
     assert (first["label"], first["num_classes"], second["index"]) == ("bad", 3, 1)
     assert sum(first["probs"]) == pytest.approx(1)
+    unnamed = {"config.json": {"num_labels": 3}}
+    async with serving(CLASSIFIES, vector_of=lambda _: [0, 0, 9], texts=unnamed) as http:
+        answer = await post(http, "/classify", input=["a"])
+    assert answer["data"][0]["label"] == "LABEL_2"  # as in transformers' configurations
     assert raw["data"] == [{"index": 0, "object": "pooling", "data": [0, 9, 0]}]
 
 
