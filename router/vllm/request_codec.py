@@ -54,11 +54,18 @@ def generate_api_request(request: pb.GenerateRequest, *, max_model_len: int) -> 
 def _check_served(request: pb.GenerateRequest) -> None:
     is_set = {field.name for field, _ in request.ListFields()}
     for name in _NOT_SERVED:
-        if name in is_set:
+        if name in is_set and not _is_empty(getattr(request, name)):
             raise Unimplemented(f"{name} is not served")
     if request.data_parallel_rank:
         allowed = "0 or unset: there is one rank"
         raise InvalidArgument("data_parallel_rank", request.data_parallel_rank, allowed)
+
+
+def _is_empty(value: Any) -> bool:
+    """Returns whether the parameters of a KV transfer, which are set, ask for none."""
+    if isinstance(value, str):
+        return value.strip() in ("", "{}", "null")
+    return isinstance(value, pb.KvTransferParams) and not value.ListFields()
 
 
 def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:

@@ -222,6 +222,7 @@ CHAT: Table = {
         for name, row in GENERATION.items()
         if name not in _OF_CHATS
     },
+    "json_schema": Foreign(LLAMA_CPP, None, "guided_json", ours=(({}, {"type": "object"}),)),
     **_refused(
         OPENAI, "audio", "functions", "moderation", "prediction", function_call="none",
         verbosity="medium",

@@ -95,6 +95,7 @@ def only_echoes(body: CompletionBody) -> bool:
 
 
 def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> ApiRequest:
+    cuts_end = body.truncation_side == "right"
     request = chat_request(body)
     set_tool_choice(request, body)
     request.request_id = request_id
@@ -107,9 +108,8 @@ def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> 
     elif body.top_logprobs:
         raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
     _set_truncation(request, body, model)
-    return replace(
-        generate_codec.chat_api_request(request), truncate_end=body.truncation_side == "right"
-    )
+    api_request = generate_codec.chat_api_request(request)
+    return replace(api_request, truncate_end=True) if cuts_end else api_request
 
 
 def _set_common(

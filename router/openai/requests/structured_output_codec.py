@@ -64,8 +64,11 @@ def _of_format(format_: ResponseFormat | None) -> Iterable[tuple[str, Any]]:
             raise _bad_format(name, f"type {format_.type} does not take it")
     for name in given[1:]:
         raise _bad_format(name, "there is another schema")
-    if given:
-        yield _structure(format_, given[0])
+    structure = _structure(format_, given[0]) if given else None
+    if format_.type == "json_object" and structure in (("json_schema", {}), ("json_schema", True)):
+        structure = None  # llama.cpp: an empty schema is any object
+    if structure is not None:
+        yield structure
     elif format_.type == "json_object":
         yield "json_object", None
     elif format_.type != "text":

@@ -174,7 +174,7 @@ async def test_log_probabilities_come_with_tokens_and_prompt() -> None:
         ({"tokenized": pb.TokenizedInput(input_ids=[9999])}, "INVALID_ARGUMENT", "input_ids"),
         ({"tokenized": None}, "INVALID_ARGUMENT", "input"),
         ({"data_parallel_rank": 1}, "INVALID_ARGUMENT", "data_parallel_rank"),
-        ({"kv_transfer_params_json": "{}"}, "UNIMPLEMENTED", "kv_transfer_params_json"),
+        ({"kv_transfer_params_json": '{"a": 1}'}, "UNIMPLEMENTED", "kv_transfer_params_json"),
         ({"mm_inputs": pb.MultimodalInputs()}, "UNIMPLEMENTED", "mm_inputs"),
         ({"sampling_params": {"n": 2**32 - 1}}, "INVALID_ARGUMENT", "sampling_params.n"),
         ({"sampling_params": {"logprobs": -1}}, "INVALID_ARGUMENT", "logprobs"),
@@ -194,6 +194,13 @@ async def test_what_cannot_be_served_is_refused_by_name(
     assert caught.value.code().name == code
     assert named in (caught.value.details() or "")
     assert not stack.scheduler.added
+
+
+async def test_parameters_of_no_kv_transfer_are_taken() -> None:
+    async with make_stack(saying("ok")) as stack:
+        for fields in ({"kv_transfer_params": {}}, {"kv_transfer_params_json": "{}"}):
+            (complete,) = completes_of(await generate(stack, **fields))
+            assert complete.finish_reason == "length"
 
 
 async def test_abort_ends_the_stream_with_what_there_is() -> None:
