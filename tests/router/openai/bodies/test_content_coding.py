@@ -34,6 +34,7 @@ async def status_and_error(http: Http, content: bytes, coding: str) -> tuple[int
         (BODY, "identity"),
         (BODY, ""),
     ],
+    ids=["gzip", "its old name", "several members", "many slices", "identity", "no coding"],
 )
 async def test_a_coded_body_means_what_it_decodes_to(
     http: Http, content: bytes, coding: str
@@ -53,6 +54,10 @@ async def test_a_coded_body_means_what_it_decodes_to(
         (CODED + b"more", "gzip", 400, "not valid gzip"),
         (EMPTY * 2000, "gzip", 400, "members"),
         (BOMB, "gzip", 413, "more than 8388608 bytes"),
+    ],
+    ids=[
+        *("br", "deflate", "twice", "not coded", "cut", "wrong checksum", "more behind it"),
+        *("many members", "a bomb"),
     ],
 )
 async def test_a_body_that_cannot_be_decoded_is_refused(
