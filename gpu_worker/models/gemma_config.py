@@ -97,7 +97,7 @@ def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) 
         raise ModelError(f"{architecture} with {key} {value!r} is not supported; use {_GELU}")
     if fields["is_bidirectional"] and fields.get("attention_soft_cap") is not None:
         raise ModelError(
-            f"{architecture} with attn_logit_softcapping is not supported where is_causal is false; "
+            f"{architecture} with attn_logit_softcapping and is_causal false is not supported; "
             "use a model with one of them"
         )
     bias = flag(config, "attention_bias")

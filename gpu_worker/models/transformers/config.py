@@ -5,7 +5,7 @@ attention: that is more reliable than any list of architectures.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpu_worker.config import ModelError
+from gpu_worker.models.rope_config import Rotation
 from gpu_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PROBE,
@@ -26,6 +27,8 @@ from gpu_worker.quantised.configuration import QUANTIZATION
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _PROBE_TOKENS = 3
+_STRETCHING = ("linear", "yarn")
+"""Kinds of scaling whose frequencies are alike in all windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,7 @@ def _inspect(architecture: str, model_class: Any, hf_config: Any) -> Transformer
     _refuse_configuration(text_config)
     layers = PagedLayers.of(_recorded_calls(model_class, hf_config).calls)
     max_position = _max_position(text_config)
+    _refuse_cache(text_config, layers.sliding_windows, max_position)
     return TransformersConfig(
         architecture=architecture,
         model_class=model_class,
@@ -162,16 +166,38 @@ def _refuse_configuration(text_config: Any) -> None:
     # Decoders that are cut out of such a model say so in their class alone.
     if getattr(type(text_config), "is_encoder_decoder", False) is True:
         raise ModelError("it is an encoder with a decoder")
+    if not getattr(text_config, "is_causal", True):
+        raise ModelError("is_causal is false, and paged attention sees no later tokens")
     others = set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES
     if others:
         raise ModelError(f"it has layers of type {min(others)!r}, which a KV cache cannot hold")
 
 
+def _refuse_cache(text_config: Any, windows: Sequence[int | None], max_position: int) -> None:
+    """Raises ModelError where transformers' cache forgets what a layer's mask lets it see."""
+    from transformers.cache_utils import get_layer_types_and_kwargs
+
+    _, kept = get_layer_types_and_kwargs(text_config)
+    for window, arguments in zip(windows, kept, strict=False):
+        length = arguments.get("sliding_window")
+        if length is not None and length != window and length < max_position:
+            raise ModelError(f"its cache has a sliding_window of {length}, and its masks have none")
+
+
 def _max_position(text_config: Any) -> int:
+    """Returns the longest window, which scaling of the rotation stretches as in vLLM."""
     length = getattr(text_config, "max_position_embeddings", None)
     if length is None:
         raise ModelError("its configuration has no max_position_embeddings")
-    return int(length)
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    nested = [one for one in rope.values() if isinstance(one, dict)] or [rope]
+    kinds = [(one.get("rope_type"), one) for one in nested]
+    if "gemma3" in text_config.model_type:  # whose field counts it
+        return int(length)
+    return max(
+        Rotation(kind if kind in _STRETCHING else "default", 1.0, one, int(length)).served_length
+        for kind, one in kinds
+    )
 
 
 def _recorded_calls(model_class: Any, hf_config: Any) -> Recorder:

@@ -25,7 +25,7 @@ from tests.gpu_worker.model_runners import (
     make_runner,
     remove_files,
 )
-from tests.gpu_worker.tiny_models import SHAPE, THROUGH_TRANSFORMERS, VOCAB, YARN_ROPE, make_model
+from tests.gpu_worker.tiny_models import SHAPE, THROUGH_TRANSFORMERS, VOCAB, make_model
 from tests.rounding import LOGITS
 
 pytestmark = pytest.mark.slow
@@ -55,8 +55,8 @@ def test_either_implementation_of_ours_gives_the_same_tokens(impl: str, tmp_path
 
 
 def test_variant_that_ours_lacks_runs_through_transformers(tmp_path: Path) -> None:
-    reference = make_model(tmp_path, "llama2", rope_parameters={**YARN_ROPE, "truncate": False})
-    with pytest.raises(ModelError, match="rope scaling 'yarn' is not supported"):
+    reference = make_model(tmp_path, "llama2", hidden_act="gelu")
+    with pytest.raises(ModelError, match="hidden_act 'gelu' is not supported"):
         make_runner(tmp_path, model_impl="signalbox")
     runner = make_runner(tmp_path)
     assert isinstance(runner._loaded.model, TransformersModel)
@@ -190,6 +190,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "recurrent": ("MambaForCausalLM", {}, "it has layers of type 'linear_attention'"),
     "chunked": ("Llama4ForCausalLM", {}, "it has layers of type 'chunked_attention'"),
     "not causal": ("BertLMHeadModel", {}, "its attention is not causal"),
+    "both ways": ("StableLmForCausalLM", {"is_causal": False}, "is_causal is false"),
+    "window of the cache": ("StableLmForCausalLM", {"sliding_window": 9}, "a sliding_window of 9"),
     "cut-out decoder": ("BartForCausalLM", {}, "it is an encoder with a decoder"),
     "own mask": ("DogeForCausalLM", {}, "its attention has a mask of its own"),
     "head sizes": (
@@ -214,6 +216,15 @@ def test_model_that_cannot_run_says_why_in_one_line(name: str) -> None:
         spec = find_model(config, impl="auto", directory=None, trust_remote_code=False)
         spec.read_config(config)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("kind", "length"), [("linear", 512), ("yarn", 256), ("dynamic", 256)])
+def test_window_counts_the_scaling(kind: str, length: int) -> None:
+    """One that depends on the longest sequence of a step stays the original window."""
+    scaling = {"type": kind, "factor": 2.0, "original_max_position_embeddings": 128}
+    config = SHAPE | {"architectures": ["Olmo2ForCausalLM"], "rope_scaling": scaling}
+    spec = find_model(config, impl="auto", directory=None, trust_remote_code=False)
+    assert spec.read_config(config).max_position == length
 
 
 def test_remote_code_needs_trust(tmp_path: Path) -> None:
