@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2 import Template
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -208,6 +209,17 @@ def test_chat_template_is_that_of_transformers(
         )
         expected, actual = texts
         assert actual == expected
+
+
+def test_gguf_template_with_tools_is_the_one_for_them(tmp_path: Path) -> None:
+    """As in llama.cpp."""
+    reference = make_model(tmp_path / "hf", "qwen3", head_dim=8)
+    named = {"": "d {{ messages[0].content }}", ".tool_use": "with {{ tools | length }}"}
+    extra = {f"tokenizer.chat_template{name}": text for name, text in named.items()}
+    source = open_path(make_gguf(tmp_path / "x.gguf", reference, "qwen3", extra=extra))
+    template = json.loads(source.tokenizer_files()["tokenizer_config.json"])["chat_template"]
+    rendered = [Template(template).render(messages=CHAT, tools=one) for one in (None, TOOLS)]
+    assert rendered == ["d w3", "with 1"]
 
 
 # ---- adapters ----

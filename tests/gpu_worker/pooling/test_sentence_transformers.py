@@ -241,6 +241,15 @@ def test_a_function_of_scores_that_is_not_served_is_refused(tmp_path: Path) -> N
         make_runner(tmp_path)
 
 
+def test_a_tensor_that_a_module_has_no_use_for_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "bert", st.Dense(SIZE, 8))
+    edit_json(tmp_path / "saved" / "2_Dense" / "config.json", bias=False)
+    with pytest.raises(RuntimeError, match=r"linear\.bias"):
+        SentenceTransformer(str(tmp_path / "saved"))
+    with pytest.raises(ModelError, match=r"2_Dense has the tensor 'linear.bias'"):
+        make_runner(tmp_path / "saved")
+
+
 @pytest.mark.parametrize(
     ("settings", "dimensions"),
     [
