@@ -37,7 +37,7 @@ def matched(
     return found
 
 
-def distinct(tensors: Iterable[tuple[str, str, StoredTensor]]) -> dict[str, StoredTensor]:
+def distinct_tensors(tensors: Iterable[tuple[str, str, StoredTensor]]) -> dict[str, StoredTensor]:
     """Returns tensors by their names. Raises ModelError if two of one name differ.
 
     Args:

@@ -26,7 +26,7 @@ from gpu_worker.checkpoints.gguf.tokenizer import (
 )
 from gpu_worker.checkpoints.gguf.weights import read_values
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_names import distinct
+from gpu_worker.checkpoints.weight_names import distinct_tensors
 from gpu_worker.checkpoints.weight_sizes import WeightSizes
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import gguf_name
@@ -80,7 +80,7 @@ class GGUFSource:
         return gguf_sizes(self._stored(), is_native=is_native)
 
     def stored(self) -> dict[str, StoredTensor]:
-        return distinct(
+        return distinct_tensors(
             (renamed.name, stored.name, _stored_tensor(stored, renamed))
             for stored in self._stored()
             for renamed in self._config.family.renamed(stored.name, stored.shape, self._num_heads)

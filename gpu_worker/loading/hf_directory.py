@@ -11,7 +11,7 @@ from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.checkpoints.quantised_matrices import with_matrices
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_names import distinct
+from gpu_worker.checkpoints.weight_names import distinct_tensors
 from gpu_worker.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from gpu_worker.config import ModelError
 from gpu_worker.generation_fields import end_token_ids
@@ -75,7 +75,7 @@ class DirectorySource:
         return [self._path / "config.json", *self.shards()]
 
     def stored(self) -> dict[str, StoredTensor]:
-        found = distinct(
+        found = distinct_tensors(
             (_renamed(name), f"{name} of {shard.name}", tensor)
             for shard in self.shards()
             for name, tensor in _stored_in(shard)

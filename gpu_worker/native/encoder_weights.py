@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.checkpoints.weight_names import check_names, check_shape, distinct
+from gpu_worker.checkpoints.weight_names import check_names, check_shape, distinct_tensors
 from gpu_worker.models.encoder_config import (
     BertConfig,
     EncoderConfig,
@@ -79,7 +79,7 @@ def _matched(
             found.append((own, name, tensor))
         elif not (is_ignored(name, "") or is_ignored(name, prefix)):
             unexpected.append(name)
-    own_tensors = distinct(found)
+    own_tensors = distinct_tensors(found)
     check_names(unexpected, missing=shapes.keys() - own_tensors.keys())
     return own_tensors
 
