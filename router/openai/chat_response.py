@@ -8,6 +8,9 @@ from typing import Any
 from router.openai.logprobs import PromptBudget, Tokens, chat_logprobs, prompt_logprobs
 from router.openai.requests.chat_types import ChatBody
 from router.openai.response_fields import (
+    NULLS_OF_ANSWER,
+    NULLS_OF_CHOICE,
+    NULLS_OF_USAGE,
     Head,
     TextEvent,
     UsageCounter,
@@ -20,7 +23,7 @@ from router.requests.request_output import Delta, Finish, ToolCallDelta
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"
-_NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "service_tier"))
+_NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text")) | NULLS_OF_ANSWER
 _NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 """Fields that whole answers have, as vLLM's do, also without a value."""
 
@@ -101,7 +104,7 @@ class ChatAnswer:
                 if self._shows_logprobs:
                     choice.logprobs += self._logprobs(delta)["content"]
         answer["choices"] = [self._whole(index, choices[index]) for index in sorted(choices)]
-        answer["usage"] = self._usage.body()
+        answer["usage"] = self._usage.body() | NULLS_OF_USAGE
         return answer
 
     def events(self, update: Update) -> bytes:
@@ -155,8 +158,9 @@ class ChatAnswer:
         logprobs = {"content": choice.logprobs, "refusal": None} if self._shows_logprobs else None
         fields = {"index": index, "message": choice.message(), "logprobs": logprobs}
         fields |= finish_fields(choice.finish)
-        fields["token_ids"] = choice.token_ids if self._shows_token_ids else None
-        return fields
+        if self._shows_token_ids:
+            fields["token_ids"] = choice.token_ids
+        return NULLS_OF_CHOICE | fields
 
     def _opening(self, update: Update, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": self._echoed}

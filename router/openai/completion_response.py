@@ -10,6 +10,9 @@ from router.openai.logprobs import CompletionLogprobs, PromptBudget, Tokens, pro
 from router.openai.requests.request_codec import only_echoes
 from router.openai.requests.types import CompletionBody
 from router.openai.response_fields import (
+    NULLS_OF_ANSWER,
+    NULLS_OF_CHOICE,
+    NULLS_OF_USAGE,
     Head,
     TextEvent,
     UsageCounter,
@@ -21,7 +24,7 @@ from router.requests.active_request import ActiveRequest, Update
 from router.requests.request_output import Delta, Echo
 
 KIND = "text_completion"
-_NULLS = dict.fromkeys(("token_ids", "prompt_logprobs", "prompt_token_ids"))
+_NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids")) | NULLS_OF_CHOICE
 """Fields that a choice of a whole answer has, as vLLM's does, also without a value."""
 
 
@@ -89,9 +92,9 @@ class CompletionAnswer:
             self._drop_generated(choices)
         return {
             **self._head.fields(KIND),
-            "service_tier": None,
+            **NULLS_OF_ANSWER,
             "choices": [_NULLS | choices[index] for index in sorted(choices)],
-            "usage": self._usage.body(),
+            "usage": self._usage.body() | NULLS_OF_USAGE,
         }
 
     def events(self, update: Update) -> bytes:

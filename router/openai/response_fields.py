@@ -23,6 +23,14 @@ _REASONS = {
 }
 
 
+NULLS_OF_ANSWER = dict.fromkeys(
+    ("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics")
+)
+NULLS_OF_CHOICE = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
+NULLS_OF_USAGE = dict.fromkeys(("completion_tokens_details",))
+"""Fields that vLLM's whole answers have also without a value; events of streams have none."""
+
+
 def to_json(body: object) -> bytes:
     return _encode(body).encode()
 

@@ -347,29 +347,55 @@ async def test_a_chats_logprobs_have_bytes() -> None:
 
 @pytest.mark.parametrize("asks", [False, True])
 async def test_whole_answers_have_the_keys_of_vllms_and_events_do_not_grow(asks: bool) -> None:
-    of_choices = {"token_ids", "prompt_token_ids", "prompt_logprobs", "stop_reason", "logprobs"}
-    of_messages = {"content", "refusal", "annotations", "audio", "function_call", "reasoning"}
+    of_answers = {
+        "service_tier",
+        "system_fingerprint",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "metrics",
+        "usage",
+        "choices",
+        "id",
+        "object",
+        "created",
+        "model",
+    }
+    of_choices = {
+        "index",
+        "finish_reason",
+        "stop_reason",
+        "logprobs",
+        "token_ids",
+        "routed_experts",
+        "weight_versions",
+    }
+    of_prompts = {"prompt_token_ids", "prompt_logprobs"}
+    of_messages = {"role", "content", "refusal", "annotations", "audio", "function_call",
+                   "reasoning"}  # fmt: skip
     async with make_http(writing("ok")) as http:
         body = {"return_token_ids": asks, "return_token_strs": asks}
 
         async def ask(path: str, **fields: Any) -> Any:
             return (await http.raw.post(path, json=body | fields)).json()
 
-        (choice,) = (await ask("/v1/completions", prompt="Hi"))["choices"]
-        assert choice.keys() >= of_choices and choice["prompt_logprobs"] is None
+        answer = await ask("/v1/completions", prompt="Hi")
+        (choice,) = answer["choices"]
+        assert answer.keys() == of_answers
+        assert choice.keys() == {"text"} | of_choices | of_prompts
+        assert choice["prompt_logprobs"] is None
         assert (choice["token_ids"] is None) is (choice["prompt_token_ids"] is None) is not asks
         answer = await ask("/v1/chat/completions", messages=HI)
         (choice,) = answer["choices"]
-        assert answer.keys() >= {"prompt_logprobs", "prompt_token_ids", "service_tier"}
-        assert answer["prompt_logprobs"] is None
+        assert answer.keys() == of_answers | of_prompts | {"prompt_text"}
+        assert choice.keys() == {"message"} | of_choices and answer["prompt_logprobs"] is None
         assert (choice["token_ids"] is None) is (answer["prompt_token_ids"] is None) is not asks
-        assert choice["message"].keys() >= of_messages and choice["message"]["reasoning"] is None
+        assert choice["message"].keys() == of_messages and choice["message"]["reasoning"] is None
         assert ((await ask("/tokenize", prompt="Hi"))["token_strs"] is None) is not asks
         streams = [
             await http.raw.post("/v1/completions", json={"prompt": "Hi", "stream": True}),
             await http.raw.post("/v1/chat/completions", json={"messages": HI, "stream": True}),
         ]
-        for name in ("prompt_logprobs", "token_ids", "annotations", "service_tier"):
+        for name in ("prompt_logprobs", "token_ids", "annotations", "metrics"):
             assert not any(name in stream.text for stream in streams)
 
 
