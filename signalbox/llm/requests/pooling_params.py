@@ -1,9 +1,21 @@
-"""`PoolingParams`: how prompts are pooled, under vLLM's names."""
+"""`PoolingParams`: how prompts are pooled, under vLLM's names.
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+A field of vLLM's that is not served may be given at its default; another value is refused by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
 
 Task = Literal["embed", "classify"]
+_KINDS: Mapping[str, type] = {
+    "truncate_prompt_tokens": int,
+    "dimensions": int,
+    "normalize": bool,
+    "use_activation": bool,
+    "task": str,
+}
+"""Types of the fields that are served."""
 TOKEN_WISE = ("token_embed", "token_classify", "plugin")
 
 
@@ -22,6 +34,13 @@ class PoolingParams:
     """False leaves the model's last function out: length 1, sigmoid or softmax."""
     task: str | None = None
     """"embed" or "classify"; None is what the call does."""
+    step_tag_id: Any = field(default=None, repr=False)
+    returned_token_ids: Any = field(default=None, repr=False)
+    requires_token_ids: Any = field(default=False, repr=False)
+    skip_reading_prefix_cache: Any = field(default=None, repr=False)
+    late_interaction_params: Any = field(default=None, repr=False)
+    late_chunking_params: Any = field(default=None, repr=False)
+    extra_kwargs: Any = field(default=None, repr=False)
 
     def clone(self) -> Self:
         return replace(self)
@@ -40,8 +59,10 @@ def checked_pooling(given: object) -> PoolingParams:
         raise TypeError(f"pooling_params is a {type(given).__name__}; give PoolingParams")
     for one in fields(PoolingParams):
         value = getattr(given, one.name)
-        kind: type = {"task": str, "normalize": bool, "use_activation": bool}.get(one.name, int)
-        if value is not None and type(value) is not kind:
+        kind = _KINDS.get(one.name)
+        if kind is None and value not in (None, False, [], {}):
+            raise ValueError(f"pooling_params.{one.name} is not served; leave it {one.default!r}")
+        if kind is not None and value is not None and type(value) is not kind:
             raise TypeError(f"pooling_params.{one.name} is {value!r}; give a {kind.__name__}")
     return given
 

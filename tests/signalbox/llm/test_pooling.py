@@ -81,6 +81,10 @@ def test_a_call_that_the_model_does_not_serve_says_what_it_does() -> None:
             llm.encode("a", pooling_task="token_embed")
         with pytest.raises(ValueError, match="makes embeddings"):
             llm.generate("a")
+        neutral = PoolingParams(requires_token_ids=False, extra_kwargs={}, step_tag_id=None)
+        assert len(llm.embed("hello", pooling_params=neutral, use_tqdm=False)) == 1
+        with pytest.raises(ValueError, match=r"pooling_params\.extra_kwargs is not"):
+            llm.embed("hello", pooling_params=PoolingParams(extra_kwargs={"a": 1}))
         with pytest.raises(TypeError, match="give PoolingParams"):
             llm.embed("a", pooling_params=SamplingParams())  # type: ignore[arg-type]
         with pytest.raises(NotImplementedError, match="classify"):
