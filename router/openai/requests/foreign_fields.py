@@ -16,6 +16,8 @@ TGI = "TGI: router/src/lib.rs"
 SGLANG = "SGLang: srt/entrypoints/openai/protocol.py, docs/basic_usage/sampling_params.md"
 VLLM = "vLLM: vllm/entrypoints/*/protocol.py, sampling_params.py"
 TRANSFORMERS = "transformers: generation/configuration_utils.py"
+WEBUI = "text-generation-webui: extensions/openai/typing.py"
+MISTRAL = "Mistral: API reference"
 OPENAI = "OpenAI: API reference"
 COHERE = "Cohere: API reference"
 JINA = "Jina: API reference"
@@ -169,7 +171,7 @@ GENERATION: Table = {
     **_refused(
         TRANSFORMERS, "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
         "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
-        "sequence_bias", "max_time", "top_h", "penalty_alpha", "decoder_start_token_id",
+        "sequence_bias", "max_time", "top_h", "decoder_start_token_id",
         "eos_token_id", "bos_token_id", "pad_token_id",
         "negative_prompt", "negative_prompt_ids", "constraints", "force_words_ids",
         max_length=20, min_length=0, num_beams=1, num_beam_groups=1, diversity_penalty=0.0,
@@ -186,10 +188,21 @@ GENERATION: Table = {
         num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.4,
         assistant_lookbehind=10, target_lookbehind=10,
     ),
+    # text-generation-webui
+    "grammar_string": Foreign(WEBUI, "", "guided_grammar", ours=(("", None),)),
+    **_refused(
+        WEBUI, "preset", "sampler_priority", "custom_token_bans", dynamic_temperature=False,
+        smoothing_factor=0, tfs=1, top_a=0, penalty_alpha=0, mirostat_mode=0,
+        repetition_penalty_range=1024, temperature_last=False, truncation_length=0,
+        max_tokens_second=0, auto_max_new_tokens=False, ban_eos_token=False, add_bos_token=True,
+    ),
+    **_ignored(WEBUI, dynatemp_low=1, dynatemp_high=1, smoothing_curve=1),
     # Others
     "stop_sequences": Foreign(COHERE, None, "stop"),
     "max_output_tokens": Foreign(OPENAI, None, "max_tokens"),
-    **_refused(OPENROUTER, "reasoning", top_a=0.0),
+    "random_seed": Foreign(MISTRAL, None, "seed"),
+    **_refused(MISTRAL, "prompt_mode", safe_prompt=False),
+    **_refused(OPENROUTER, "reasoning"),
     "thinking": Foreign(DEEPSEEK),
     **_refused(QWEN, "thinking_budget", enable_search=False, enable_thinking=False),
     **_ignored(OPENAI, "prompt_cache_options", "prompt_cache_retention"),
@@ -226,6 +239,12 @@ CHAT: Table = {
     **_refused(
         OPENAI, "audio", "functions", "moderation", "prediction", function_call="none",
         verbosity="medium",
+    ),
+    "continue_": Foreign(WEBUI, False, "continue_final_message"),
+    "instruction_template_str": Foreign(WEBUI, None, "chat_template"),
+    **_refused(
+        WEBUI, "instruction_template", "character", "chat_template_str", "greeting", "user_bio",
+        mode="instruct", impersonate=False,
     ),
     "web_search_options": Foreign(OPENAI),  # an empty object searches with the defaults
     **_refused(VLLM, "documents", add_special_tokens=False),

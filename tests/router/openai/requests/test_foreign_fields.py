@@ -80,6 +80,7 @@ OTHER_VALUES: Json = {
     "temperature": False, "truncate_prompt_tokens": 2, "min_tokens": 3, "seed": 7, "stop": ["x"],
     "echo": True, "reasoning": "x", "name": "x", "parameters": {"type": "object"}, "prompt": "Hi",
     "add_special_tokens": False, "truncation_side": "left", "normalize": False, "dimensions": 2,
+    "continue_final_message": True, "chat_template": "{{ messages[0].content }}",
     "instruction": "x", "top_n": 1, "use_activation": True, "return_documents": True,
 }  # fmt: skip
 """A value of each field that rows mean, in the words of those rows."""
@@ -105,7 +106,7 @@ def _steady(add: Any, fields: Json) -> Any:
     kept.CopyFrom(add)
     for name in ("handle", "request_id", "timeout_ns", "trace_context", "nonce", "age_ns"):
         kept.ClearField(name)
-    if not fields.get("seed", fields.get("sampling_seed")):  # drawn at random
+    if not any(value for name, value in fields.items() if "seed" in name):  # drawn at random
         kept.sampling_params.ClearField("seed")
     return kept
 
