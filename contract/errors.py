@@ -44,14 +44,18 @@ class InvalidArgument(RpcError):
     """A field's value is not allowed, whatever the state of the server.
 
     The message has the reason before the value, which a client may have made long.
+
+    Args:
+        allowed: the values that are.
+        reason: why this one is not, in place of `allowed`.
     """
 
     code = Code.INVALID_ARGUMENT
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
+    def __init__(self, field: str, value: object, allowed: str = "", *, reason: str = "") -> None:
         self.field = field
         self.value = value
-        self.description = f"allowed: {allowed}; given: {_shorten(value)}"
+        self.description = f"{reason or f'allowed: {allowed}'}; given: {_shorten(value)}"
         super().__init__(f"{field}: {self.description}")
 
 

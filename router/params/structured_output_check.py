@@ -30,6 +30,8 @@ _PROCESS_BYTES = 64 << 20
 _MAX_REMEMBERED = 1024
 MAX_REMEMBERED_CHARS = 64 << 20
 """Characters of remembered constraints, before and after they are closed."""
+MAX_FAULT_CHARS = 400
+"""Characters of a compiler's reason that an error repeats; it may quote the constraint."""
 _FIELD = "sampling_params.structured_output"
 
 Constraint = tuple[str, ...]
@@ -53,7 +55,8 @@ def check_structured_output(constraint: Constraint) -> None:
 def cannot_compile(constraint: Constraint, fault: str) -> InvalidArgument:
     """Returns the error for a constraint that cannot be compiled, with the reason."""
     kind, *texts = constraint
-    return InvalidArgument(f"{_FIELD}.{kind}", texts[0] if texts else "", f"valid ({fault})")
+    reason = fault if len(fault) <= MAX_FAULT_CHARS else f"{fault[:MAX_FAULT_CHARS]}..."
+    return InvalidArgument(f"{_FIELD}.{kind}", texts[0] if texts else "", reason=reason)
 
 
 def closed_form(constraint: Constraint, *, disable_additional_properties: bool) -> Constraint:

@@ -4,6 +4,7 @@ The HTTP API has no semantics of its own: the same code as for gRPC decides what
 refused.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ _SAME_NAME = (
     "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "best_of", "n", "prompt_logprobs",
 )  # fmt: skip
+_INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
@@ -185,16 +187,12 @@ def _set_beam_search(params: pb.SamplingParams, body: GenerationBody) -> None:
 
 
 def _logit_biases(biases: Mapping[str, float], model: ServedModel) -> list[pb.LogitBias]:
-    """Raises InvalidArgument with every key that is no token id."""
-    converted: list[tuple[int, float]] = []
-    strange: list[str] = []
-    for token, bias in biases.items():
-        try:
-            converted.append((int(token), bias))
-        except ValueError:
-            strange.append(token)
+    """Raises InvalidArgument with every key that is no token id, or with an id outside the
+    vocabulary."""
+    strange = [token for token in biases if not _INTEGER.fullmatch(token)]
     if strange:
-        allowed = f"keys that are {allowed_ids(model)}"
-        raise InvalidArgument("logit_bias", strange, allowed)
-    check_token_ids([one for one, _ in converted], field="logit_bias", model=model)
-    return [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in converted]
+        raise InvalidArgument("logit_bias", strange, f"keys that are {allowed_ids(model)}")
+    token_ids = list(map(int, biases))
+    check_token_ids(token_ids, field="logit_bias", model=model)
+    pairs = zip(token_ids, biases.values(), strict=True)
+    return [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in pairs]
