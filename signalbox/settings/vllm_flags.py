@@ -281,9 +281,7 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "allow_credentials": Refused(remedy=_CORS, takes=SWITCH),
     "root_path": Refused(remedy="let the proxy strip the path"),
     "middleware": Refused(remedy="put a proxy in front"),
-    "enable_request_id_headers": Refused(
-        remedy="the answer's id holds the request's x-request-id", takes=SWITCH
-    ),
+    "enable_request_id_headers": NoEffect(why="every answer has x-request-id", takes=SWITCH),
     "disable_fastapi_docs": Refused(remedy="hide /docs in a proxy", takes=SWITCH),
     "h11_max_incomplete_event_size": NoEffect(why="headers have a limit of their own"),
     "h11_max_header_count": NoEffect(why="headers have a limit of their own"),
