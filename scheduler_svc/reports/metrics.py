@@ -6,6 +6,7 @@ Names are those of vLLM's engine where it has them. A worker's series end when i
 import time
 from collections.abc import Iterable
 
+from contract.errors import Code
 from contract.model import ModelInfo
 from rpc.metrics.histogram import Histogram
 from rpc.metrics.registry import PER_NS, Families
@@ -69,7 +70,9 @@ def _add_queue(cluster: Cluster, families: Families, model: str) -> None:
         cluster.worker_records.num_failures,
         model_name=model,
     )
-    for code, number in cluster.requests.num_refused.items():
+    # A series that begins with a first refusal would hide it: there is no increase to alert on.
+    refused = {Code.RESOURCE_EXHAUSTED.name: 0, **cluster.requests.num_refused}
+    for code, number in refused.items():
         families.counter(
             "admission_rejections",
             "Requests that were refused on arrival, by status code.",
@@ -131,6 +134,7 @@ def _add_gauges(step_loop: StepLoop, families: Families, of_worker: dict[str, st
     scheduler = step_loop.scheduler
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
     arithmetic = scheduler.planner.arithmetic_changes.arithmetic
+    num_tokens = gpu.num_blocks * scheduler.blocks.block_size
     families.gauge(
         "cache_config_info",
         "How a worker's KV cache is set up; always 1.",
@@ -139,6 +143,8 @@ def _add_gauges(step_loop: StepLoop, families: Families, of_worker: dict[str, st
         block_size=str(scheduler.blocks.block_size),
         num_gpu_blocks=str(gpu.num_blocks),
         num_cpu_blocks=str(cpu.num_blocks),
+        kv_cache_size_tokens=str(num_tokens),
+        kv_cache_max_concurrency=f"{num_tokens / scheduler.blocks.sizes.max_model_len:.4g}",
         enable_prefix_caching=str(scheduler.blocks.prefix_caching),
         cache_dtype=arithmetic.kv_cache_dtype if arithmetic else "",
     )

@@ -59,6 +59,7 @@ async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
             registry, "signalbox_num_preemptions_total"
         )
         cache = {"block_size": "16", "num_gpu_blocks": "9", "enable_prefix_caching": "True"}
+        cache |= {"kv_cache_size_tokens": "144", "kv_cache_max_concurrency": "0.03516"}
         assert value(registry, "signalbox_cache_config_info", **cache) == 1
         # Between 40 tokens there are 39 gaps: steps, and preemptions that took the place of one.
         gaps = value(registry, "signalbox_inter_token_latency_seconds_count")
@@ -145,10 +146,12 @@ async def test_what_a_scheduler_refuses_is_counted_by_reason() -> None:
     async with make_stack(num_gpu_blocks=4) as stack:
         cluster = stack.scheduler.cluster
         registry = make_registry(lambda families: metrics.read(cluster, families))
+        name = "signalbox_admission_rejections_total"
+        assert value(registry, name, reason="resource_exhausted") == 0
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(stack.stub, make_request([1] * 100, max_tokens=500))
         reason = caught.value.code().name.lower()
-        assert value(registry, "signalbox_admission_rejections_total", reason=reason) == 1
+        assert value(registry, name, reason=reason) == 1
 
 
 async def test_each_worker_that_works_is_summed_up_in_one_line(
