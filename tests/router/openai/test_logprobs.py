@@ -34,14 +34,15 @@ def test_each_alternative_that_was_asked_for_comes(kind: str, data: st.DataObjec
     values = [-0.5 * (1 + rank) for rank in range(len(top_ids))]
     by_id = dict(zip(top_ids, values, strict=True))
     own = by_id.setdefault(token_id, -50.0)
+    ranked = {token_id: own} | by_id
     delta = Delta(
         index=0, text="x", token_ids=[token_id], logprobs=[TokenLogprobs(own, 1, top_ids, values)]
     )
     detokenizer = tokenizer.vocabulary.make_detokenizer((), skip_special_tokens=False)
     body = CompletionLogprobs(Tokens(tokenizer), detokenizer).body((), delta)
     (top,) = body["top_logprobs"]
-    assert list(top.values()) == list(by_id.values())
+    assert list(top.values()) == list(ranked.values())
     assert top[body["tokens"][0]] == own
-    (entry,) = chat_logprobs(Tokens(tokenizer), delta)["content"]
+    (entry,) = chat_logprobs(Tokens(tokenizer), delta, adds_sampled=False)["content"]
     assert bytes(entry["bytes"]) == tokenizer.vocabulary.token_bytes(token_id)
     assert len(entry["top_logprobs"]) == len(top_ids)

@@ -21,14 +21,15 @@ from tests.router.stack import Stack, make_generate, make_stack
 StatusCode = grpc.StatusCode
 
 
-async def test_tokenize_and_detokenize_refuse_what_generate_refuses(stack: Stack) -> None:
-    tokenize, detokenize = stack.client.Tokenize, stack.client.Detokenize
-    too_long = pb.TokenizeRequest(text="a" * 3_000_000)
-    assert await code_of(tokenize(too_long)) is StatusCode.INVALID_ARGUMENT
-    unknown = pb.TokenizeRequest(text="a", model="other")
-    assert await code_of(tokenize(unknown)) is StatusCode.NOT_FOUND
-    past = pb.DetokenizeRequest(token_ids=[10**6])
-    assert await code_of(detokenize(past)) is StatusCode.INVALID_ARGUMENT
+async def test_tokenize_and_detokenize_refuse_what_generate_refuses() -> None:
+    async with make_stack(max_prompt_bytes=100) as stack:
+        tokenize, detokenize = stack.client.Tokenize, stack.client.Detokenize
+        too_long = pb.TokenizeRequest(text="a" * 101)
+        assert await code_of(tokenize(too_long)) is StatusCode.INVALID_ARGUMENT
+        unknown = pb.TokenizeRequest(text="a", model="other")
+        assert await code_of(tokenize(unknown)) is StatusCode.NOT_FOUND
+        past = pb.DetokenizeRequest(token_ids=[10**6])
+        assert await code_of(detokenize(past)) is StatusCode.INVALID_ARGUMENT
 
 
 async def test_get_model_says_what_is_served(stack: Stack) -> None:
