@@ -132,7 +132,7 @@ class DirectorySource:
 
     def _tokenizer_eos(self) -> set[int]:
         """The end of a chat turn is often known to the tokenizer alone."""
-        files = self._tokenizer_files
+        files = self.tokenizer_files()
         eos = json.loads(files["tokenizer_config.json"]).get("eos_token")
         known = None if eos is None else token_id(files["tokenizer.json"], eos)
         return set() if known is None else {known}
