@@ -23,7 +23,7 @@ from gpu_worker.models.transformers.attention import (
     register,
 )
 from gpu_worker.models.transformers.longrope import original_length
-from gpu_worker.quantised.configuration import QUANTIZATION
+from gpu_worker.quantised.configuration import QUANTIZATION, quantised_checkpoint
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _PROBE_TOKENS = 3
@@ -124,10 +124,18 @@ def _hf_config(model_class: Any, config: Mapping[str, Any], directory: Path | No
 def _set_quantization(hf_config: Any, config: Mapping[str, Any]) -> None:
     """Takes over how the weights are quantised, which transformers reads under one name alone."""
     described = config.get(QUANTIZATION)
-    if described:
+    if _has_floats(config):
+        if hasattr(hf_config, QUANTIZATION):
+            del hf_config.quantization_config
+    elif isinstance(described, Mapping):
         hf_config.quantization_config = dict(described)
-    elif getattr(hf_config, QUANTIZATION, None) == {}:
-        del hf_config.quantization_config
+
+
+def _has_floats(config: Mapping[str, Any]) -> bool:
+    try:
+        return quantised_checkpoint(config) is None
+    except ModelError:  # transformers may know that form
+        return False
 
 
 def _remote(config: Mapping[str, Any], directory: Path) -> tuple[Any, Any]:

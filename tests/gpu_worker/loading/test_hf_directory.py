@@ -75,9 +75,18 @@ def test_other_tensors_beside_the_model_are_not_its(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama2", "phi3", "starcoder2"])  # the last by transformers
-def test_empty_description_of_a_quantisation_says_nothing(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"quantization_config": {}},
+        {"compression_config": {"config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}},
+    ],
+)
+def test_description_of_no_quantised_weights_leaves_floats(
+    described: dict[str, Any], family: str, tmp_path: Path
+) -> None:
     reference = make_model(tmp_path, family)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {}}
+    config = json.loads((tmp_path / "config.json").read_text()) | described
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert_greedy(make_runner(tmp_path), reference, make_prompts(5))
 
