@@ -1,11 +1,21 @@
-"""Reads the JSON files of a model or of an adapter."""
+"""Reads the JSON files of a model or of an adapter, and what may have no name twice."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_worker.config import ModelError
+
+T = TypeVar("T")
+
+
+def dict_of_distinct(pairs: list[tuple[str, T]]) -> dict[str, T]:
+    """Returns pairs by their names. Raises ValueError if two have one name."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("two of its entries have one name")
+    return found
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.checkpoints.file_pages import read_pages
+from gpu_worker.checkpoints.json_file import dict_of_distinct
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
 from signalbox_kernels.floats import BFLOAT16, FLOAT8_E4M3, AnyArray
@@ -66,7 +67,7 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
     if not 2 <= length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
         raise unreadable(path, "its header has no sound length")
     try:
-        header = json.loads(file.read(length), object_pairs_hook=_distinct)
+        header = json.loads(file.read(length), object_pairs_hook=dict_of_distinct)
         tensors = {k: v for k, v in header.items() if k != "__metadata__"}
         for entry in tensors.values():
             begin, end = entry["data_offsets"]
@@ -82,13 +83,6 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         raise unreadable(path, "its header is no description of tensors") from None
     return tensors, 8 + length
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("two of its entries have one name")
-    return found
 
 
 def unreadable(path: Path, reason: str) -> ModelError:

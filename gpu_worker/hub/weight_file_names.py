@@ -34,7 +34,8 @@ def choose_weight_files(files: Collection[str]) -> list[str]:
 def left_out(files: Collection[str]) -> list[str]:
     """Returns the files of a folder, and indexes of them, that do not count beside others."""
     chosen = choose_weight_files(files)
-    return [name for name in _KNOWN if name in files and name not in chosen]
+    known = [name for name in _KNOWN if name in files and name not in chosen]
+    return [*known, *sorted(file for file in files if chosen and file.endswith(".gguf"))]
 
 
 def names_of_index(content: object) -> list[str]:

@@ -93,8 +93,7 @@ def _with_stored_head(config: ServedConfig, spec: ModelSpec, source: ModelSource
     if table is None or head is None or are_equal(table, head):
         return config
     logger.warning(
-        "%s holds %s, which differs from %s: it is used, although config.json says "
-        "tie_word_embeddings true",
+        "%s holds %s, which differs from %s: it is used, although tie_word_embeddings is true",
         source.name,
         spec.head,
         spec.table,

@@ -15,6 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from gpu_worker.checkpoints.file_pages import read_pages
+from gpu_worker.checkpoints.json_file import dict_of_distinct
 from gpu_worker.config import ModelError
 from gpu_worker.hub.gguf_file_names import SPLIT_NAME
 
@@ -120,14 +121,6 @@ def _read_file(path: Path) -> GGUFContent:
         raise ModelError(f"{path} is no readable GGUF file ({error}); fetch it again") from None
 
 
-def _distinct(pairs: list[tuple[str, T]]) -> dict[str, T]:
-    """Returns pairs by their names. Raises ValueError if two have one name."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("two of its entries have one name")
-    return found
-
-
 def _layout(kind: int) -> str:
     """Returns the layout of a number. Raises ValueError for a type that GGUF does not have."""
     layout = _NUMBERS[kind] if kind < len(_NUMBERS) else None
@@ -156,7 +149,7 @@ class _Cursor:
         if version not in _VERSIONS:
             raise ValueError(f"version {version} is not known")
         num_tensors, num_fields = self._number("<Q"), self._number("<Q")
-        fields = _distinct(self._times(num_fields, self._field))
+        fields = dict_of_distinct(self._times(num_fields, self._field))
         infos = self._times(num_tensors, self._tensor_info)
         alignment = _whole(fields, "general.alignment", self._path, default=32)
         if alignment < 1 or alignment & (alignment - 1):
@@ -165,7 +158,7 @@ class _Cursor:
         if odd := [name for name, *_, offset in infos if offset % alignment]:
             raise ValueError(f"tensor {odd[0]!r} begins at no multiple of {alignment}")
         tensors = [(info[0], self._tensor(start, *info)) for info in infos]
-        return GGUFContent(fields=fields, tensors=_distinct(tensors))
+        return GGUFContent(fields=fields, tensors=dict_of_distinct(tensors))
 
     def _times(self, count: int, read: Callable[[], T]) -> list[T]:
         if count > len(self._bytes):

@@ -1,6 +1,7 @@
 """Folders with several files for one thing: which counts, and where that must be said."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,8 +238,12 @@ def test_weights_of_an_adapter_are_those_that_peft_takes(tmp_path: Path) -> None
     assert adapter.pair(module).a.tolist() == expected.tolist()
 
 
-def test_adapter_beside_a_model_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_llama(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    open_path(tmp_path)
+    for name in ("adapter_config.json", INDEX, "pytorch_model.bin", "x.gguf"):
+        (tmp_path / name).write_text("{}")
+    with caplog.at_level(logging.INFO):
+        open_path(tmp_path)
     assert "has adapter_config.json: that adapter is not applied" in caplog.text
+    others = f"{INDEX}, pytorch_model.bin, x.gguf"
+    assert f"the weights are those of model.safetensors, not of {others}" in caplog.text
