@@ -107,6 +107,42 @@ def test_scores_by_tokens_are_of_the_head_that_counts(
     assert pool(runner, [prompt])[0, 0] == pytest.approx(float(logits[5] - logits[6]), rel=1e-4)
 
 
+STRANGERS = (
+    *("self_attn.rotary_emb.inv_freq", "self_attn.k_scale", "self_attn.q_norm.weight"),
+    *("attn.bias", "attn.masked_bias", "self_attn.v_proj.bias", "mlp.up_proj.bias"),
+)
+"""Ends of names that some checkpoints of some family have, within a layer."""
+TOP_STRANGERS = ("lm_head.bias", "score.weight", "model.norm.bias", "model.rotary_emb.inv_freq")
+
+
+@pytest.mark.parametrize("value", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama2", NATIVE), ("llama2", TORCH), ("gpt2", TORCH), ("opt", TORCH), ("mixtral", TORCH)],
+)
+def test_tensor_that_is_dropped_changes_nothing_in_transformers_either(
+    family: str, options: dict[str, Any], value: float, tmp_path: Path
+) -> None:
+    make_model(tmp_path, family, hidden_size=96)
+    tensors = tensors_of(tmp_path)
+    layers = {"gpt2": "transformer.h.0", "opt": "model.decoder.layers.0"}
+    prefix = layers.get(family, "model.layers.0")
+    dropped = []
+    for name in (*(f"{prefix}.{end}" for end in STRANGERS), *TOP_STRANGERS):
+        if name in tensors:
+            continue
+        save_file(tensors | {name: torch.full((96,), value)}, tmp_path / "model.safetensors")
+        reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        try:
+            runner = make_runner(tmp_path, **options)
+        except ModelError as error:
+            assert f"unexpected weight {name!r}" in str(error)
+            continue
+        assert_greedy(runner, reference, make_prompts(9), 4)
+        dropped.append(name)
+    assert dropped  # the others were refused
+
+
 def stage_of(path: Path, start: int, end: int) -> None:
     """Loads some layers of the model."""
     opened = open_with_config(ModelConfig(model=str(path)), ignore_progress)
