@@ -13,11 +13,9 @@ from gpu_worker.config import ModelConfig, ModelError
 from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import find_variants, format_bytes, gguf_name
 from gpu_worker.hub.model_name import parse_hub_name
+from gpu_worker.hub.weight_file_names import choose_weight_files
 from gpu_worker.models import has_native_program
 from gpu_worker.pooling.sentence_transformers import transformer_folder
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-"""Weight files of a directory in Hugging Face's layout."""
 
 
 class ModelSource(Protocol):
@@ -131,7 +129,7 @@ def _gguf_file_in(path: Path) -> Path | None:
 
     Raises ModelError if there are several.
     """
-    if any(file for pattern in _WEIGHTS for file in path.glob(pattern)):
+    if choose_weight_files({file.name for file in path.iterdir()}):
         return None
     variants = find_variants({file.name: file.stat().st_size for file in path.glob("*.gguf")})
     if len(variants) > 1:
