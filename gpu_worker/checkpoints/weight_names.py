@@ -17,11 +17,13 @@ def matched(
     stored: Mapping[str, StoredTensor],
     *,
     ignores: Callable[[str], bool],
+    tied: tuple[str, str] | None = None,
 ) -> dict[str, StoredTensor]:
     """Returns the tensors by the model's own names.
 
     Args:
         ignores: says whether another tensor may be there.
+        tied: a name, and that of an ignored tensor that stands for it where it is missing.
 
     Raises ModelError if the checkpoint has other tensors, or lacks some.
     """
@@ -30,6 +32,8 @@ def matched(
         alias = next((one for one in aliases(name) if one in left), None)
         if alias is not None:
             found[name] = left.pop(alias)
+    if tied is not None and tied[0] not in found and tied[1] in left:
+        found[tied[0]] = left.pop(tied[1])
     unexpected = [
         name for name, tensor in left.items() if not (ignores(name) or _is_no_bias(name, tensor))
     ]

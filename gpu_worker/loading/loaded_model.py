@@ -196,6 +196,7 @@ def _build(
             quantization,
             rounds_activations=rounds,
             of_other_stages=set() if stage.is_whole else all_names(opened, placement),
+            tied=opened.tied_tables,
         )
         adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
     is_fp8 = quantization is not None and quantization.name == "fp8"

@@ -46,6 +46,12 @@ class OpenedModel:
     files: tuple[ContentFile, ...] = ()
     """Files that its KV depends on, as they were before any of them was loaded."""
 
+    @property
+    def tied_tables(self) -> tuple[str, str] | None:
+        """Names of the table of embeddings and of the head, if they are one matrix."""
+        is_tied = isinstance(self.config, Tied) and self.config.tie_embeddings
+        return (self.spec.table, self.spec.head) if is_tied and self.pooling is None else None
+
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns the files of the tokenizer, and those that say how texts are pooled."""
         texts = {} if self.pooling is None else self.pooling.texts

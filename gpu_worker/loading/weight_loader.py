@@ -46,12 +46,14 @@ def load_weights(
     *,
     rounds_activations: bool = True,
     of_other_stages: Set[str] = frozenset(),
+    tied: tuple[str, str] | None = None,
 ) -> None:
     """Loads every weight and packs them; all must be there, and no others.
 
     Args:
         rounds_activations: lets products round activations as the checkpoint prescribes.
         of_other_stages: names of tensors that a pipeline stage leaves to the others.
+        tied: names of the table of embeddings and of the head that are one matrix.
         quantization: a form that layers hold; None holds all matrices in the model's dtype.
     """
     progress(StartupProgress(StartupPhase.LOAD))
@@ -71,6 +73,7 @@ def load_weights(
             model.weight_targets(),
             source.stored(),
             ignores=lambda name: name in others or model.ignores(name) or is_attention_scale(name),
+            tied=tied if tied is not None and tied[0] in model.weight_targets() else None,
         )
         _choose_formats(model, stored, quantization)
         if rounds_activations:

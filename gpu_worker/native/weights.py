@@ -16,7 +16,7 @@ from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.checkpoints.weight_names import check_shape, matched
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.tensor_share import TensorShare
-from gpu_worker.native.weight_shapes import TABLES, is_ignored, weight_shapes
+from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, TABLES, is_ignored, weight_shapes
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import Matrix, StoredMatrix, quantise, stored
 
@@ -50,7 +50,12 @@ class Weights:
         self._num_threads, self._on_taken = num_threads, on_taken
         self._rounds_activations = rounds_activations
         self._shapes = weight_shapes(config)
-        self._stored = matched(self._shapes, stored, ignores=lambda name: is_ignored(name, config))
+        self._stored = matched(
+            self._shapes,
+            stored,
+            ignores=lambda name: is_ignored(name, config),
+            tied=(EMBEDDING, HEAD) if config.tie_embeddings and config.has_head else None,
+        )
         self._share = share or TensorShare(whole=config)
         self._num_wanted = len(self._share.names(stage or all_layers(config.num_layers)))
         self._num_taken = 0

@@ -79,6 +79,21 @@ def test_head_of_a_tied_model_counts_if_it_differs(
     assert_greedy(make_runner(tmp_path, **options), reference, make_prompts(5, 17), 6)
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama3", NATIVE), ("llama3", TORCH), ("gpt2", TORCH), ("opt", TORCH), ("llama3", THEIRS)],
+)
+def test_head_of_a_tied_model_stands_for_a_table_that_is_missing(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    save_with_head(tmp_path, family, torch.clone)
+    tensors = tensors_of(tmp_path)
+    left = {name: one for name, one in tensors.items() if not name.endswith(TABLES)}
+    save_file(left, tmp_path / "model.safetensors")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert_greedy(make_runner(tmp_path, **options), reference, make_prompts(5, 17), 6)
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
 def test_head_of_a_tied_model_that_is_the_table_takes_no_memory(
     suffix: str, tmp_path: Path
