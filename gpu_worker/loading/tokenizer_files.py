@@ -43,11 +43,15 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
         raise ModelError(f"{path} has no tokenizer; add its tokenizer.json")
     config = _directory_config(path)
     if not (path / _TOKENIZER).is_file():
-        return _converted(path, config, f"{path} has no tokenizer.json")
+        return _converted(
+            path, config, f"{path} has no tokenizer.json, which transformers can make"
+        )
     content = (path / _TOKENIZER).read_bytes()
     tokenizer = _parsed(content)
     if others := _files_of_versions(path, config):
-        return _converted(path, config, f"{path} has {others[0]} for some releases of transformers")
+        return _converted(
+            path, config, f"{path} has {others[0]}, which transformers chooses by its release"
+        )
     with _sound_config():
         flags = tuple(misleading_flags(tokenizer, config))
         differing = differing_token(tokenizer, config, _optional(path / "added_tokens.json"))
@@ -59,8 +63,8 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
             json.dumps(config[flag]),
         )
     if differing is not None:
-        why = f"{path / _TOKENIZER} differs from the other files in the token {differing!r}"
-        files = _converted(path, config, why)
+        why = f"{path / _TOKENIZER} lacks {differing!r} as other files have it"
+        files = _converted(path, config, f"{why}, which transformers merges")
         _tell_replaced_steps(content, files[_TOKENIZER])
         return files
     return {_TOKENIZER: content, "tokenizer_config.json": _config_bytes(config)}
@@ -119,10 +123,10 @@ def _directory_config(path: Path) -> dict[str, Any]:
 
 def _converted(path: Path, config: Mapping[str, Any], why: str) -> dict[str, bytes]:
     """Returns the tokenizer as transformers loads it; `why` begins the message if it cannot."""
-    with needing_pytorch(f"{why}, so transformers makes the tokenizer"):
+    with needing_pytorch(why):
         from transformers import AutoTokenizer
 
-    logger.info("%s: converting the tokenizer", why)
+    logger.info("converting the tokenizer: %s", why)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         content = _saved(tokenizer.backend_tokenizer)

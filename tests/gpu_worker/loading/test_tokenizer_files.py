@@ -192,7 +192,7 @@ def test_tokens_outside_tokenizer_json_without_transformers_are_refused(
 ) -> None:
     make_folder(tmp_path, {"added_tokens.json": {"<|call|>": 40}})
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModelError, match=r"in the token '<\|call\|>', .* transformers is not inst"):
+    with pytest.raises(ModelError, match=r"lacks '<\|call\|>' as .* transformers is not inst"):
         DirectorySource(tmp_path, name="tiny").tokenizer_files()
 
 
