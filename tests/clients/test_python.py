@@ -207,6 +207,10 @@ async def test_options_go_where_they_belong_and_unknown_ones_are_refused() -> No
             client.stream_chat(QUESTION, max_token=7)
         with pytest.raises(ValueError, match="one of system, user, assistant"):
             client.stream_chat([{"role": "robot", "content": "beep"}])
+        with pytest.raises(ValueError, match="'reasoned'"):
+            client.stream_chat([{"role": "assistant", "content": "a", "reasoned": "Well."}])
+        thought = {"role": "assistant", "content": None, "reasoning": "Well."}
+        await client.chat([{"role": "user", "content": "Hi"}, thought], max_tokens=7)
 
 
 @pytest.mark.parametrize(

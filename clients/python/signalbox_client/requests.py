@@ -10,8 +10,9 @@ from protos.inference.v1 import inference_pb2 as pb
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
-Messages = str | Sequence[Mapping[str, str]]
-"""The user's message, or messages like {"role": "user", "content": "Hello"}."""
+Messages = str | Sequence[Mapping[str, str | None]]
+"""The user's message, or messages like {"role": "user", "content": "Hello"}. The assistant's may
+have "reasoning", and None for content."""
 
 _M = TypeVar("_M", bound=Message)
 _MAX_SHOWN_CHARS = 60
@@ -75,12 +76,15 @@ def detokenize_request(
     return _make(pb.DetokenizeRequest, fields)
 
 
-def _turn(message: Mapping[str, str]) -> pb.ChatMessage:
-    role = _ROLES.get(message.get("role", ""))
-    if role is None or "content" not in message:
+def _turn(message: Mapping[str, str | None]) -> pb.ChatMessage:
+    fields = {name: value for name, value in message.items() if value is not None}
+    role, content = _ROLES.get(fields.pop("role", "")), fields.pop("content", None)
+    if role is None or (content is None and role != pb.CHAT_ROLE_ASSISTANT):
         raise ValueError(f"a message needs a content and a role, one of {', '.join(_ROLES)}")
-    part = _make(pb.ContentPart, {"text": message["content"]})
-    return pb.ChatMessage(role=role, content=[part])
+    if unknown := fields.keys() - {"name", "reasoning"}:
+        raise ValueError(f"a message has no {min(unknown)!r} here")
+    parts = [] if content is None else [_make(pb.ContentPart, {"text": content})]
+    return _make(pb.ChatMessage, {"role": role, "content": parts, **fields})
 
 
 def _split(
