@@ -61,7 +61,7 @@ def check_unknown(body: Body, *, refuses: bool) -> list[str]:
         message = f"Unrecognized request argument supplied: {param}"
         if foreign is None and (meant := _meant(one.name, type(one.owner))):
             raise BadRequest(f"{message}; did you mean {one.place}{meant}?", param)
-        if refuses or one.owner.IS_CLOSED:
+        if refuses or (one.owner.IS_CLOSED and one.value is not None):
             raise BadRequest(message, param)
         if len(ignored) == MAX_UNKNOWN:
             raise BadRequest(f"the body has more than {MAX_UNKNOWN} unknown fields", param)

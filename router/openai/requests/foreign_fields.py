@@ -253,8 +253,8 @@ CHAT: Table = {
 
 ADAPTER: Table = _refused(VLLM, is_3d_lora_weight=False)
 STRUCTURED_OUTPUTS: Table = _refused(
-    VLLM, "whitespace_pattern", "structural_tag", disable_any_whitespace=False,
-    disable_additional_properties=False,
+    VLLM, "whitespace_pattern", "structural_tag", "_backend", disable_any_whitespace=False,
+    disable_additional_properties=False, _backend_was_auto=False,
 )  # fmt: skip
 
 MESSAGE: Table = {

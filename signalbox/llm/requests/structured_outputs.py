@@ -7,8 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from contract.structured_output.grammar import find_fault
-from router.openai.requests.foreign_fields import STRUCTURED_OUTPUTS as UNSERVED
+from router.openai.requests.foreign_fields import STRUCTURED_OUTPUTS
 from router.params import structured_output_check
+
+_UNSERVED = {name: row for name, row in STRUCTURED_OUTPUTS.items() if not name.startswith("_")}
+"""Options of vLLM's that are not served; it sets those with an underscore itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +39,12 @@ class StructuredOutputsParams:
     structural_tag: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name, row in UNSERVED.items():
+        for name, row in _UNSERVED.items():
             if not row.asks_for_nothing(getattr(self, name)):
                 raise ValueError(
                     f"structured_outputs.{name} is not served; leave it {row.default!r}"
                 )
-        kinds = [one.name for one in fields(self) if one.name not in UNSERVED]
+        kinds = [one.name for one in fields(self) if one.name not in _UNSERVED]
         named = [name for name in kinds if getattr(self, name) not in (None, False)]
         if len(named) != 1:
             got = " and ".join(named) or "none"

@@ -224,7 +224,7 @@ async def test_a_served_field_has_the_checks_and_the_error_of_ours_under_its_own
         ({"response_format": {"type": "regex", "value": "a+"}}, "regex", "a+"),
         ({"format": "json"}, "json_schema", '{"type": "object"}'),
         ({"structured_outputs": {"json": {"type": "array"}, "whitespace_pattern": None,
-                                 "disable_any_whitespace": False}},
+                                 "disable_any_whitespace": False, "_backend": None}},
          "json_schema", '{"type": "array"}'),
     ],
 )  # fmt: skip
