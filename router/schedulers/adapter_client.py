@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from contract.errors import InvalidArgument, NotFound, RpcError, Unavailable, from_code
-from contract.model import Adapter, decode_adapter
+from contract.model import Adapter, check_adapter_name, decode_adapter
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from router.schedulers.scheduler_pool import Schedulers
@@ -41,6 +41,12 @@ class AdapterClient:
         Args:
             base_model_name: model that gets the adapter; empty is the only one that generates.
         """
+        try:
+            check_adapter_name(name)
+        except ValueError as error:
+            raise InvalidArgument("lora_name", name, reason=str(error)) from None
+        if not path:
+            raise InvalidArgument("lora_path", path, "a folder below the workers' --adapter-dir")
         models = self._schedulers.models
         model = models.of(base_model_name, GENERATING)
         others = [one for one in models.all() if one != model and one.knows(name)]

@@ -44,7 +44,7 @@ async def test_what_is_loaded_is_served_when_the_answer_comes() -> None:
         assert answer.text == "Success: LoRA adapter 'sql' removed successfully."
         assert await named(http.raw) == [MODEL]
         again = await http.raw.post(UNLOAD, json={"lora_name": "sql"})
-        assert again.status_code == 404
+        assert (again.status_code, again.json()["error"]["param"]) == (404, "lora_name")
 
 
 async def test_a_new_version_takes_the_place_of_the_old_one() -> None:
@@ -85,8 +85,15 @@ async def test_what_the_workers_refuse_is_refused_with_their_words() -> None:
         answer = await http.raw.post(LOAD, json=SQL)
         assert answer.status_code == 400
         assert "it ends early" in answer.json()["error"]["message"]
-        for body in ({}, {"lora_name": "sql"}, {"lora_name": 1, "lora_path": "x"}):
-            assert (await http.raw.post(LOAD, json=body)).status_code == 400
+        for body, param in (
+            ({}, "lora_name"),
+            ({"lora_name": "sql"}, "lora_path"),
+            ({"lora_name": 1, "lora_path": "x"}, "lora_name"),
+            ({"lora_name": "a\nb", "lora_path": "x"}, "lora_name"),
+            ({"lora_name": "sql", "lora_path": ""}, "lora_path"),
+        ):
+            refused = await http.raw.post(LOAD, json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         headers = {"content-type": "text/plain"}  # what a web page may send anywhere
         page = await http.raw.post(LOAD, content=json.dumps(SQL), headers=headers)
         assert page.status_code == 415

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from contract.errors import Code, InvalidArgument, NotFound, Retryable, RpcError
-from router.openai.requests.error_params import param_of
+from router.openai.requests.error_params import missing_param, param_of
 from router.openai.requests.types import Body
 from router.prompt.length_errors import ContextOverflow
 from rpc.http.errors import TYPES
@@ -172,7 +172,7 @@ def _param(error: RpcError, body: Body | None) -> str | None:
     if isinstance(error, BadRequest):
         return error.param
     if isinstance(error, NotFound):
-        return "model"
+        return missing_param(body)
     if not isinstance(error, InvalidArgument):
         return None
     return param_of(error.field, body)

@@ -252,6 +252,16 @@ async def test_classes_have_labels() -> None:
     assert raw["data"] == [{"index": 0, "object": "pooling", "data": [0, 9, 0]}]
 
 
+async def test_an_error_of_coheres_api_names_its_fields() -> None:
+    async with serving() as http:
+        for fields in ({"output_dimension": 3}, {"max_tokens": 1}, {"max_tokens": 0}):
+            answer = await post(http, "/v2/embed", status=400, texts=["a"], **fields)
+            (param,) = fields
+            assert answer["error"]["param"] == param
+            assert answer["error"]["message"].startswith(f"{param}: allowed: ")
+        await post(http, "/v2/embed", texts=["a"], max_tokens=10**9)  # cuts nothing
+
+
 async def test_vectors_of_tokens_are_refused_by_name() -> None:
     async with serving() as http:
         refused = await post(http, "/pooling", status=400, input="a", task="token_embed")
