@@ -63,8 +63,8 @@ class HeadGate:
     def _foreign_hosts(self, scope: Scope, host: str) -> Iterator[HttpError]:
         local_address = str((scope.get("server") or ("",))[0])
         if host and not self._hosts.answers(host, local_address):
-            message = f"Host: requests for {_shown(host)!r} are not answered here;"
-            yield HttpError(403, f"{message} --allowed-hosts names the hosts that are")
+            message = "Host: requests for this name are not answered here; --allowed-hosts names"
+            yield HttpError(403, f"{message} the hosts that are; given: {_shown(host)!r}")
 
     def _foreign_pages(
         self, scope: Scope, host: str, origins: list[str], sites: list[str]
@@ -74,8 +74,8 @@ class HeadGate:
         is_named = bool(origins) and self._origins.issuperset(origins)
         for origin in origins:
             if not is_named and not is_same_origin(origin, host, scheme=scope["scheme"]):
-                message = f"Origin: pages of {_shown(origin)!r} may not call this server;"
-                yield HttpError(403, f"{message} --allowed-origins names those that may")
+                message = "Origin: pages of it may not call this server; --allowed-origins names"
+                yield HttpError(403, f"{message} those that may; given: {_shown(origin)!r}")
         if not is_named and "cross-site" in sites:
             message = "Sec-Fetch-Site: pages of other sites may not call this server;"
             yield HttpError(403, f"{message} --allowed-origins names those that may")

@@ -21,8 +21,8 @@ def require_json(request: Request) -> None:
     if not given or any(_media_type(value) != JSON for value in given):
         said = f"says {', '.join(given)[:MAX_SHOWN_CHARS]!r}" if given else "has none"
         raise UnsupportedMediaType(
-            f"Content-Type: the body must be {JSON}, and the request {said};"
-            f" with curl, give -H 'Content-Type: {JSON}'"
+            f"Content-Type: the body must be {JSON}; with curl, give -H 'Content-Type: {JSON}';"
+            f" the request {said}"
         )
 
 

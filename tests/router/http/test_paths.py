@@ -58,6 +58,8 @@ async def test_clients_reach_the_api_by_each_spelling(
         head = await http.raw.head(path)
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-length"] == answer.headers["content-length"]
+        posted = await http.raw.put(path, json={})
+        assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
     else:
         head = await http.raw.head(path)
         assert (head.status_code, head.headers["allow"]) == (405, "POST")

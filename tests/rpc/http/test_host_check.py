@@ -120,14 +120,14 @@ async def test_a_port_refuses_foreign_names_and_pages(
     answer = await send("", host="evil.example")
     assert status_of(answer) == 403
     assert error_of(answer) == (
-        "Host: requests for 'evil.example' are not answered here;"
-        " --allowed-hosts names the hosts that are"
+        "Host: requests for this name are not answered here; --allowed-hosts names the hosts that"
+        " are; given: 'evil.example'"
     )
     answer = await send(evil)
     assert status_of(answer) == 403
     assert error_of(answer) == (
-        "Origin: pages of 'https://evil.example' may not call this server;"
-        " --allowed-origins names those that may"
+        "Origin: pages of it may not call this server; --allowed-origins names those that may;"
+        " given: 'https://evil.example'"
     )
     assert status_of(await send("Origin: null\r\n")) == 403
     assert status_of(await send("Sec-Fetch-Site: cross-site\r\n")) == 403
