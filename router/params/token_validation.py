@@ -39,8 +39,8 @@ def as_list(token_ids: Sequence[int]) -> list[int]:
 
 
 def allowed_ids(model: ServedModel) -> str:
-    """Returns the words for the ids that a model's vocabulary has."""
-    return f"ids in [0, {model.vocab_size})"
+    """Returns the words for the ids that a model's vocabulary has, and vLLM's for the others."""
+    return f"ids in [0, {model.vocab_size}), others are out of vocabulary"
 
 
 def check_token_ids(token_ids: Sequence[int], *, field: str, model: ServedModel) -> None:

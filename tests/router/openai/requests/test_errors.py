@@ -258,7 +258,8 @@ async def test_an_id_outside_the_vocabulary_is_told_its_range(http: Http, token_
         status, error = await refused(http, path, body)
         assert (status, error["param"]) == (400, param)
         size = make_backend().get_vocab_size()
-        assert error["message"] == f"{param}: allowed: ids in [0, {size}); given: {token_id}"
+        known = f"ids in [0, {size}), others are out of vocabulary"
+        assert error["message"] == f"{param}: allowed: {known}; given: {token_id}"
     assert http.stack.scheduler.added == []
 
 
