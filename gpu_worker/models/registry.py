@@ -32,6 +32,7 @@ from gpu_worker.models.encoder_config import (
 )
 from gpu_worker.models.family_config import UnsoundConfig
 from gpu_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
+from gpu_worker.models.rope_config import stretched_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -283,7 +284,9 @@ def _read_transformers_config(
 ) -> ServedConfig:
     from gpu_worker.models.transformers.config import read_config  # its import takes seconds
 
-    return read_config(config, directory, trust_remote_code=trust_remote_code)
+    return read_config(
+        config, directory, trust_remote_code=trust_remote_code, stretched=stretched_length
+    )
 
 
 def _build_transformers_model(

@@ -137,6 +137,13 @@ class Rotation:
         return float(value)
 
 
+def stretched_length(parameters: Parameters, max_position: int) -> int:
+    """Returns the longest window of complete parameters whose frequencies do not depend on it."""
+    kind = str(parameters.get("rope_type"))
+    kind = kind if kind in ("linear", "yarn") else "default"
+    return Rotation(kind, 1.0, parameters, max_position).served_length
+
+
 def _magnitude(factor: float, scale: float) -> float:
     """Returns YaRN's factor of queries and keys."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

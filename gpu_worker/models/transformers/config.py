@@ -5,7 +5,7 @@ attention: that is more reliable than any list of architectures.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.rope_config import Rotation
 from gpu_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PROBE,
@@ -27,8 +26,7 @@ from gpu_worker.quantised.configuration import QUANTIZATION, quantised_checkpoin
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _PROBE_TOKENS = 3
-_STRETCHING = ("linear", "yarn")
-"""Kinds of scaling whose frequencies are alike in all windows."""
+Stretch = Callable[[Mapping[str, Any], int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +76,18 @@ class TransformersConfig:
 
 
 def read_config(
-    config: Mapping[str, Any], directory: Path | None, *, trust_remote_code: bool
+    config: Mapping[str, Any],
+    directory: Path | None,
+    *,
+    trust_remote_code: bool,
+    stretched: Stretch,
 ) -> TransformersConfig:
-    """Raises ModelError with the reason, in one line, for a model that cannot be served."""
+    """Reads a configuration.
+
+    Args:
+        stretched: returns the window of a rotation's parameters and max_position_embeddings.
+
+    Raises ModelError with the reason, in one line, for a model that cannot be served."""
     architecture = (config.get("architectures") or ["none named in config.json"])[0]
     try:
         if trust_remote_code and "auto_map" in config and directory is not None:
@@ -89,7 +96,7 @@ def read_config(
             model_class = _model_class(architecture, config)
             hf_config = _hf_config(model_class, config, directory)
         _set_quantization(hf_config, config)
-        return _inspect(architecture, model_class, hf_config)
+        return _inspect(architecture, model_class, hf_config, stretched)
     except ModelError as error:
         raise ModelError(
             f"architecture not supported: {architecture}: {error}, so it cannot run through "
@@ -153,11 +160,13 @@ def _remote(config: Mapping[str, Any], directory: Path) -> tuple[Any, Any]:
         raise ModelError(f"its own code cannot be loaded ({_line(error)})") from None
 
 
-def _inspect(architecture: str, model_class: Any, hf_config: Any) -> TransformersConfig:
+def _inspect(
+    architecture: str, model_class: Any, hf_config: Any, stretched: Stretch
+) -> TransformersConfig:
     text_config = hf_config.get_text_config(decoder=True)
     _refuse_configuration(text_config)
     layers = PagedLayers.of(_recorded_calls(model_class, hf_config).calls)
-    max_position = _max_position(text_config)
+    max_position = _max_position(text_config, stretched)
     _refuse_cache(text_config, layers.sliding_windows, max_position)
     return TransformersConfig(
         architecture=architecture,
@@ -192,20 +201,16 @@ def _refuse_cache(text_config: Any, windows: Sequence[int | None], max_position:
             raise ModelError(f"its cache has a sliding_window of {length}, and its masks have none")
 
 
-def _max_position(text_config: Any) -> int:
+def _max_position(text_config: Any, stretched: Stretch) -> int:
     """Returns the longest window, which scaling of the rotation stretches as in vLLM."""
     length = getattr(text_config, "max_position_embeddings", None)
     if length is None:
         raise ModelError("its configuration has no max_position_embeddings")
     rope = getattr(text_config, "rope_parameters", None) or {}
     nested = [one for one in rope.values() if isinstance(one, dict)] or [rope]
-    kinds = [(one.get("rope_type"), one) for one in nested]
     if "gemma3" in text_config.model_type:  # whose field counts it
         return int(length)
-    return max(
-        Rotation(kind if kind in _STRETCHING else "default", 1.0, one, int(length)).served_length
-        for kind, one in kinds
-    )
+    return max(stretched(one, int(length)) for one in nested)
 
 
 def _recorded_calls(model_class: Any, hf_config: Any) -> Recorder:

@@ -81,7 +81,7 @@ def test_services_run_without_pytorch(tmp_path: Path) -> None:
 
 
 def test_a_model_that_needs_pytorch_names_the_extra(tmp_path: Path) -> None:
-    config = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", **SHAPE}
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **SHAPE}
     (tmp_path / "config.json").write_text(json.dumps(config))
     make_tokenizer(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")  # it is not read
