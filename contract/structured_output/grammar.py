@@ -2,7 +2,8 @@
 
 The router refuses what cannot be compiled and the worker compiles the rest, so both need this. A
 client's schema may cost any time and memory, so the router runs this file as a short-lived process
-with limits that the kernel enforces. It imports nothing of ours, to start fast and isolated.
+with limits that the kernel enforces. It imports no more of ours than rewrites schemas, to start
+fast.
 """
 
 import json
@@ -10,18 +11,32 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
+if __name__ == "__main__":  # an isolated process has no path to our modules
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from contract.structured_output.schema.rewriting import rewrite
+
 _MAX_REASON_CHARS = 300
+_MAX_SEARCH_NS = 1_000_000_000
+"""CPU time to find out which definition of a schema is at fault."""
 WHITESPACE = r"( |\n {0,16}|\n\t{0,4})"
 """Text allowed between the tokens of JSON: a space, or a line break with its indentation. Without
 this bound some models would write spaces for ever."""
 _SHORT_ESCAPES = 'nrbtf\\"'
 """Escapes without \\uXXXX, which llguidance lets a free key spell a declared one with. Strings then
 have no control characters but those with an escape of their own, unless the schema itself has."""
+_EMPTY = re.compile(
+    r"\AUnsatisfiable .*?while processing json-schema:///#/\$defs/([\w.-]+)", re.DOTALL
+)
+_MAX_EMPTY = 16
+"""Definitions to which nothing conforms that are found out one by one."""
 _NEEDS_LONG_ESCAPE = re.compile("[\x00-\x07\x0b\x0e-\x1f]")
 
 _DEFINITION = re.compile(
@@ -52,18 +67,25 @@ def compile_grammar(
     Args:
         max_lexer_states: bounds how far masks let the grammar grow; None is llguidance's default.
     """
-    try:
-        text = _grammar(constraint)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(_one_line(str(error))) from None
     limits = LLParserLimits(
         verbose_errors=False,
         max_items_in_row=_MAX_ITEMS_IN_ROW,
         max_lexer_states=max_lexer_states,
     )
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise GrammarError(_one_line(matcher.get_error()))
+    empty: set[str] = set()
+    while True:
+        try:
+            text = _grammar(constraint, empty)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(_one_line(str(error))) from None
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if not matcher.is_error():
+            break
+        # llguidance gives up at a definition to which nothing conforms, also if none is needed.
+        found = _EMPTY.search(matcher.get_error())
+        if found is None or found[1] in empty or len(empty) == _MAX_EMPTY:
+            raise GrammarError(_one_line(matcher.get_error()))
+        empty.add(found[1])
     probe = matcher.deep_copy()
     probe.compute_bitmask()
     if probe.is_error() and not probe.get_error().startswith("NoExtension"):
@@ -73,11 +95,11 @@ def compile_grammar(
     return matcher
 
 
-def _grammar(constraint: tuple[str, ...]) -> str:
+def _grammar(constraint: tuple[str, ...], empty: Collection[str] = ()) -> str:
     kind, *texts = constraint
     match kind:
         case "json_schema":
-            return _of_schema(texts[0])
+            return _of_schema(texts[0], empty)
         case "json_object":
             return _of_schema('{"type": "object"}')
         case "choice":
@@ -124,20 +146,22 @@ def _double_quoted(literal: re.Match[str]) -> str:
     return f'"{text}"'
 
 
-def _of_schema(schema: str) -> str:
-    parsed = json.loads(schema)  # invalid JSON would be pasted into llguidance's own
+def _of_schema(schema: str, empty: Collection[str] = ()) -> str:
+    parsed = rewrite(json.loads(schema), empty=empty)
+    text = json.dumps(parsed)
     if not isinstance(parsed, dict):  # true or false, which takes no options
-        return LLMatcher.grammar_from_json_schema(schema)
+        return LLMatcher.grammar_from_json_schema(text)
     options: Any = {"whitespace_pattern": WHITESPACE}
     if _has_free_keys(parsed) and not _NEEDS_LONG_ESCAPE.search(_strings_of(parsed)):
         options["json_allowed_escapes"] = _SHORT_ESCAPES
-    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    return LLMatcher.grammar_from_json_schema(text, overrides=options)
 
 
 def _has_free_keys(value: object) -> bool:
     """Returns whether an object may have keys beside the declared ones."""
     if isinstance(value, dict):
-        if value.get("properties") and value.get("additionalProperties") is not False:
+        declares = value.get("properties") or value.get("patternProperties")
+        if declares and value.get("additionalProperties") is not False:
             return True
         value = [*value.values()]
     return isinstance(value, list) and any(map(_has_free_keys, value))
@@ -177,12 +201,32 @@ def find_fault(constraint: tuple[str, ...]) -> str | None:
     return None
 
 
+def faulty_definition(constraint: tuple[str, ...]) -> str:
+    """Returns the first definition of a schema that cannot be compiled even alone, or ""."""
+    kind, *texts = constraint
+    try:
+        document = json.loads(texts[0]) if kind == "json_schema" else None
+    except (ValueError, RecursionError):
+        return ""
+    definitions = document.get("$defs") if isinstance(document, dict) else None
+    end_ns = time.thread_time_ns() + _MAX_SEARCH_NS
+    for name in definitions if isinstance(definitions, dict) else ():
+        pointer = quote(name.replace("~", "~0").replace("/", "~1"))
+        alone = {"$ref": f"#/$defs/{pointer}", "$defs": definitions}
+        if find_fault(("json_schema", json.dumps(alone))) is not None:
+            return str(name)
+        if time.thread_time_ns() > end_ns:
+            break
+    return ""
+
+
 def _try_out(constraint: tuple[str, ...]) -> dict[str, Any]:
     """Compiles a constraint; returns its fault, and the CPU time and peak memory that it takes."""
     start_ns, held = time.thread_time_ns(), _status_bytes("VmRSS")
     fault = find_fault(constraint)
     return {
         "fault": fault,
+        "definition": "" if fault is None else faulty_definition(constraint),
         "cpu_ns": time.thread_time_ns() - start_ns,
         "peak_bytes": max(0, _status_bytes("VmHWM") - held),
     }

@@ -1,0 +1,1 @@
+"""Rewrites JSON schemas of any draft into those that llguidance compiles exactly."""
