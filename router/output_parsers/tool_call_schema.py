@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from contract.errors import InvalidArgument
+from router.params.structured_output_check import definition_of_tool
 from router.prompt.conversation import Conversation, Tool, ToolMode
 
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
@@ -18,57 +18,38 @@ def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
     choice = conversation.tool_choice
     if choice.mode is not ToolMode.REQUIRED:
         return None
+    tools = {definition_of_tool(i): tool for i, tool in enumerate(conversation.tools)}
     if choice.tool:
-        tool = next(tool for tool in conversation.tools if tool.name == choice.tool)
-        return _arguments_schema(_parameters_of(tool))
-    schema: dict[str, Any] = {
-        "type": "array",
-        "minItems": 1,
-        "items": {"anyOf": [_call_schema(tool) for tool in conversation.tools]},
-    }
-    if not conversation.parallel_tool_calls:
-        schema["maxItems"] = 1
-    for keyword in ("$defs", "definitions"):  # references start at the root
-        if definitions := _merged(conversation, keyword):
-            schema[keyword] = definitions
-    return schema
+        tools = {name: tool for name, tool in tools.items() if tool.name == choice.tool}
+        answer = _arguments(next(iter(tools)))
+    else:
+        calls = [_call_schema(name, tool) for name, tool in tools.items()]
+        answer = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        if not conversation.parallel_tool_calls:
+            answer["maxItems"] = 1
+    return {**answer, "$defs": {name: _root(name, tool) for name, tool in tools.items()}}
 
 
-def _call_schema(tool: Tool) -> dict[str, Any]:
-    parameters = {
-        key: value
-        for key, value in _parameters_of(tool).items()
-        if key not in ("$defs", "definitions")
-    }
+def _call_schema(name: str, tool: Tool) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {
-            "name": {"const": tool.name},
-            "parameters": _arguments_schema(parameters),
-        },
+        "properties": {"name": {"const": tool.name}, "parameters": _arguments(name)},
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
 
 
-def _parameters_of(tool: Tool) -> Mapping[str, Any]:
-    return _NO_PARAMETERS if tool.parameters is None else tool.parameters
+def _arguments(name: str) -> dict[str, Any]:
+    """Returns a schema of arguments; they are an object even if the tool does not require it."""
+    return {"type": "object", "$ref": f"#/$defs/{name}"}
 
 
-def _arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a schema of arguments; they are an object even if the schema does not require it."""
-    return {"type": "object", **parameters}
-
-
-def _merged(conversation: Conversation, keyword: str) -> Mapping[str, Any]:
-    merged: dict[str, Any] = {}
-    for i, tool in enumerate(conversation.tools):
-        field = f"tools[{i}].parameters.{keyword}"
-        definitions = _parameters_of(tool).get(keyword, {})
-        if not isinstance(definitions, Mapping):
-            raise InvalidArgument(field, definitions, "an object, with tool_choice required")
-        for name, schema in definitions.items():
-            if merged.setdefault(name, schema) != schema:
-                allowed = "definitions that all tools agree on, with tool_choice required"
-                raise InvalidArgument(field, name, allowed)
-    return merged
+def _root(name: str, tool: Tool) -> dict[str, Any]:
+    """Returns a tool's parameters as a root of their own, where their references start."""
+    parameters = dict(_NO_PARAMETERS if tool.parameters is None else tool.parameters)
+    own = parameters.get("$id")
+    if not isinstance(own, str) or own.startswith("#"):  # it opens no root
+        parameters["$id"] = name
+    if isinstance(own, str) and own.startswith("#"):
+        parameters.setdefault("$anchor", own[1:])
+    return parameters

@@ -5,37 +5,31 @@ A model under an open schema may go on adding keys until its tokens run out, so 
 `anyOf` beside `properties`) stay open, because parts that are closed one by one may contradict each
 other. Alternatives are closed where nothing else applies; those of a `oneOf` only beside a
 `discriminator`, since a value that matches two open ones may match a single closed one. A part's
-definition stays open wherever it is used.
+definition stays open wherever it is used. References are brought to `$defs` first.
 """
 
 import json
 from collections.abc import Collection, Iterator
 from typing import Any
-from urllib.parse import unquote
 
-Schema = dict[str, Any]
+from contract.structured_output.schema.references import flatten
+from contract.structured_output.schema.vocabulary import Schema
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_SINGLE = (
-    "additionalProperties", "items", "additionalItems", "unevaluatedItems", "if", "then", "else",
-)  # fmt: skip
+_MAPS = ("properties", "patternProperties", "$defs", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("additionalProperties", "items", "unevaluatedItems", "if", "then", "else")
 _OF_OBJECTS = frozenset({
     "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "required",
-    "minProperties", "dependentRequired", "dependentSchemas", "dependencies", "allOf", "anyOf",
-    "oneOf", "if", "not", "$ref", "$dynamicRef", "$recursiveRef", "enum", "const",
+    "minProperties", "dependentRequired", "dependentSchemas", "allOf", "anyOf", "oneOf", "if",
+    "not", "$ref", "enum", "const",
 })  # fmt: skip
 """Keywords that say something about the keys of an object."""
-
-
-class _Unresolved(ValueError):
-    """The schema has references whose targets are not known."""
 
 
 def close_schema(text: str) -> str:
     """Returns the schema with its objects closed; what is not a schema is returned unchanged."""
     try:
-        root = json.loads(text)
+        root = flatten(json.loads(text)).document()
         return json.dumps(root) if isinstance(root, dict) and _close(root) else text
     except (ValueError, RecursionError):
         return text
@@ -45,8 +39,6 @@ def _close(root: Schema) -> bool:
     """Closes objects in place; returns whether there are any."""
     parts: set[int] = set()
     for schema in _walk(root):
-        if schema is not root and isinstance(schema.get("$id", schema.get("id")), str):
-            raise _Unresolved  # references below it have another base
         if not _applies_alone(schema):
             for part in _in_place(schema, root):
                 _add_part(part, parts, root)
@@ -90,10 +82,8 @@ def _in_place(schema: Schema, root: Schema) -> Iterator[Any]:
         yield from _as_list(schema.get(key))
     yield from (schema[key] for key in ("if", "then", "else", "not") if key in schema)
     yield from _as_dict(schema.get("dependentSchemas")).values()
-    if "$dynamicRef" in schema or "$recursiveRef" in schema:
-        raise _Unresolved
     if "$ref" in schema:
-        yield _resolve(schema["$ref"], root)
+        yield root["$defs"][schema["$ref"].rpartition("/")[2]]
 
 
 def _add_part(schema: Any, parts: set[int], root: Schema) -> None:
@@ -101,19 +91,6 @@ def _add_part(schema: Any, parts: set[int], root: Schema) -> None:
         parts.add(id(schema))
         for part in _in_place(schema, root):
             _add_part(part, parts, root)
-
-
-def _resolve(reference: Any, root: Schema) -> Any:
-    if not isinstance(reference, str) or (reference != "#" and reference[:2] != "#/"):
-        raise _Unresolved
-    node: Any = root
-    for token in unquote(reference).split("/")[1:]:
-        token = token.replace("~1", "/").replace("~0", "~")
-        try:
-            node = node[int(token)] if isinstance(node, list) else node[token]
-        except (KeyError, IndexError, TypeError):
-            raise _Unresolved from None
-    return node
 
 
 def _is_closable(schema: Schema) -> bool:

@@ -6,7 +6,9 @@ remembered, with the CPU time and the memory that compiling took.
 """
 
 import asyncio
+import json
 import math
+import re
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -34,6 +36,8 @@ MAX_FAULT_CHARS = 400
 """Characters of a compiler's reason that an error repeats; it may quote the constraint."""
 _FIELD = "sampling_params.structured_output"
 
+_DEFINITION_OF_TOOL = re.compile(r"tools\.(\d+)\.parameters")
+
 Constraint = tuple[str, ...]
 
 
@@ -52,11 +56,29 @@ def check_structured_output(constraint: Constraint) -> None:
         raise InvalidArgument(field, "", "a text that is not empty")
 
 
-def cannot_compile(constraint: Constraint, fault: str) -> InvalidArgument:
-    """Returns the error for a constraint that cannot be compiled, with the reason."""
+def definition_of_tool(position: int) -> str:
+    """Returns the name of the definition that holds a tool's parameters in the schema of calls."""
+    return f"tools.{position}.parameters"
+
+
+def cannot_compile(constraint: Constraint, fault: str, definition: str = "") -> InvalidArgument:
+    """Returns the error for a constraint that cannot be compiled, with the reason.
+
+    Args:
+        definition: the one that is at fault, if it is known. That of a tool is named as the field
+            of the request, and no more than the tool's schema is shown.
+    """
     kind, *texts = constraint
+    field, value = f"{_FIELD}.{kind}", texts[0] if texts else ""
     reason = fault if len(fault) <= MAX_FAULT_CHARS else f"{fault[:MAX_FAULT_CHARS]}..."
-    return InvalidArgument(f"{_FIELD}.{kind}", texts[0] if texts else "", reason=reason)
+    if definition:
+        of_tool = _DEFINITION_OF_TOOL.fullmatch(definition)
+        if of_tool is not None:
+            field = f"tools[{of_tool[1]}].parameters"
+            value = json.dumps(json.loads(value)["$defs"][definition])
+        else:
+            reason = f"{reason}, in the definition {definition!r}"
+    return InvalidArgument(field, value, reason=reason)
 
 
 def closed_form(constraint: Constraint, *, disable_additional_properties: bool) -> Constraint:
@@ -82,8 +104,13 @@ class _Outcome(NamedTuple):
     """Result of preparing a constraint: its closed form, and why that does not compile, if so."""
 
     prepared: Constraint
-    fault: str | None
+    fault: "_Fault | None"
     cost: GrammarCost
+
+
+class _Fault(NamedTuple):
+    reason: str
+    definition: str = ""
 
 
 def _num_chars(constraint: Constraint, outcome: _Outcome) -> int:
@@ -126,7 +153,7 @@ class GrammarChecker:
                     self._remember(constraint, await self._find_outcome(constraint))
         prepared, fault, cost = self._outcomes[constraint]
         if fault is not None:
-            raise cannot_compile(constraint, fault)
+            raise cannot_compile(constraint, *fault)
         return Prepared(prepared, cost)
 
     def _remember(self, constraint: Constraint, outcome: _Outcome) -> None:
@@ -146,7 +173,7 @@ class GrammarChecker:
         )
         return _Outcome(closed, *await self._try(closed))
 
-    async def _try(self, constraint: Constraint) -> tuple[str | None, GrammarCost]:
+    async def _try(self, constraint: Constraint) -> tuple[_Fault | None, GrammarCost]:
         """Returns the fault of a constraint, or None, and the cost of compiling it."""
         job = {
             "constraint": constraint,
@@ -154,10 +181,13 @@ class GrammarChecker:
             "memory_bytes": self._max_memory_bytes + _PROCESS_BYTES,
         }
         answer = await run_limited(grammar.__file__, job, cpu_limit_s=self._max_cpu_s)
-        if (fault := answer.get("error")) is not None:
-            return self._too_much_memory if fault == OUT_OF_MEMORY else fault, UNMEASURED
+        if (error := answer.get("error")) is not None:
+            return _Fault(self._too_much_memory if error == OUT_OF_MEMORY else error), UNMEASURED
         cost = GrammarCost(answer["cpu_ns"], answer["peak_bytes"])
-        return answer["fault"] or self._excess(cost), cost
+        if answer["fault"]:
+            return _Fault(answer["fault"], answer["definition"]), cost
+        excess = self._excess(cost)
+        return None if excess is None else _Fault(excess), cost
 
     def _excess(self, cost: GrammarCost) -> str | None:
         """Returns the bound that the cost exceeds; None if it exceeds none."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from contract.structured_output.grammar import find_fault
+from contract.structured_output.grammar import faulty_definition, find_fault
 from router.openai.requests.foreign_fields import STRUCTURED_OUTPUTS
 from router.params import structured_output_check
 
@@ -82,7 +82,8 @@ def prepare(constraint: tuple[str, ...], *, disable_additional_properties: bool)
         constraint, disable_additional_properties=disable_additional_properties
     )
     if (fault := _find_fault(closed)) is not None:
-        raise structured_output_check.cannot_compile(constraint, fault)
+        definition = faulty_definition(closed)
+        raise structured_output_check.cannot_compile(constraint, fault, definition)
     return closed
 
 

@@ -8,13 +8,17 @@ import jsonschema
 import pytest
 
 from contract.errors import InvalidArgument
+from contract.structured_output.grammar import find_fault
 from protos.inference.v1 import inference_pb2 as pb
 from router.inference import generate_codec
+from router.openai.requests.error_params import param_of
 from router.output_parsers.tool_call_reader import reader_of
 from router.output_parsers.tool_call_schema import forced_schema
+from router.params.structured_output_check import GrammarChecker, closed_form
 from router.prompt.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
 from router.requests.active_request import Update
 from router.requests.request_output import Delta, Finish, FinishReason
+from tests.contract.structured_output.matching import admits
 from tests.router.fakes import make_model
 from tests.router.inference.test_chat import make_chat
 
@@ -79,10 +83,80 @@ def test_a_forced_call_has_an_object_of_no_more_than_the_parameters(
     assert not is_legal(json.loads(text), answer(illegal))
 
 
-def test_definitions_that_contradict_each_other_are_refused() -> None:
-    other = Tool("add", "", {**CITY, "$defs": {"City": {"type": "integer"}}})
-    with pytest.raises(InvalidArgument, match="City"):
-        forced_schema(make_conversation(ToolChoice(ToolMode.REQUIRED), WEATHER, other))
+NESTED = {"a": {"k": {"a": {"k": {}}}}, "k": {}}
+ROOTS: list[tuple[dict[str, Any], Any, Any]] = [
+    # References start at the tool's own root, however they are written.
+    ({"properties": {"a": {"$ref": "#"}, "k": {"type": "object"}}, "additionalProperties": False},
+     NESTED, {"a": {"z": 1}}),
+    ({"properties": {"a": {"type": "integer"}, "b": {"$ref": "#/properties/a"}}},
+     {"b": 1}, {"b": "x"}),
+    ({"properties": {"a b%/": {"type": "integer"}, "b": {"$ref": "#/properties/a%20b%25~1"}}},
+     {"b": 1}, {"b": "x"}),
+    ({"properties": {"b": {"$ref": "#it"}}, "$defs": {"X": {"$anchor": "it", "type": "integer"}}},
+     {"b": 1}, {"b": "x"}),
+    ({"$id": "https://example.com/tool", "properties": {
+        "b": {"$ref": "/tool#/$defs/X"}, "c": {"$ref": "part#/$defs/X"}},
+      "$defs": {"X": {"type": "integer"},
+                "P": {"$id": "part", "$ref": "#/$defs/X", "$defs": {"X": {"type": "string"}}}}},
+     {"b": 1, "c": "x"}, {"c": 1}),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "id": "http://example.com/x.json",
+      "properties": {"b": {"$ref": "x.json#/definitions/X"}, "c": {"$ref": "#/definitions/X"}},
+      "definitions": {"X": {"type": "integer", "maximum": 3, "exclusiveMaximum": True}}},
+     {"b": 1, "c": 2}, {"c": 3}),
+    ({"properties": {"b": {"$ref": "#/$defs/X/$defs/Y"}},
+      "$defs": {"X": {"$defs": {"Y": {"type": "integer"}}}}}, {"b": 1}, {"b": "x"}),
+    ({"$id": "#top", "properties": {"b": {"$ref": "#top"}}}, {"b": {"b": {}}}, {"b": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameters", "legal", "illegal"), ROOTS)
+def test_references_start_at_the_root_of_their_own_tool(
+    parameters: dict[str, Any], legal: Any, illegal: Any
+) -> None:
+    same_names = {"X": {"type": "boolean"}, "City": {"type": "null"}}
+    other = {"properties": {"b": {"$ref": "#/$defs/X"}}, "$defs": same_names}
+    tools = [Tool("first", "", other), Tool("tool", "", parameters), Tool("last", "", other)]
+    if parameters.get("$id") == "#top":
+        illegal = None  # an object that says nothing of its values takes any
+    for choice in (ToolChoice(ToolMode.REQUIRED), ToolChoice(ToolMode.REQUIRED, "tool")):
+        schema = forced_schema(make_conversation(choice, *tools))
+        constraint = closed_form(
+            ("json_schema", json.dumps(schema)), disable_additional_properties=True
+        )
+        assert find_fault(constraint) is None
+        for arguments, is_legal_one in ((legal, True), (illegal, False)):
+            answer = [{"name": "tool", "parameters": arguments}]
+            text = json.dumps(arguments if choice.tool else answer)
+            assert admits(constraint, text) is is_legal_one, (arguments, schema)
+        assert admits(constraint, '[{"name": "last", "parameters": {"b": true}}]') is not bool(
+            choice.tool
+        )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"type": "array", "uniqueItems": True}, '"uniqueItems" is not supported'),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "a place that is not there: /$defs/none"),
+        ({"properties": {"a": {"$ref": "other.json"}}}, "another document"),
+        ({"properties": {"a": 5}}, "a schema must be an object"),
+        ({"properties": {"a": {"type": "integer", "minimum": 2**53 + 1}}}, '"minimum"'),
+        ({"properties": {"a": {"pattern": "(?=a)b"}}}, "look-around"),
+    ],
+)
+@pytest.mark.parametrize("tool", ["", "bad"])
+async def test_a_fault_names_the_tool_and_the_reason_before_its_schema(
+    parameters: dict[str, Any], reason: str, tool: str
+) -> None:
+    tools = [ADD, Tool("bad", "", {**parameters, "title": "T" * 500})]
+    schema = forced_schema(make_conversation(ToolChoice(ToolMode.REQUIRED, tool), *tools))
+    with pytest.raises(InvalidArgument) as caught:
+        await GrammarChecker().prepare(("json_schema", json.dumps(schema)))
+    assert caught.value.field == "tools[1].parameters"
+    assert param_of(caught.value.field, None) == "tools[1].function.parameters"
+    assert reason in caught.value.description
+    assert "get_weather" not in caught.value.description
+    assert len(caught.value.description) < 500
 
 
 def test_a_forced_call_asks_for_structured_output() -> None:
