@@ -127,7 +127,17 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_COUNTS, _count),
     **dict.fromkeys(("minimum", "maximum", "multipleOf"), _number),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _exclusive),
-    **dict.fromkeys(("properties", "patternProperties", "dependencies", "dependentSchemas"), _map),
+    **dict.fromkeys(
+        (
+            "properties",
+            "patternProperties",
+            "dependencies",
+            "dependentSchemas",
+            "$defs",
+            "definitions",
+        ),
+        _map,
+    ),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems", "enum"), _list),
     "dependentRequired": _name_lists,
     "required": _names,

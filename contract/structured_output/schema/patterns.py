@@ -4,29 +4,50 @@ import re
 
 from contract.structured_output.schema.vocabulary import SchemaError
 
-_IN_CLASS = re.compile(r"\\.|\[\^?\]?|\]|&&|~~|.", re.DOTALL)
+_PARTS = re.compile(
+    r"\[(?:\\s\\S|\\S\\s|\\d\\D|\\D\\d|\\w\\W|\\W\\w)\]|\\.|\[\^?\]?|\]|&&|~~|.", re.DOTALL
+)
+_SPACES = r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+_ALL_SPACES = rf"{_SPACES}\x{{1c}}-\x{{1f}}\x{{85}}\x{{feff}}"
+_NARROW = {
+    r"\s": f"[{_SPACES}]", r"\S": f"[^{_ALL_SPACES}]", r"\D": r"[^\p{Nd}]",
+    r"\W": r"[^\p{L}\p{N}_]",
+}  # fmt: skip
+"""Classes of the characters that are in them both in ECMA's dialect, which JSON Schema prescribes,
+and in Python's. `\\d` and `\\w` are those of ASCII."""
+_WIDE = {
+    r"\s": f"[{_ALL_SPACES}]", r"\S": f"[^{_SPACES}]", r"\d": r"\p{Nd}", r"\D": "[^0-9]",
+    r"\w": r"[\p{L}\p{N}_]", r"\W": "[^0-9A-Za-z_]",
+}  # fmt: skip
+"""Classes of the characters that are in them in one of the dialects, to be excluded."""
 
 
 def plain_pattern(pattern: str) -> str:
-    """Returns a pattern whose classes of characters have no classes and operators within them.
+    """Returns a pattern that matches no more than in JSON Schema's dialect and in Python's.
 
     In Rust, "[" within a class opens another; in JSON Schema it is a character.
     """
-    is_in_class = False
+    classes, is_in_class = _NARROW, False
     result = []
-    for match in _IN_CLASS.finditer(pattern):
+    for match in _PARTS.finditer(pattern):
         text = match.group()
-        if not is_in_class:
-            is_in_class = text.startswith("[")
-            if text.endswith("]") and len(text) > 1:  # a bracket that is the first of its class
+        if text.startswith("\\"):
+            text = classes.get(text, text)
+        elif text.startswith("[\\"):  # any character
+            text = "(?s:.)"
+        elif not is_in_class and text.startswith("["):
+            is_in_class, classes = True, _WIDE if text.startswith("[^") else _NARROW
+            if text.endswith("]"):  # a bracket that is the first of its class
                 text = text[:-1] + r"\]"
-        elif text.startswith("["):
+        elif is_in_class and text.startswith("["):
             text = r"\[" + text[1:]
             is_in_class = not text.endswith("]")
+        elif is_in_class and text in ("&&", "~~"):
+            text = rf"{text[0]}\{text[1]}"
         elif text == "]":
             is_in_class = False
-        elif text in ("&&", "~~"):
-            text = rf"{text[0]}\{text[1]}"
+        if not is_in_class:
+            classes = _NARROW
         result.append(text)
     return "".join(result)
 

@@ -122,8 +122,9 @@ class _Flattening:
         if not isinstance(schema, dict):
             raise SchemaError("a schema must be an object, true or false")
         place = self._place(schema, around)
-        kept = {key: value for key, value in schema.items() if key not in _DROPPED}
-        copy = map_children(in_2020(kept, place.dialect), lambda one: self._copy(one, place))
+        checked = in_2020(schema, place.dialect)
+        kept = {key: value for key, value in checked.items() if key not in _DROPPED}
+        copy = map_children(kept, lambda one: self._copy(one, place))
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             if keyword in copy:
                 copy["$ref"] = self._pointer(keyword, copy.pop(keyword), place)

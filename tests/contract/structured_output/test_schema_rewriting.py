@@ -114,6 +114,27 @@ def test_a_keyword_admits_what_jsonschema_accepts_and_nothing_else(
         assert admits(constraint(schema), json.dumps(value)) is is_valid, value
 
 
+CHARS = "a1_ \t\n\x1c\x1f\x7f\x85\xa0\ufeff\u3000é²٣̈[]^-&"
+
+
+@pytest.mark.parametrize("end", ["", "-", "é"])
+@pytest.mark.parametrize("name", [*"sSdDwW"])
+def test_a_class_of_characters_matches_no_more_than_in_python(name: str, end: str) -> None:
+    for pattern in (rf"^\{name}$", rf"^[\{name}{end}]$", rf"^[^\{name}{end}]$", rf"^[\\\{name}]$"):
+        schema = {"type": "string", "pattern": pattern}
+        validator = jsonschema.Draft202012Validator(schema)
+        admitted = {
+            char
+            for char in CHARS
+            if admits(constraint(schema), json.dumps(char, ensure_ascii=False))
+        }
+        assert admitted <= {char for char in CHARS if validator.is_valid(char)}, pattern
+        common = {char for char in "a1_ " if validator.is_valid(char)}
+        assert common == admitted & {*"a1_ "}, pattern
+    anything = constraint({"type": "string", "pattern": rf"^[\{name}\{name.swapcase()}]$"})
+    assert all(admits(anything, json.dumps(char, ensure_ascii=False)) for char in "a\x85\ufeffé")
+
+
 END = 1 << 63
 WHOLE_BOUNDS: list[tuple[Schema, list[int], list[int]]] = [
     ({"minimum": -END, "maximum": END - 1}, [0, END - 1, 1024 - END], [END]),
