@@ -75,7 +75,8 @@ def cannot_compile(constraint: Constraint, fault: str, definition: str = "") -> 
         of_tool = _DEFINITION_OF_TOOL.fullmatch(definition)
         if of_tool is not None:
             field = f"tools[{of_tool[1]}].parameters"
-            value = json.dumps(json.loads(value)["$defs"][definition])
+            parameters = json.loads(value)["$defs"][definition]
+            value = json.dumps({k: v for k, v in parameters.items() if v != definition})
         else:
             reason = f"{reason}, in the definition {definition!r}"
     return InvalidArgument(field, value, reason=reason)

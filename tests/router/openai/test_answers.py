@@ -512,7 +512,8 @@ async def test_a_forced_call_replaces_the_response_format() -> None:
             assert call.function.arguments == '{"city": "Paris"}'
         for add in http.stack.scheduler.added:
             schema = add.sampling_params.structured_output.json_schema
-            assert json.loads(schema)["properties"].keys() == {"city"}
+            (parameters,) = json.loads(schema)["$defs"].values()
+            assert parameters["properties"].keys() == {"city"}
         with pytest.raises(openai.BadRequestError):
             extra = {"structured_outputs": {"regex": "a"}}
             await http.chat(tools=[TOOL], tool_choice=named, extra_body=extra)
