@@ -33,6 +33,7 @@ _GEMMA: dict[str, Any] = {
     "use_bidirectional_attention": True,
 }
 _DECODER: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 16}
+_WINDOW = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
     "roberta": ("RobertaConfig", {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0}),
@@ -45,6 +46,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding-gemma": ("Gemma3TextConfig", _GEMMA),
     "qwen3": ("Qwen3Config", _DECODER),
     "qwen2": ("Qwen2Config", {"num_key_value_heads": 1}),
+    "qwen2-both-ways": ("Qwen2Config", {"num_key_value_heads": 1, "is_causal": False, **_WINDOW}),
 }
 
 

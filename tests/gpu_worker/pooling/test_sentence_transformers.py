@@ -25,7 +25,10 @@ pytestmark = pytest.mark.slow
 
 TEXTS = make_texts(1, 3, 9, 16, 17, 40, 41, 120, 200)
 MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "modernbert-biased", "embedding-gemma")
+ENCODERS = (
+    *("bert", "roberta", "xlm-roberta", "modernbert", "modernbert-biased", "embedding-gemma"),
+    "qwen2-both-ways",
+)
 SIZE = 48
 TOLERANCE = 1e-5
 
