@@ -25,6 +25,7 @@ TABLES = {
     "Completions": foreign_fields.COMPLETION,
     "Chats": foreign_fields.CHAT,
     "`messages[]` of chats": foreign_fields.MESSAGE,
+    "`reasoning` of chats": foreign_fields.REASONING,
     "`tools[]` of chats": foreign_fields.TOOL,
     "`tools[].function` of chats": foreign_fields.FUNCTION,
     "`structured_outputs`": foreign_fields.STRUCTURED_OUTPUTS,

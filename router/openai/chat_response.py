@@ -74,7 +74,7 @@ class ChatAnswer:
         self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._plan = usage_plan(body)
         self._usage = UsageCounter(self._plan)
-        self._shows_reasoning = body.include_reasoning is not False
+        self._shows_reasoning = body.shows_reasoning
         self._shows_logprobs = bool(body.logprobs) and self._shows_reasoning
         self._shows_token_ids = bool(body.return_token_ids) and self._shows_reasoning
         self._top = head.fields(CHUNK_KIND)

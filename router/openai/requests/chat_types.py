@@ -111,6 +111,18 @@ class NamedToolChoice(Body):
     """The function to call."""
 
 
+class Reasoning(Body):
+    """How a model reasons, in the form of Ollama, OpenRouter and SGLang."""
+
+    FOREIGN = foreign_fields.REASONING
+    IS_CLOSED = True
+
+    effort: str | None = None
+    """The same as reasoning_effort."""
+    exclude: bool | None = None
+    """True is the same as include_reasoning false."""
+
+
 class ConversationBody(Body):
     """Fields that a chat template renders into a prompt."""
 
@@ -129,6 +141,8 @@ class ConversationBody(Body):
     """vLLM: true if the answer continues the last message. Default false."""
     reasoning_effort: str | None = None
     """Variable of the chat template, if the template reads it."""
+    reasoning: Reasoning | None = None
+    """Another form of reasoning_effort and include_reasoning."""
     enable_thinking: bool | None = None
     """Qwen's API: variable of the chat template, if the template reads it."""
     parse_special_tokens: bool | None = None
@@ -172,6 +186,12 @@ class ChatBody(ConversationBody, GenerationBody):
             return ""
         content = self.messages[-1].content or ""
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """True if the answer has the model's reasoning."""
+        excludes = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is not False and not excludes
 
     @property
     def forces_call(self) -> bool:

@@ -69,10 +69,15 @@ def chat_request(body: ConversationBody) -> pb.ChatRequest:
 def _template_kwargs(body: ConversationBody) -> dict[str, Any]:
     """Returns the template's variables, some of which have fields of their own."""
     kwargs = dict(body.chat_template_kwargs or {})
-    for name in ("reasoning_effort", "enable_thinking"):
-        value = getattr(body, name)
+    given = [
+        ("reasoning_effort", "reasoning_effort", body.reasoning_effort),
+        ("enable_thinking", "enable_thinking", body.enable_thinking),
+    ]
+    if body.reasoning is not None:
+        given.append(("reasoning.effort", "reasoning_effort", body.reasoning.effort))
+    for param, name, value in given:
         if value is not None and kwargs.setdefault(name, value) != value:
-            raise BadRequest(f"{name}: chat_template_kwargs has another value", name)
+            raise BadRequest(f"{param}: the template's {name} has another value", param)
     return kwargs
 
 

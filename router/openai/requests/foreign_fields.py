@@ -224,7 +224,7 @@ COMPLETION: Table = {
     **_refused(OPENAI, "messages", "tools", "reasoning_effort", parallel_tool_calls=True),
 }
 
-_OF_CHATS = ("include_reasoning", "enable_thinking")
+_OF_CHATS = ("include_reasoning", "enable_thinking", "reasoning")
 """Fields that only chats have; a chat's body declares them."""
 _OURS = {"max_tokens": "max_completion_tokens"}
 """Names of fields that precede those of completions in a chat."""
@@ -257,6 +257,10 @@ STRUCTURED_OUTPUTS: Table = _refused(
     disable_additional_properties=False, _backend_was_auto=False,
 )  # fmt: skip
 
+REASONING: Table = {
+    **_refused(OPENROUTER, "max_tokens", "summary", "generate_summary"),
+    "enabled": Foreign(OPENROUTER),
+}
 MESSAGE: Table = {
     **_refused(OLLAMA, "images"),
     **_refused(SGLANG, "tools"),

@@ -67,6 +67,7 @@ PLACES = (
         lambda f: {"messages": HI, "tools": [TOOL | {"function": {"name": "x"} | f}]},
         "tools[0].function.",
     ),
+    Place(CHAT, foreign_fields.REASONING, lambda f: {"messages": HI, "reasoning": f}, "reasoning."),
     Place(
         COMPLETIONS,
         foreign_fields.STRUCTURED_OUTPUTS,
@@ -191,6 +192,8 @@ async def test_a_served_field_has_the_checks_and_the_error_of_ours_under_its_own
             (COMPLETIONS, {"regex": "a", "json_schema": {}}, "response_format"),
             (CHAT, {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
              "enable_thinking"),
+            (CHAT, {"reasoning": {"effort": "low"}, "reasoning_effort": "no"}, "reasoning.effort"),
+            (CHAT, {"reasoning": {"efort": "low"}}, "reasoning.efort"),
             (COMPLETIONS, {"stream_interval": 0}, "stream_interval"),
             (COMPLETIONS, {"truncation_side": "middle"}, "truncation_side"),
             (COMPLETIONS, {"Mirostat": 2}, "Mirostat"),  # the same letters as a known name
@@ -312,11 +315,16 @@ async def test_an_answer_without_its_reasoning_has_no_other_trace_of_it(stream: 
     async with make_http(writing(said), reasoning_parser="qwen3") as http:
         body = {"messages": HI, "stream": stream, "return_token_ids": True}
         answers = [
-            await http.raw.post(CHAT, json=body | {"include_reasoning": shows})
-            for shows in (False, True, None)
+            await http.raw.post(CHAT, json=body | shows)
+            for shows in (
+                {"include_reasoning": False},
+                {"include_reasoning": True},
+                {"reasoning": {}},
+                {"reasoning": {"exclude": True}},
+            )
         ]
         shown = [one.text.count('"reasoning":"') for one in answers]
-        assert shown == [0, *[len("secret") if stream else 1] * 2]
+        assert shown == [0, *[len("secret") if stream else 1] * 2, 0]
         num_events = [one.text.count("data: ") for one in answers]
         assert num_events[0] < num_events[1] or not stream
         assert '"token_ids":[' not in answers[0].text
@@ -330,11 +338,15 @@ async def test_thinking_is_a_variable_of_the_template(http: Http) -> None:
     fields = {"enable_thinking": False, "reasoning_effort": "low"}
     prompts = [
         (await http.raw.post("/tokenize", json=body | more)).json()["tokens"]
-        for more in (fields, {"chat_template_kwargs": fields})
+        for more in (
+            fields,
+            {"chat_template_kwargs": fields},
+            {"enable_thinking": False, "reasoning": {"effort": "low"}},
+        )
     ]
     await http.raw.post(CHAT, json=body | fields)
     sent = list(http.stack.scheduler.added[0].prompt_token_ids)
-    assert prompts == [sent, sent]
+    assert prompts == [sent, sent, sent]
     text = (await http.raw.post("/detokenize", json={"tokens": sent})).json()["prompt"]
     assert text == "False low"
 
