@@ -9,6 +9,7 @@ from contract.structured_output.schema.vocabulary import IN_LISTS, Schema, Schem
 
 _LEGACY = re.compile(r"draft-0[1-7]/|draft/2019-09/")
 """Dialects whose arrays have "items" and "additionalItems" in the place of "prefixItems"."""
+_ALL_KEYS = frozenset({"", ".*", "^.*", ".*$", "^"})
 BEYOND_ALL = 10**400
 """Stands for a bound that is infinite as a floating-point number."""
 
@@ -27,6 +28,7 @@ def in_2020(schema: Schema, dialect: str) -> Schema:
             result[exclusive] = result.pop(bound)
     _limit(result)
     _split_dependencies(result)
+    _replace_pattern_of_all(result)
     return result
 
 
@@ -49,6 +51,18 @@ def _limit(schema: Schema) -> None:
                 del schema[key]
             else:
                 schema[key] = BEYOND_ALL if value > 0 else -BEYOND_ALL
+
+
+def _replace_pattern_of_all(schema: Schema) -> None:
+    """Replaces a single pattern that every key matches by a schema of all other keys."""
+    patterns = schema.get("patternProperties", {})
+    if len(patterns) == 1 and _ALL_KEYS.issuperset(patterns):
+        ((_, of_all),) = schema.pop("patternProperties").items()
+        properties = schema.get("properties", {})
+        if properties:
+            both = {name: {"allOf": [one, of_all]} for name, one in properties.items()}
+            schema["properties"] = both
+        schema["additionalProperties"] = of_all
 
 
 def _split_dependencies(schema: Schema) -> None:

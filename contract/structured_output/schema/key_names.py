@@ -1,6 +1,7 @@
 """Turns "propertyNames" into objects that are closed, which llguidance compiles."""
 
 import re
+from itertools import combinations
 from typing import Any
 
 from contract.structured_output.schema.disjointness import Disjointness
@@ -23,8 +24,8 @@ def closed_objects(names: Any, disjointness: Disjointness) -> list[Any]:
 
 
 def _closed(part: Schema, disjointness: Disjointness) -> Any:
-    if not part.keys() & _CONSTRAINING or part.keys() & _CONSTRAINING == {"type"}:
-        return True if "string" in types_of(part) else {"additionalProperties": False}
+    if not part.keys() & (_CONSTRAINING - {"type"}) and "string" in types_of(part):
+        return True
     allowed = _allowed(part, disjointness)
     if isinstance(allowed, str):
         return {"patternProperties": {allowed: True}, "additionalProperties": False}
@@ -33,16 +34,20 @@ def _closed(part: Schema, disjointness: Disjointness) -> Any:
 
 def _allowed(part: Schema, disjointness: Disjointness) -> list[str] | str:
     """Returns the keys that one schema lists, or a pattern that matches them."""
+    if "string" not in types_of(part):
+        return []
     values = values_of(part)
     said = part.keys() & _CONSTRAINING - {"type"}
-    if values is not None and said <= {"enum", "const"} and "string" in types_of(part):
+    if values is not None and said <= {"enum", "const"}:
         return [value for value in values if isinstance(value, str)]
     if said == {"pattern"}:
         return str(part["pattern"])
     if said and said <= {"minLength", "maxLength"}:
         return rf"^[\s\S]{{{part.get('minLength', 0)},{part.get('maxLength', '')}}}$"
     if len(said) == 1 and (options := part.get("anyOf", part.get("oneOf"))):
-        return _united(options, disjointness)
+        pairs = combinations(options, 2) if "oneOf" in part else ()
+        if not any(disjointness.overlap(*pair, types=["string"]) for pair in pairs):
+            return _united(options, disjointness)
     raise NotSupported("propertyNames", f"is not supported with {' and '.join(sorted(said))}")
 
 

@@ -28,15 +28,17 @@ def plain_pattern(pattern: str) -> str:
     In Rust, "[" within a class opens another; in JSON Schema it is a character.
     """
     classes, is_in_class = _NARROW, False
-    result = []
+    result: list[str] = []
+    begin, begin_in_result = 0, 0
     for match in _PARTS.finditer(pattern):
-        text = match.group()
+        text, was_in_class = match.group(), is_in_class
         if text.startswith("\\"):
             text = classes.get(text, text)
         elif text.startswith("[\\"):  # any character
             text = "(?s:.)"
         elif not is_in_class and text.startswith("["):
             is_in_class, classes = True, _WIDE if text.startswith("[^") else _NARROW
+            begin, begin_in_result = match.start(), len(result)
             if text.endswith("]"):  # a bracket that is the first of its class
                 text = text[:-1] + r"\]"
         elif is_in_class and text.startswith("["):
@@ -46,10 +48,24 @@ def plain_pattern(pattern: str) -> str:
             text = rf"{text[0]}\{text[1]}"
         elif text == "]":
             is_in_class = False
-        if not is_in_class:
-            classes = _NARROW
         result.append(text)
+        if was_in_class and not is_in_class:
+            classes = _NARROW
+            if _confuses_escapes(pattern[begin : match.end()]):
+                result[begin_in_result:] = ["[", *result[begin_in_result:], r"&&[^\x00-\x1f]]"]
     return "".join(result)
+
+
+def _confuses_escapes(characters: str) -> bool:
+    """Returns whether llguidance, in JSON, would admit quotes and backslashes in a class without.
+
+    It does so where the class has the control characters that have escapes of one letter.
+    """
+    try:
+        one = re.compile(characters)
+    except re.error:
+        return True
+    return any(map(one.match, "\b\f\n\r\t")) and not (one.match('"') and one.match("\\"))
 
 
 def pattern_of_others(words: list[str]) -> str:
@@ -74,4 +90,4 @@ def _others(words: list[str]) -> str:
 
 
 def _char(char: str) -> str:
-    return rf"\x{{{ord(char):x}}}"
+    return rf"\U{ord(char):08x}"

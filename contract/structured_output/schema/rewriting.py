@@ -77,10 +77,16 @@ class _Rewriting:
         """Whether several schemas may apply to one value."""
         self.definitions: Schema = {}
         """Definitions that rewriting has added."""
+        self._around: list[Schema] = []
+        """Schemas that apply to the same value as the one that is being rewritten, and itself."""
         self._names: dict[int, tuple[str, Schema]] = {}
         self._budget = Budget(_MAX_STEPS)
         self._disjointness = Disjointness(definitions, self._budget)
-        self._negation = Negation(self._budget, self._disjointness, exclusive=self._exclusive)
+        self._negation = Negation(
+            self._budget,
+            self._disjointness,
+            exclusive=lambda schema: self._exclusive(schema, []),
+        )
 
     def of(self, schema: Any) -> Any:
         """Returns a schema to which nothing else applies, with those below it rewritten.
@@ -112,6 +118,14 @@ class _Rewriting:
         self._budget.spend()
         if isinstance(schema, bool):
             return schema
+        around = self._around
+        self._around = [schema] if chain is None else [*around, schema]
+        try:
+            return self._rewritten(schema, chain)
+        finally:
+            self._around = around
+
+    def _rewritten(self, schema: Schema, chain: tuple[str, ...] | None) -> Any:
         self.combines = self.combines or chain is not None
         if chain is None and len(schema.keys() & _CONSTRAINING) > 1:
             chain = ()
@@ -182,30 +196,38 @@ class _Rewriting:
         return [self._negated("not", schema["not"], schema, types_of(schema))]
 
     def _one_of(self, schema: Schema) -> list[Any]:
-        return [{"anyOf": self._exclusive(schema)}]
+        return [{"anyOf": self._exclusive(schema, self._around)}]
 
-    def _exclusive(self, schema: Schema) -> list[Any]:
-        """Returns alternatives; where two overlap, each says that the other does not apply."""
+    def _exclusive(self, schema: Schema, applying: list[Schema]) -> list[Any]:
+        """Returns alternatives; where two overlap, each says that the other does not apply.
+
+        Args:
+            applying: other schemas of the same value.
+        """
         options, types = schema["oneOf"], types_of(schema)
+        around = [
+            {key: part[key] for key in part if key in _PLAIN}
+            for part in self._disjointness.conjuncts({"allOf": applying})
+        ]
         listed = [_listed(option) for option in options]
         ways: list[list[Any]] = [[option] for option in options]
         for i, j in combinations(range(len(options)), 2):
             one, other = listed[i], listed[j]
             if one is not None and other is not None and one.isdisjoint(other):
                 continue
-            if common := self._disjointness.overlap(options[i], options[j], types=types):
-                ways[i].append(self._excluded(options[j], schema, options[i], common))
-                ways[j].append(self._excluded(options[i], schema, options[j], common))
+            beside = [{"allOf": [*around, options[k]]} for k in (i, j)]
+            if common := self._disjointness.overlap(beside[0], options[j], types=types):
+                ways[i].append(self._excluded(options[j], beside[0], common))
+                ways[j].append(self._excluded(options[i], beside[1], common))
         return [_all_of(way) for way in ways]
 
-    def _excluded(self, other: Any, around: Schema, one: Any, common: frozenset[str]) -> Any:
+    def _excluded(self, other: Any, beside: Any, common: frozenset[str]) -> Any:
         """Returns what says, beside one alternative, that another does not apply.
 
         Args:
-            around: the schema with the "oneOf".
             common: the types whose values may be in both.
         """
-        negated = self._negated("oneOf", other, {"allOf": [around, one]}, common)
+        negated = self._negated("oneOf", other, beside, common)
         rest = sorted(TYPES - common)
         if negated is False:
             return {"type": rest} if rest else False
@@ -312,6 +334,7 @@ _REWRITTEN: dict[str, Callable[[_Rewriting, Schema], list[Any]]] = {
 }
 
 
+_PLAIN = frozenset({*TYPE_OF, "type", "const", "enum"})
 _CONSTRAINING = frozenset({
     *TYPE_OF, *_REWRITTEN, *_AS_THEY_ARE, "allOf", "anyOf", "const", "enum",
 })  # fmt: skip
