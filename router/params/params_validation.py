@@ -121,8 +121,10 @@ def check_truncation(
     """
     if asked is None or (or_all and asked == -1) or 1 <= asked <= model.max_model_len:
         return
-    allowed = f"[1, {model.max_model_len}], where the model's window ends"
-    raise InvalidArgument(field, asked, f"{allowed}, or -1" if or_all else allowed)
+    allowed = f"[1, {model.max_model_len}]" + (" or -1" if or_all else "")
+    if asked > model.max_model_len:  # clients look for vLLM's words
+        allowed += ", where the model's window ends. Please request a smaller truncation size."
+    raise InvalidArgument(field, asked, allowed)
 
 
 def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> None:
