@@ -1,9 +1,10 @@
 """The id of a request, which every answer of an HTTP port carries in `x-request-id`."""
 
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.types import Scope
+if TYPE_CHECKING:  # services without an HTTP port import this module, too
+    from starlette.types import Scope
 
 HEADER = "x-request-id"
 MAX_ID_CHARS = 128
@@ -11,7 +12,7 @@ MAX_ID_CHARS = 128
 _NAME = HEADER.encode()
 
 
-def label_of(scope: Scope) -> str:
+def label_of(scope: "Scope") -> str:
     """Returns the id that the client gave; empty without a valid one."""
     for name, value in scope["headers"]:
         if name == _NAME:
@@ -25,12 +26,12 @@ def is_valid(text: str) -> bool:
     return text.isascii() and text.isprintable() and len(text) <= MAX_ID_CHARS
 
 
-def name_request(scope: Scope, request_id: str) -> None:
+def name_request(scope: "Scope", request_id: str) -> None:
     """Sets the id that answers carry if the client gave none."""
     scope["state"][HEADER] = request_id
 
 
-def header_of(scope: Scope | None) -> tuple[bytes, bytes]:
+def header_of(scope: "Scope | None") -> tuple[bytes, bytes]:
     """Returns the header of an answer; without a scope, of a request that could not be read."""
     state: dict[str, Any] = {} if scope is None else scope.get("state", {})
     given = "" if scope is None else label_of(scope)
