@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from contract.structured_output.schema.vocabulary import reference_to
 from router.params.structured_output_check import definition_of_tool
 from router.prompt.conversation import Conversation, Tool, ToolMode
 
@@ -41,7 +42,7 @@ def _call_schema(name: str, tool: Tool) -> dict[str, Any]:
 
 def _arguments(name: str) -> dict[str, Any]:
     """Returns a schema of arguments; they are an object even if the tool does not require it."""
-    return {"type": "object", "$ref": f"#/$defs/{name}"}
+    return {"type": "object", "$ref": reference_to(name)}
 
 
 def _root(name: str, tool: Tool) -> dict[str, Any]:

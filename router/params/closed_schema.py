@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from contract.structured_output.schema.references import flatten
-from contract.structured_output.schema.vocabulary import Schema
+from contract.structured_output.schema.vocabulary import IN_LISTS, IN_MAPS, Schema, definition_of
 
-_MAPS = ("properties", "patternProperties", "$defs", "dependentSchemas")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("additionalProperties", "items", "unevaluatedItems", "if", "then", "else")
+_ALONE = ("additionalProperties", "items", "unevaluatedItems", "if", "then", "else")
+"""Keywords with one schema whose objects may be closed; the others say what a value is not, or what
+it has among others."""
 _OF_OBJECTS = frozenset({
     "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "required",
     "minProperties", "dependentRequired", "dependentSchemas", "allOf", "anyOf", "oneOf", "if",
@@ -53,10 +53,10 @@ def _walk(schema: Schema, *, without: Collection[int] = ()) -> Iterator[Schema]:
     if id(schema) in without:
         return
     yield schema
-    children = [schema[key] for key in _SINGLE if key in schema]
-    for key in _LISTS:
+    children = [schema[key] for key in _ALONE if key in schema]
+    for key in IN_LISTS:
         children += _as_list(schema.get(key))
-    for key in _MAPS:
+    for key in IN_MAPS:
         children += _as_dict(schema.get(key)).values()
     for child in children:
         if isinstance(child, dict):
@@ -83,7 +83,7 @@ def _in_place(schema: Schema, root: Schema) -> Iterator[Any]:
     yield from (schema[key] for key in ("if", "then", "else", "not") if key in schema)
     yield from _as_dict(schema.get("dependentSchemas")).values()
     if "$ref" in schema:
-        yield root["$defs"][schema["$ref"].rpartition("/")[2]]
+        yield root["$defs"][definition_of(schema["$ref"])]
 
 
 def _add_part(schema: Any, parts: set[int], root: Schema) -> None:

@@ -5,7 +5,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from contract.structured_output.schema.vocabulary import IN_LISTS, Schema, SchemaError, named_types
+from contract.structured_output.schema.vocabulary import (
+    HIGH_BOUNDS,
+    IN_LISTS,
+    LOW_BOUNDS,
+    Schema,
+    SchemaError,
+    named_types,
+)
 
 _LEGACY = re.compile(r"draft-0[1-7]/|draft/2019-09/")
 """Dialects whose arrays have "items" and "additionalItems" in the place of "prefixItems"."""
@@ -23,7 +30,7 @@ def in_2020(schema: Schema, dialect: str) -> Schema:
     result = {key: _checked(key, value) for key, value in schema.items()}
     named_types(result)
     _rename_items(result, is_legacy=_LEGACY.search(dialect) is not None)
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+    for bound, exclusive in (LOW_BOUNDS, HIGH_BOUNDS):
         if isinstance(result.get(exclusive), bool) and result.pop(exclusive) and bound in result:
             result[exclusive] = result.pop(bound)
     _limit(result)
@@ -44,10 +51,10 @@ def _rename_items(schema: Schema, *, is_legacy: bool) -> None:
 
 def _limit(schema: Schema) -> None:
     """Replaces infinite bounds; on its open side such a bound says nothing."""
-    for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+    for key in (*LOW_BOUNDS, *HIGH_BOUNDS):
         value = schema.get(key, 0)
         if abs(value) == math.inf:
-            if (value > 0) == key.lower().endswith("maximum"):
+            if (value > 0) == (key in HIGH_BOUNDS):
                 del schema[key]
             else:
                 schema[key] = BEYOND_ALL if value > 0 else -BEYOND_ALL

@@ -11,11 +11,15 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from contract.structured_output.schema.dialect import BEYOND_ALL
 from contract.structured_output.schema.patterns import plain_pattern
 from contract.structured_output.schema.vocabulary import (
+    HIGH_BOUNDS,
+    LOW_BOUNDS,
     TYPES,
     Budget,
     Schema,
+    definition_of,
     type_name,
     types_of,
     value_key,
@@ -39,7 +43,7 @@ class Disjointness:
 
     def resolve(self, reference: str) -> Any:
         """Returns the definition that a reference is to."""
-        return self._definitions[reference.rpartition("/")[2]]
+        return self._definitions[definition_of(reference)]
 
     def conjuncts(self, schema: Any) -> list[Schema]:
         """Returns schemas that all apply to a value of a schema: itself and what it includes."""
@@ -200,14 +204,14 @@ def _counts_contradict(parts: list[Schema], least: str, most: str) -> bool:
 def _range_is_empty(parts: list[Schema]) -> bool:
     low = max(
         (Fraction(part[key]), key == "exclusiveMinimum")
-        for part in ({"minimum": -(10**400)}, *parts)
-        for key in ("minimum", "exclusiveMinimum")
+        for part in ({"minimum": -BEYOND_ALL}, *parts)
+        for key in LOW_BOUNDS
         if key in part
     )
     high = min(
         (Fraction(part[key]), key != "exclusiveMaximum")
-        for part in ({"maximum": 10**400}, *parts)
-        for key in ("maximum", "exclusiveMaximum")
+        for part in ({"maximum": BEYOND_ALL}, *parts)
+        for key in HIGH_BOUNDS
         if key in part
     )
     return low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1]))

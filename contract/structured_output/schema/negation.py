@@ -12,6 +12,7 @@ from contract.structured_output.schema.disjointness import (
 )
 from contract.structured_output.schema.patterns import pattern_of_others
 from contract.structured_output.schema.vocabulary import (
+    ANYTHING,
     TYPE_OF,
     TYPES,
     Budget,
@@ -42,7 +43,6 @@ _DEPENDENT = frozenset({
     "additionalProperties", "contains", "if", "not", "unevaluatedItems", "unevaluatedProperties",
 })  # fmt: skip
 """Keywords that mean something else beside others, or that are negated in their own way."""
-_TRUE: tuple[Any, ...] = (True, {})
 
 
 class Negation:
@@ -105,7 +105,7 @@ class Negation:
                 return [{"type": "object", "properties": {name: False}} for name in value]
             case "properties":
                 return [way for name in value for way in self._violated(name, value[name], beside)]
-            case "additionalProperties" if value not in _TRUE:
+            case "additionalProperties" if value not in ANYTHING:
                 return self._ways_of_more_keys(schema, beside)
             case "allOf":
                 return [negated(one) for one in value]
@@ -194,10 +194,10 @@ def _says_nothing(keyword: str, value: Any) -> bool:
         case "uniqueItems":
             return value is False
         case "patternProperties" | "dependentSchemas":
-            return all(one in _TRUE for one in value.values())
+            return all(one in ANYTHING for one in value.values())
         case "prefixItems":
-            return all(one in _TRUE for one in value)
-    return value in _TRUE
+            return all(one in ANYTHING for one in value)
+    return value in ANYTHING
 
 
 def _any_of(ways: list[Any]) -> Any:

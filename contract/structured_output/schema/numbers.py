@@ -10,7 +10,13 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
-from contract.structured_output.schema.vocabulary import NotSupported, Schema, named_types
+from contract.structured_output.schema.vocabulary import (
+    HIGH_BOUNDS,
+    LOW_BOUNDS,
+    NotSupported,
+    Schema,
+    named_types,
+)
 
 _END = 1 << 63
 _LAST = _END - 1
@@ -22,13 +28,13 @@ _NEEDS_OTHER_END = 10**18
 _EXACT = 1 << 53
 _MAX_DECIMALS = 18
 """Decimals that llguidance reads as a whole number when it compares bounds."""
-BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_BOUNDS = (*LOW_BOUNDS, *HIGH_BOUNDS)
 _INEXACT = "has more digits than a floating-point number that is read exactly"
 
 
 def exact_bounds(schema: Schema) -> Schema:
     """Returns the bounds of a schema in a form of the same meaning. Raises NotSupported."""
-    if not any(key in schema for key in BOUNDS):
+    if not any(key in schema for key in _BOUNDS):
         return {}
     named = named_types(schema)
     if named is not None and not {"integer", "number"} & {*named}:
@@ -70,9 +76,9 @@ def _whole(value: int, key: str, *, end: int) -> int:
 
 
 def _bounds(schema: Schema) -> Schema:
-    bounds = {key: schema[key] for key in BOUNDS if key in schema}
+    bounds = {key: schema[key] for key in _BOUNDS if key in schema}
     for key in tuple(bounds):
-        value, is_upper = bounds[key], key.lower().endswith("maximum")
+        value, is_upper = bounds[key], key in HIGH_BOUNDS
         if abs(value) >= _END:
             if (value > 0) != is_upper:
                 raise NotSupported(key, "leaves no number of 64 bits")
@@ -83,8 +89,8 @@ def _bounds(schema: Schema) -> Schema:
             raise NotSupported(key, _INEXACT)
         else:
             bounds[key] = _plain(value)
-    lows = [bounds[key] for key in BOUNDS[:2] if key in bounds]
-    highs = [bounds[key] for key in BOUNDS[2:] if key in bounds]
+    lows = [bounds[key] for key in LOW_BOUNDS if key in bounds]
+    highs = [bounds[key] for key in HIGH_BOUNDS if key in bounds]
     if lows and not highs and max(lows) >= _NEEDS_OTHER_END:
         bounds["maximum"] = _FLOAT_END
     if highs and not lows and min(highs) <= -_NEEDS_OTHER_END:

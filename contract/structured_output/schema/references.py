@@ -17,6 +17,7 @@ from contract.structured_output.schema.vocabulary import (
     NotSupported,
     SchemaError,
     map_children,
+    reference_to,
 )
 
 _MAX_SCHEMAS = 50_000
@@ -150,7 +151,7 @@ class _Flattening:
             self._names[id(target)] = name
             self._definitions[name] = True  # holds the name's place
             self._waiting.append((name, target, its_place))
-        return f"#/$defs/{name}"
+        return reference_to(name)
 
     def _resolved(self, reference: str, place: _Place) -> tuple[Any, _Place]:
         uri, _, fragment = reference.partition("#")

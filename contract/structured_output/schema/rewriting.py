@@ -21,12 +21,15 @@ from contract.structured_output.schema.numbers import (
 from contract.structured_output.schema.patterns import plain_pattern
 from contract.structured_output.schema.references import flatten
 from contract.structured_output.schema.vocabulary import (
+    ANYTHING,
     TYPE_OF,
     TYPES,
     Budget,
     NotSupported,
     Schema,
+    definition_of,
     map_children,
+    reference_to,
     types_of,
     value_key,
     values_of,
@@ -65,7 +68,7 @@ def rewrite(document: Any, *, empty: Collection[str] = ()) -> Any:
     if not definitions:
         return schema
     result = {**schema, "$defs": definitions}
-    return _without_references(result, {f"#/$defs/{name}" for name in empty}) if empty else result
+    return _without_references(result, set(map(reference_to, empty))) if empty else result
 
 
 class _Rewriting:
@@ -96,7 +99,7 @@ class _Rewriting:
         if not isinstance(schema, dict) or not schema.keys() & _IN_PLACE:
             return self._whole(schema, None)
         name, _ = self._names.setdefault(id(schema), (f"part.{len(self._names)}", schema))
-        reference = {"$ref": f"#/$defs/{name}"}
+        reference = {"$ref": reference_to(name)}
         if name in self.definitions:
             self.definitions[name] = True  # leads back to itself
             return reference
@@ -139,8 +142,8 @@ class _Rewriting:
             target = self._disjointness.resolve(reference)
             more.insert(0, self._whole(target, (*chain, reference)))
         elif "$ref" in kept:
-            self.needed.add(kept["$ref"].rpartition("/")[2])
-        more = [one for one in more if one not in (True, {})]
+            self.needed.add(definition_of(kept["$ref"]))
+        more = [one for one in more if one not in ANYTHING]
         return _all_of([kept, *more] if kept else more)
 
     def _kept(
@@ -235,7 +238,7 @@ class _Rewriting:
 
     def _if(self, schema: Schema) -> list[Any]:
         then, other = schema.get("then", True), schema.get("else", True)
-        if then in (True, {}) and other in (True, {}):
+        if then in ANYTHING and other in ANYTHING:
             return []
         negated = self._negated("if", schema["if"], schema, types_of(schema))
         return [{"anyOf": [{"allOf": [schema["if"], then]}, {"allOf": [negated, other]}]}]
@@ -255,7 +258,7 @@ class _Rewriting:
         return [
             {"anyOf": [_without([name]), {"type": "object", "required": [name], "allOf": [one]}]}
             for name, one in schema["dependentSchemas"].items()
-            if one not in (True, {})
+            if one not in ANYTHING
         ]
 
     def _property_names(self, schema: Schema) -> list[Any]:
@@ -295,7 +298,7 @@ class _Rewriting:
         return []
 
     def _unevaluated_items(self, schema: Schema) -> list[Any]:
-        if schema["unevaluatedItems"] in (True, {}) or "array" not in types_of(schema):
+        if schema["unevaluatedItems"] in ANYTHING or "array" not in types_of(schema):
             return []
         if schema.keys() & _ITEMS_OF_ANY_SCHEMA:
             raise NotSupported("unevaluatedItems")
@@ -305,7 +308,7 @@ class _Rewriting:
         return [{"prefixItems": prefix, "items": schema["unevaluatedItems"]}]
 
     def _unevaluated_properties(self, schema: Schema) -> list[Any]:
-        if schema["unevaluatedProperties"] in (True, {}) or "object" not in types_of(schema):
+        if schema["unevaluatedProperties"] in ANYTHING or "object" not in types_of(schema):
             return []
         if schema.keys() & {*_ITEMS_OF_ANY_SCHEMA, "dependentSchemas"}:
             raise NotSupported("unevaluatedProperties")

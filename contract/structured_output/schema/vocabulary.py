@@ -1,4 +1,4 @@
-"""Where a JSON schema has schemas below it, and the faults that rewriting one may find."""
+"""Keywords, types, references, faults and a budget, which all modules of this folder share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,15 @@ ALONE = frozenset({
     "items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties",
     "unevaluatedProperties", "propertyNames", "not", "if", "then", "else",
 })  # fmt: skip
-
+"""Keywords whose values are schemas: by name in an object, in a list, or one."""
+ANYTHING: tuple[Any, ...] = (True, {})
+"""Schemas that every value conforms to."""
+LOW_BOUNDS = ("minimum", "exclusiveMinimum")
+HIGH_BOUNDS = ("maximum", "exclusiveMaximum")
 
 _OF_TYPES = {
     "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "number": (*LOW_BOUNDS, *HIGH_BOUNDS, "multipleOf"),
     "array": (
         "items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains",
         "maxContains", "unevaluatedItems",
@@ -55,6 +59,16 @@ class Budget:
         self._steps -= steps
         if self._steps < 0:
             raise SchemaError("it takes too many steps to check")
+
+
+def reference_to(definition: str) -> str:
+    """Returns the value of a "$ref" to a definition."""
+    return f"#/$defs/{definition}"
+
+
+def definition_of(reference: str) -> str:
+    """Returns the name of the definition that `reference_to` refers to."""
+    return reference.rpartition("/")[2]
 
 
 def map_children(schema: Schema, change: Callable[[Any], Any]) -> Schema:
