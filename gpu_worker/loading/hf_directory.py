@@ -104,7 +104,7 @@ class DirectorySource:
         if named := self.config.get(_NAMED_WEIGHTS):
             chosen = _of_its_folder(self._path / "config.json", [str(named)])
         if chosen and chosen[0].endswith(INDEX):
-            chosen = _names_of_index(self._path / chosen[0])
+            chosen = _read_index(self._path / chosen[0])
         missing = [name for name in chosen if not (self._path / name).is_file()]
         if missing:
             raise ModelError(f"{self._path} lacks {missing[0]}; fetch it again")
@@ -151,7 +151,8 @@ def _old_quantization(path: Path) -> Mapping[str, Any] | None:
     return {**method, **described}
 
 
-def _names_of_index(index: Path) -> list[str]:
+def _read_index(index: Path) -> list[str]:
+    """Returns the files that an index names. Raises ModelError for one that is not sound."""
     try:
         return _of_its_folder(index, names_of_index(read_json(index)))
     except ValueError as error:

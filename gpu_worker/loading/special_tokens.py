@@ -61,8 +61,7 @@ def differing_token(
 def plain_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields with each token as its text. Raises KeyError or TypeError."""
     plain = {
-        name: _text(value) if name.endswith("_token") and not isinstance(value, bool) else value
-        for name, value in config.items()
+        name: _text(value) if _is_token(name, value) else value for name, value in config.items()
     }
     for name in _EXTRA:
         if isinstance(tokens := plain.get(name), list):
@@ -86,15 +85,16 @@ def misleading_flags(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) ->
 
 
 def _special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
-    values = [
-        value
-        for name, value in config.items()
-        if name.endswith("_token") and not isinstance(value, bool)
-    ]
+    values = [value for name, value in config.items() if _is_token(name, value)]
     for name in _EXTRA:
         tokens = config.get(name) or ()
         values += tokens.values() if isinstance(tokens, dict) else tokens
     yield from filter(None, map(_text, values))
+
+
+def _is_token(name: str, value: Any) -> bool:
+    """Says whether a field holds a token: "eos_token" does, and "add_bos_token" is a flag."""
+    return name.endswith("_token") and not isinstance(value, bool)
 
 
 def _text(value: Any) -> str | None:

@@ -18,7 +18,7 @@ from gpu_worker.models.rope import RopeConfig
 from gpu_worker.models.rope_config import Rotation, rotation
 
 HfConfig = Mapping[str, Any]
-_MAX_NUM_LAYERS = 1 << 12
+MAX_NUM_LAYERS = 1 << 12
 """More than any model has; the names of all tensors are in memory before one is looked for."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 _KINDS = {SLIDING: True, FULL: False, "attention": False}
@@ -201,7 +201,7 @@ def decoder_sizes(config: HfConfig) -> dict[str, Any]:
         "vocab_size": counted(config, "vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": counted(config, "intermediate_size"),
-        "num_layers": counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS),
+        "num_layers": counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_size": counted(config, "head_dim", hidden_size // num_heads),
@@ -214,7 +214,7 @@ def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
     """Returns the windows of Qwen: only if enabled, in the layers past max_window_layers."""
     enabled, first_layer = flag(config, "use_sliding_window"), config["max_window_layers"]
     window = config.get("sliding_window")
-    num_layers = counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS)
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
     slides = [enabled and window is not None and i >= first_layer for i in range(num_layers)]
     return sliding_windows(config, slides, window if enabled else None)
 
@@ -222,7 +222,7 @@ def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
 def uniform_windows(config: HfConfig) -> tuple[int | None, ...]:
     """Returns the windows of a family whose layers are all alike."""
     window = config.get("sliding_window")
-    num_layers = counted(config, "num_hidden_layers", most=_MAX_NUM_LAYERS)
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
     slides = [window is not None] * num_layers
     windows = sliding_windows(config, slides, window)
     if [one is not None for one in windows] != slides:

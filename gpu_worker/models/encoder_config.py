@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker.config import ModelError
-from gpu_worker.models.decoder_config import FULL, SLIDING, HfConfig, is_causal, sliding_windows
+from gpu_worker.models.decoder_config import (
+    FULL,
+    MAX_NUM_LAYERS,
+    SLIDING,
+    HfConfig,
+    is_causal,
+    sliding_windows,
+)
 from gpu_worker.models.family_config import (
     FamilyConfig,
     UnsoundConfig,
@@ -15,7 +22,7 @@ from gpu_worker.models.family_config import (
     small,
 )
 from gpu_worker.models.rope import RopeConfig
-from gpu_worker.models.rope_config import layer_rotations
+from gpu_worker.models.rope_config import MAX_POSITION, layer_rotations
 
 _OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.")
 _BUFFERS = (".position_ids", ".token_type_ids")
@@ -95,12 +102,12 @@ def is_ignored(name: str, prefix: str) -> bool:
 
 
 @family("BertConfig")
-def bert_config(config: HfConfig) -> BertConfig:
+def bert_config(config: FamilyConfig) -> BertConfig:
     return _learned_positions(config, prefix="bert", position_offset=0)
 
 
 @family("RobertaConfig")
-def roberta_config(config: HfConfig) -> BertConfig:
+def roberta_config(config: FamilyConfig) -> BertConfig:
     """Reads RoBERTa, whose positions begin behind that of padding."""
     padding = config["pad_token_id"]
     if type(padding) is not int or padding < 0:
@@ -109,16 +116,17 @@ def roberta_config(config: HfConfig) -> BertConfig:
 
 
 @family("XLMRobertaConfig")
-def xlm_roberta_config(config: HfConfig) -> BertConfig:
+def xlm_roberta_config(config: FamilyConfig) -> BertConfig:
     return roberta_config(config)
 
 
-def _learned_positions(config: HfConfig, *, prefix: str, position_offset: int) -> BertConfig:
+def _learned_positions(
+    config: FamilyConfig, *, prefix: str, position_offset: int
+) -> BertConfig:
     kind = config.get("position_embedding_type")
     if kind not in (None, "absolute"):
         raise _unserved(config, f"position_embedding_type {str(kind)[:40]!r}", "absolute")
-    for name in _OF_DECODERS:
-        config.get(name)
+    config.disregard(*_OF_DECODERS)
     shapes = _shapes(config, eps="layer_norm_eps")
     max_position = shapes["max_position"] - position_offset
     if max_position < 1:
@@ -167,9 +175,9 @@ def _shapes(config: HfConfig, *, eps: str) -> dict[str, Any]:
         "vocab_size": counted(config, "vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": counted(config, "intermediate_size"),
-        "num_layers": counted(config, "num_hidden_layers", most=1 << 12),
+        "num_layers": counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
         "num_heads": num_heads,
-        "max_position": counted(config, "max_position_embeddings", most=1 << 24),
+        "max_position": counted(config, "max_position_embeddings", most=MAX_POSITION),
         "norm_eps": small(config, eps),
     }
 

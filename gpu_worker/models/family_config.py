@@ -120,6 +120,10 @@ class FamilyConfig(Mapping[str, Any]):
         """Says whether the file has a name."""
         return self._family.aliases.get(name, name) in self._given
 
+    def disregard(self, *names: str) -> None:
+        """Notes names as read whose values change nothing of what the file describes."""
+        self._was_read.update(self._family.aliases.get(name, name) for name in names)
+
     def replacing(self, **values: Any) -> "FamilyConfig":
         """Returns a copy with other values, which notes what is read here."""
         copy = object.__new__(FamilyConfig)

@@ -53,7 +53,7 @@ def mixtral_config(config: HfConfig) -> MoeConfig:
 @family("Qwen3MoeConfig")
 def qwen3_moe_config(config: FamilyConfig) -> MoeConfig:
     if not flag(config, "use_sliding_window"):
-        config["sliding_window"]  # which it then does not have
+        config.disregard("sliding_window")
         config = config.replacing(sliding_window=None)
     base = qwen3_like(config, uniform_windows(config))
     step = counted(config, "decoder_sparse_step")

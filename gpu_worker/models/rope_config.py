@@ -199,8 +199,7 @@ def layer_rotations(
         theta = own[name]
         parameters.setdefault("rope_theta", theta)
         rotations[kind] = _complete(own, parameters, {})
-    for name in _OF_ALIKE:
-        own[name]
+    own.disregard(*_OF_ALIKE)
     return rotations
 
 
