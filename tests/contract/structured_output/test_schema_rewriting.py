@@ -6,6 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
 from contract.structured_output.grammar import find_fault
 from tests.contract.structured_output.matching import admits, walk
@@ -209,6 +210,14 @@ def test_what_has_no_exact_form_is_refused_by_its_keyword(schema: Schema, keywor
     fault = find_fault(constraint(schema))
     assert fault is not None
     assert f'"{keyword}"' in fault
+
+
+def test_formats_are_enforced_that_llguidance_knows_and_no_others() -> None:
+    for name in {*jsonschema.FormatChecker.checkers, *SECRETS, "hostname", "uri"}:
+        schema = {"type": "string", "format": name}
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        is_known = not LLMatcher.validate_grammar(grammar)
+        assert admits(constraint(schema), json.dumps("~ no format's ~")) is not is_known, name
 
 
 def test_the_same_keywords_are_taken_where_they_say_nothing() -> None:

@@ -180,7 +180,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [TOOL, {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
-      "tool_choice": "required"}, "tools"),
+      "tool_choice": "required"}, "tools[1].function.parameters"),
     ({"messages": [*HI, {"role": "assistant", "tool_calls": [
         {"id": "a", "function": {"name": "f", "arguments": "["}}]}]},
      "messages[1].tool_calls[0].function.arguments"),
