@@ -15,7 +15,7 @@ from gpu_worker.models.family_config import (
     small,
 )
 from gpu_worker.models.rope import RopeConfig
-from gpu_worker.models.rope_config import Rotation, rotation
+from gpu_worker.models.rope_config import Rotation, read_rotation
 
 HfConfig = Mapping[str, Any]
 MAX_NUM_LAYERS = 1 << 12
@@ -143,7 +143,7 @@ def phi3_config(config: HfConfig) -> DecoderConfig:
         )
     return _decoder_config(
         config,
-        rotation(config, su="longrope", yarn="longrope"),
+        read_rotation(config, su="longrope", yarn="longrope"),
         sliding_windows=uniform_windows(config),
         has_fused_projections=True,
     )
@@ -159,14 +159,14 @@ def _with_biases(config: HfConfig, **fields: Any) -> DecoderConfig:
 
 
 def _decoder_config(
-    config: HfConfig, turns: Rotation | None = None, **fields: Any
+    config: HfConfig, rotation: Rotation | None = None, **fields: Any
 ) -> DecoderConfig:
     architecture, activation = config["architectures"][0], config.get("hidden_act")
     if activation not in ("silu", "swish"):
         raise ModelError(
             f"{architecture} with hidden_act {activation!r} is not supported; use silu"
         )
-    shapes = decoder_shapes(config, turns)
+    shapes = decoder_shapes(config, rotation)
     shapes["is_bidirectional"] = not is_causal(config)
     return DecoderConfig(**(shapes | fields), architecture=architecture)
 
@@ -176,15 +176,15 @@ def is_causal(config: HfConfig) -> bool:
     return bool(config.get("is_causal", True))
 
 
-def decoder_shapes(config: HfConfig, turns: Rotation | None = None) -> dict[str, Any]:
+def decoder_shapes(config: HfConfig, rotation: Rotation | None = None) -> dict[str, Any]:
     """Returns the fields of a DecoderConfig that have one name in all families.
 
     Args:
-        turns: the rotation, unless it is as in most families.
+        rotation: None reads it as in most families.
     """
-    sizes, turns = decoder_sizes(config), turns or rotation(config)
-    rope = turns.config(sizes["head_size"])
-    return sizes | {"rope": rope, "max_position": turns.served_length}
+    sizes, rotation = decoder_sizes(config), rotation or read_rotation(config)
+    rope = rotation.config(sizes["head_size"])
+    return sizes | {"rope": rope, "max_position": rotation.served_length}
 
 
 def decoder_sizes(config: HfConfig) -> dict[str, Any]:

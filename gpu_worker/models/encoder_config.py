@@ -22,7 +22,7 @@ from gpu_worker.models.family_config import (
     small,
 )
 from gpu_worker.models.rope import RopeConfig
-from gpu_worker.models.rope_config import MAX_POSITION, layer_rotations
+from gpu_worker.models.rope_config import MAX_POSITION, read_layer_rotations
 
 _OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.")
 _BUFFERS = (".position_ids", ".token_type_ids")
@@ -145,18 +145,18 @@ def modernbert_config(config: FamilyConfig) -> ModernBertConfig:
     shapes = _shapes(config, eps="norm_eps")
     head_size = shapes["hidden_size"] // shapes["num_heads"]
     every = counted(config, "global_attn_every_n_layers")
-    turns = layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
+    rotations = read_layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
     half = counted(config, "local_attention") // 2
     if config.says("sliding_window"):
         half = counted(config, "sliding_window")
     window = half + 1  # half is on either side, and the token itself between them, causal or not
     slides = [bool(i % every) for i in range(shapes["num_layers"])]
     return ModernBertConfig(
-        **shapes | {"max_position": turns[FULL].served_length},
+        **shapes | {"max_position": rotations[FULL].served_length},
         activation=config["hidden_activation"],
         sliding_windows=sliding_windows(config, slides, window - (not is_causal(config))),
-        rope=turns[FULL].config(head_size),
-        sliding_rope=turns[SLIDING].config(head_size),
+        rope=rotations[FULL].config(head_size),
+        sliding_rope=rotations[SLIDING].config(head_size),
         attention_bias=flag(config, "attention_bias"),
         mlp_bias=flag(config, "mlp_bias"),
         norm_bias=flag(config, "norm_bias"),

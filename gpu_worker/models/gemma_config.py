@@ -16,7 +16,7 @@ from gpu_worker.models.decoder_config import (
     sliding_windows,
 )
 from gpu_worker.models.family_config import counted, family, flag, positive
-from gpu_worker.models.rope_config import layer_rotations
+from gpu_worker.models.rope_config import read_layer_rotations
 
 _GELU = "gelu_pytorch_tanh"
 _THETAS = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
@@ -50,7 +50,7 @@ def gemma2_config(config: HfConfig) -> GemmaConfig:
     return _gemma_config(
         config,
         **decoder_shapes(config),
-        **_later(config),
+        **_gemma2_fields(config),
         attention_soft_cap=_cap(config, "attn_logit_softcapping"),  # which Gemma 3 only names
         sliding_windows=_windows(config, 2, config["sliding_window"]),
         is_bidirectional=not is_causal(config),
@@ -62,22 +62,22 @@ def gemma3_config(config: HfConfig) -> GemmaConfig:
     both_ways, window = flag(config, "use_bidirectional_attention"), config["sliding_window"]
     if both_ways:  # half of a window is on either side
         window = counted(config, "sliding_window") // 2 + 1
-    sizes, turns = decoder_sizes(config), layer_rotations(config, _THETAS, scaled=(FULL,))
+    sizes, rotations = decoder_sizes(config), read_layer_rotations(config, _THETAS, scaled=(FULL,))
     return _gemma_config(
         config,
         **sizes,
-        **_later(config),
+        **_gemma2_fields(config),
         qk_norm=True,
-        rope=turns[FULL].config(sizes["head_size"]),
-        sliding_rope=turns[SLIDING].config(sizes["head_size"]),
-        max_position=turns[FULL].max_position,  # which counts the scaling
+        rope=rotations[FULL].config(sizes["head_size"]),
+        sliding_rope=rotations[SLIDING].config(sizes["head_size"]),
+        max_position=rotations[FULL].max_position,  # which counts the scaling
         sliding_windows=_windows(config, counted(config, "sliding_window_pattern"), window),
         is_bidirectional=both_ways or not is_causal(config),
     )
 
 
-def _later(config: HfConfig) -> dict[str, Any]:
-    """Returns what Gemma 2 and 3 have."""
+def _gemma2_fields(config: HfConfig) -> dict[str, Any]:
+    """Returns the fields that came with Gemma 2; Gemma 3 has them, too."""
     return {
         "activation": ("hidden_activation", config["hidden_activation"]),
         "has_inner_norms": True,

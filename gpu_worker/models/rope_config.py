@@ -149,12 +149,7 @@ def _magnitude(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def rope_config(config: Mapping[str, Any], head_size: int) -> RopeConfig:
-    """Reads the frequencies of a model whose layers all rotate alike."""
-    return rotation(config).config(head_size)
-
-
-def rotation(config: Mapping[str, Any], **names: str) -> Rotation:
+def read_rotation(config: Mapping[str, Any], **names: str) -> Rotation:
     """Reads the rotation of a model whose layers all rotate alike.
 
     Args:
@@ -175,7 +170,7 @@ def rotation(config: Mapping[str, Any], **names: str) -> Rotation:
     return _complete(own, parameters, names)
 
 
-def layer_rotations(
+def read_layer_rotations(
     config: Mapping[str, Any], thetas: Mapping[str, str], scaled: Sequence[str]
 ) -> dict[str, Rotation]:
     """Reads the rotations of each kind of layer.

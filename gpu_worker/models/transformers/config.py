@@ -87,7 +87,8 @@ def read_config(
     Args:
         stretched: returns the window of a rotation's parameters and max_position_embeddings.
 
-    Raises ModelError with the reason, in one line, for a model that cannot be served."""
+    Raises ModelError with the reason, in one line, for a model that cannot be served.
+    """
     architecture = (config.get("architectures") or ["none named in config.json"])[0]
     try:
         if trust_remote_code and "auto_map" in config and directory is not None:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gpu_worker.batch.arrays import FloatArray
-from gpu_worker.models.rope_config import rope_config
+from gpu_worker.models.rope_config import read_rotation
 
 _LENGTH = {"max_position_embeddings": 32768}
 _ORIGINAL = {"original_max_position_embeddings": 8192}
@@ -45,7 +45,7 @@ def test_frequencies_are_within_one_rounding_of_those_of_pytorch(
     theta: float, head_size: int
 ) -> None:
     exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
-    ours = rope_config(_LENGTH | {"rope_theta": theta}, head_size).inv_freq(head_size)
+    ours = read_rotation(_LENGTH | {"rope_theta": theta}).config(head_size).inv_freq(head_size)
     # A power of PyTorch's may be the other neighbour; so may its reciprocal then.
     assert ulps(ours, (1.0 / theta**exponents).numpy()) <= 1
 
@@ -59,14 +59,14 @@ def test_scaled_rotations_are_those_of_transformers(scaling: str, window: int) -
     )
     make = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
     theirs, factor = make(config, torch.device("cpu"), seq_len=window)
-    cos, sin = rope_config(_LENGTH | {"rope_parameters": parameters}, 64).cos_sin(64, window)
+    cos, sin = read_rotation(_LENGTH | {"rope_parameters": parameters}).config(64).cos_sin(64, window)
     # Two roundings of the power and its reciprocal, and one of each of some five operations.
     np.testing.assert_allclose(np.arctan2(sin[1], cos[1]), theirs.numpy(), rtol=8 * 2.0**-24)
     np.testing.assert_allclose(cos[0], factor, rtol=2.0**-23)
 
 
 def test_angles_are_within_one_rounding_of_those_of_pytorch() -> None:
-    rope = rope_config(_LENGTH | {"rope_theta": 1e4}, 64)
+    rope = read_rotation(_LENGTH | {"rope_theta": 1e4}).config(64)
     radians = torch.outer(torch.arange(8192.0), torch.from_numpy(rope.inv_freq(64)))
     cos, sin = rope.cos_sin(64, 8192)
     assert ulps(cos, radians.cos().numpy()) <= 1
