@@ -35,6 +35,7 @@ have no control characters but those with an escape of their own, unless the sch
 _EMPTY = re.compile(
     r"\AUnsatisfiable .*?while processing json-schema:///#/\$defs/([\w.-]+)", re.DOTALL
 )
+"""llguidance's message for a definition to which nothing conforms, with its name."""
 _MAX_EMPTY = 16
 """Definitions to which nothing conforms that are found out one by one."""
 _NEEDS_LONG_ESCAPE = re.compile("[\x00-\x07\x0b\x0e-\x1f]")
