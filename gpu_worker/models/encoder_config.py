@@ -144,8 +144,12 @@ def _learned_positions(
 def modernbert_config(config: FamilyConfig) -> ModernBertConfig:
     shapes = _shapes(config, eps="norm_eps")
     head_size = shapes["hidden_size"] // shapes["num_heads"]
+    if counted(config, "head_dim", head_size) != head_size:
+        raise _unserved(config, f"head_dim {config['head_dim']}", str(head_size))
     every = counted(config, "global_attn_every_n_layers")
     rotations = read_layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
+    if others := set(config["rope_parameters"] or ()) - _THETAS.keys():
+        raise UnsoundConfig(f"config.json says rope_parameters.{min(others)[:40]} for all layers")
     half = counted(config, "local_attention") // 2
     if config.says("sliding_window"):
         half = counted(config, "sliding_window")
@@ -165,6 +169,7 @@ def modernbert_config(config: FamilyConfig) -> ModernBertConfig:
 
 def _shapes(config: HfConfig, *, eps: str) -> dict[str, Any]:
     hidden_size, num_heads = counted(config, "hidden_size"), counted(config, "num_attention_heads")
+    config.get("tie_word_embeddings")  # of a head that is not used
     if hidden_size % num_heads:
         raise UnsoundConfig(
             f"config.json says hidden_size = {hidden_size}, which num_attention_heads = "

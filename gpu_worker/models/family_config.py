@@ -31,10 +31,13 @@ _NEUTRAL = frozenset(
         "classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias",
         "id2label", "num_labels", "problem_type",
         # of the loader, of tokens, and of padding within a batch
-        "architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype",
+        "architectures", "dtype", "torch_dtype",
     }
 )  # fmt: skip
-"""Names whose value a family's reader need not know; a test compares with transformers."""
+"""Names whose value a family's reader need not know, beside those of `_NEUTRAL_PARTS`; a test
+compares with transformers."""
+_NEUTRAL_PARTS = ("drop", "_token_id")
+"""Parts of names of training, and of tokens."""
 _MOST = (1 << 31) - 1
 T = TypeVar("T")
 
@@ -60,7 +63,8 @@ class Family:
 
     def is_read(self, name: str) -> bool:
         """Says whether a value can change what transformers computes."""
-        is_neutral = name in self.unread or name in _NEUTRAL or "drop" in name
+        is_neutral = name in self.unread or name in _NEUTRAL
+        is_neutral = is_neutral or any(part in name for part in _NEUTRAL_PARTS)
         return name in self.defaults and not is_neutral
 
 
@@ -137,7 +141,9 @@ class FamilyConfig(Mapping[str, Any]):
         for own, value in self._given.items():
             if own in self._was_read or not self._family.is_read(own):
                 continue
-            if value != self._family.defaults.get(own):
+            default = self._family.defaults.get(own)
+            is_off = value is False and default is None  # a switch
+            if value != default and not is_off:
                 raise ModelError(
                     f"{self._given['architectures'][0]} with {self._names[own]} "
                     f"{json.dumps(value)[:80]} is not supported, and may compute something else; "

@@ -285,6 +285,12 @@ def test_rotations_are_those_of_transformers(
     assert check(folder, architecture, changes) is None
 
 
+def test_rotation_of_all_layers_is_refused_where_kinds_of_layers_have_theirs() -> None:
+    config = config_of("ModernBertForMaskedLM", {"rope_parameters": {"rope_type": "linear"}})
+    with pytest.raises(ModelError, match="rope_parameters"):
+        model_spec(config).read_config(config)
+
+
 def test_scaling_beside_parameters_keeps_their_base(folder: Path) -> None:
     """This is where a config.json says more than transformers takes of it."""
     parameters = {"rope_type": "default", "rope_theta": 300.0}
@@ -367,6 +373,21 @@ def test_null_is_not_the_default(architecture: str, folder: Path) -> None:
         config = config_of(architecture, {name: None})
         with pytest.raises(ModelError, match=f"{name} (= )?null"):
             model_spec(config).read_config(config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        *((one, {"tie_word_embeddings": False}) for one in FAMILIES if "MaskedLM" in one),
+        ("ModernBertForMaskedLM", {"sep_token_id": 5, "cls_token_id": 4, "head_dim": 8}),
+        *((f"{one}ForCausalLM", {"use_bidirectional_attention": False})
+          for one in ("Gemma", "Gemma2", "Gemma3")),
+    ],
+)  # fmt: skip
+def test_values_of_ordinary_files_start(
+    architecture: str, changes: dict[str, Any], folder: Path
+) -> None:
+    assert check(folder, architecture, changes) is None
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
