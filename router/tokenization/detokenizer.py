@@ -77,8 +77,11 @@ class WindowDetokenizer:
     def _push_one(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text == self._read_text:  # it has no text, such as a special token
-            self._window.pop()
+        if text == self._read_text:
+            if self._decode([token_id, token_id]):  # a space that is dropped at the beginning
+                self._mark_read()
+            else:  # it has no text, such as a special token
+                self._window.pop()
             return ""
         num_pending = len(self._window) - self._num_read
         if text.endswith(_REPLACEMENT) and num_pending < MAX_PENDING_TOKENS:

@@ -31,6 +31,16 @@ def test_bytes_of_a_texts_tokens_are_the_texts(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS | st.sampled_from(["  two", "   three", "<s>  The"]), skip=st.booleans())
+def test_text_of_a_stream_is_that_of_the_whole(kind: str, text: str, skip: bool) -> None:
+    backend = backend_of(kind)
+    ids = backend.encode(text).ids
+    detokenizer = vocabulary_of(kind).make_detokenizer((), skip_special_tokens=skip)
+    streamed = detokenizer.push(ids) + detokenizer.flush()
+    assert streamed == backend.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_of_one_text_are_few(kind: str) -> None:
     """A token differs from others by its text, but for bytes that are whole characters."""
     backend, vocabulary = backend_of(kind), vocabulary_of(kind)
