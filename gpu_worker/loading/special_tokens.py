@@ -14,6 +14,8 @@ from tokenizers import AddedToken
 _DECODER = "added_tokens_decoder"
 _EXTRA = ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens")
 """Lists of special tokens, or dictionaries by name."""
+_OF_THE_FILE_ALONE = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take all steps from tokenizer.json."""
 _NOT_IN_ADDED_TOKEN = ("id", "__type")
 
 
@@ -56,6 +58,49 @@ def differing_token(
         if not known.get(content, {}).get("special"):
             return content
     return None
+
+
+def differing_step(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+    """Returns a field of tokenizer_config.json that tokenizer.json contradicts, or None.
+
+    transformers' classes take it, and put their own step in the place of the file's.
+    """
+    if config.get("tokenizer_class") in _OF_THE_FILE_ALONE:
+        return None
+    for step in (*_steps(tokenizer.get("normalizer")), *_steps(tokenizer.get("pre_tokenizer"))):
+        for name, value in _said_by(step).items():
+            if isinstance(given := config.get(name), bool) and given is not value:
+                return name
+    return None
+
+
+def _steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """Yields a step, or those that it is a sequence of."""
+    nested = (step or {}).get("normalizers") or (step or {}).get("pretokenizers")
+    if nested:
+        for one in nested:
+            yield from _steps(one)
+    elif step:
+        yield step
+
+
+def _said_by(step: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns the fields of tokenizer_config.json that a step has another name for."""
+    match step["type"]:
+        case "BertNormalizer":
+            lowercase, strips = bool(step.get("lowercase")), step.get("strip_accents")
+            return {
+                "do_lower_case": lowercase,
+                "strip_accents": lowercase if strips is None else strips,
+                "tokenize_chinese_chars": bool(step.get("handle_chinese_chars")),
+            }
+        case "ByteLevel":
+            return {"add_prefix_space": bool(step.get("add_prefix_space"))}
+        case "Metaspace":
+            return {"add_prefix_space": step.get("prepend_scheme") != "never"}
+        case "Prepend":
+            return {"add_prefix_space": True}
+    return {}
 
 
 def plain_tokens(config: Mapping[str, Any]) -> dict[str, Any]:

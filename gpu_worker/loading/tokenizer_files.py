@@ -21,6 +21,7 @@ from gpu_worker.config import ModelError
 from gpu_worker.loading.chat_templates import one_template, templates_of_files
 from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.special_tokens import (
+    differing_step,
     differing_token,
     misleading_flags,
     plain_tokens,
@@ -55,6 +56,7 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
     with _sound_config():
         flags = tuple(misleading_flags(tokenizer, config))
         differing = differing_token(tokenizer, config, _optional(path / "added_tokens.json"))
+        contradicted = differing_step(tokenizer, config)
     for flag in flags:
         logger.warning(
             "%s is %s in tokenizer_config.json, and tokenizer.json does otherwise: as in "
@@ -67,6 +69,9 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
         files = _converted(path, config, f"{why}, which transformers merges")
         _tell_replaced_steps(content, files[_TOKENIZER])
         return files
+    if contradicted is not None:
+        why = f"{path} has {contradicted} in tokenizer_config.json, and not so in {_TOKENIZER}"
+        return _converted(path, config, f"{why}, which transformers resolves")
     return {_TOKENIZER: content, "tokenizer_config.json": _config_bytes(config)}
 
 

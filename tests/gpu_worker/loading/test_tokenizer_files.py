@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,57 @@ def test_newer_file_of_a_tokenizer_is_read(tmp_path: Path) -> None:
     content = DirectorySource(tmp_path, name="tiny").tokenizer_files()
     ours = Backend.from_buffer(content["tokenizer.json"])
     assert ours.encode(TEXTS[0]).ids == AutoTokenizer.from_pretrained(tmp_path).encode(TEXTS[0])
+
+
+def make_wordpiece() -> Backend:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "cat", "caf", "##e", "##é"]
+    ids = {word: index for index, word in enumerate(words)}
+    tokenizer = Backend(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.BertNormalizer(lowercase=True)])
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def make_byte_level() -> Backend:
+    ids = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Backend(models.BPE(ids, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def make_metaspace() -> Backend:
+    ids = {token: index for index, token in enumerate(VOCAB)}
+    tokenizer = Backend(models.BPE(ids, [("▁", "a")], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "field", "value"),
+    [
+        ("bert", make_wordpiece, "do_lower_case", False),
+        ("bert", make_wordpiece, "strip_accents", False),
+        ("bert", make_wordpiece, "do_lower_case", True),
+        ("gpt2", make_byte_level, "add_prefix_space", True),
+        ("qwen2", make_byte_level, "add_prefix_space", True),
+        ("llama", make_metaspace, "add_prefix_space", False),
+    ],
+)
+def test_step_that_tokenizer_config_contradicts_is_autotokenizers(
+    kind: str, make: Callable[[], Backend], field: str, value: bool, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    make().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({field: value}))
+    content = DirectorySource(tmp_path, name="tiny").tokenizer_files()
+    ours = Backend.from_buffer(content["tokenizer.json"])
+    right = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("The café", "a cat", " the"):
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert ids == right.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("flag", [True, False])
