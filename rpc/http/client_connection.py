@@ -8,6 +8,7 @@ limits hold with both parsers, h11 and httptools; uvicorn uses the one that is i
 import asyncio
 import enum
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -31,6 +32,8 @@ BODY_LATE = HttpError(408, "the request's body came too slowly", closes=True)
 HEAD_LARGE = HttpError(
     431, f"the headers have more than {port_limits.MAX_HEAD_BYTES} bytes", closes=True
 )
+_WITHOUT_PATH = re.compile(rb"^[a-z]+://[^/?#]+(?=[?#]|$)", re.IGNORECASE)
+"""Target in absolute form whose path is empty, which is the same as / (RFC 9110, 4.2.3)."""
 MALFORMED = HttpError(400, "the bytes are no request of HTTP/1.1", closes=True)
 
 
@@ -118,6 +121,8 @@ class Bounds(Parser):
 
     # Only httptools calls these methods.
     def on_headers_complete(self) -> None:
+        if not self.url.startswith(b"/"):
+            self.url = _WITHOUT_PATH.sub(rb"\g<0>/", self.url)
         super().on_headers_complete()  # type: ignore[misc]
         self._message_of = self.cycle
         if self.scope["http_version"] == "1.0":

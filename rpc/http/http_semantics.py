@@ -4,6 +4,7 @@ HEAD is answered where GET is, with the same headers; the parser drops the body.
 the absolute form, http://host/path. Each answer names its request in `x-request-id`.
 """
 
+import re
 from collections.abc import Awaitable
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rpc.http import request_ids
 from rpc.http.errors import HttpError
 
+_ABSOLUTE = re.compile("https?://", re.IGNORECASE)
 BUG = HttpError(500, "internal error; the server's log says more", closes=True)
 
 
@@ -46,7 +48,7 @@ def _plain(scope: Scope) -> Scope:
     changed: dict[str, Any] = {}
     if scope["method"] == "HEAD":  # the parser's own scope keeps the method
         changed["method"] = "GET"
-    if scope["path"].startswith(("http://", "https://")):  # only httptools has removed the host
+    if _ABSOLUTE.match(scope["path"]):  # only httptools has removed the host
         path = urlsplit(scope["raw_path"].decode("ascii", "replace")).path or "/"
         changed |= {"path": unquote(path), "raw_path": path.encode()}
     return {**scope, **changed} if changed else scope

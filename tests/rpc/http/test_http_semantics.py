@@ -69,9 +69,20 @@ async def test_head_has_the_headers_of_get_and_no_body(port: HttpPort, path: byt
     assert (b"content-length: 6" in asked[0]) is (path == b"/whole")
 
 
-async def test_a_target_may_have_the_absolute_form(port: HttpPort) -> None:
-    target = b"GET http://localhost:8000/a%20b?c=d HTTP/1.1\r\n"
-    assert head_and_body(await say(port.port, target + CLOSE))[1] == b"/a b"
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"http://localhost:8000/a%20b?c=d", b"/a b"),
+        (b"HTTPS://localhost/a", b"/a"),
+        (b"http://localhost:8000", b"/"),
+        (b"http://localhost?c=http://d/e", b"/"),
+    ],
+)
+async def test_a_target_may_have_the_absolute_form(
+    port: HttpPort, target: bytes, path: bytes
+) -> None:
+    answer = await say(port.port, b"GET %s HTTP/1.1\r\n" % target + CLOSE)
+    assert head_and_body(answer)[1] == path
 
 
 SENT = b"GET / HTTP/1.1\r\nX-Request-Id: %s\r\n" % b"gateway-1"
