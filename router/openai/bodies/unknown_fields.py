@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import ValidationError
 
 from router.openai.requests.errors import BadRequest, NotServed
-from router.openai.requests.foreign_fields import REFUSED, Foreign
+from router.openai.requests.foreign_fields import OLDER_NAMES, REFUSED, Foreign
 from router.openai.requests.types import Body
 
 IGNORED_HEADER = "x-signalbox-ignored-fields"
@@ -93,11 +93,14 @@ def _set_meant(one: Unknown, foreign: Foreign, param: str) -> None:
     owner, name, value = one.owner, foreign.does, foreign.as_ours(one.value)
     if value is None:
         return
-    known = getattr(owner, name) if name in owner.model_fields_set else None
-    if known is not None and known != value:
-        if not foreign.asks_for_nothing(one.value):
-            raise BadRequest(f"{param}: {name}, which it means, has another value", param)
-        return
+    for ours in (name, OLDER_NAMES.get(name, name)):
+        known = getattr(owner, ours) if ours in owner.model_fields_set else None
+        if known == value:
+            break
+        if known is not None:
+            if not foreign.asks_for_nothing(one.value):
+                raise BadRequest(f"{param}: {ours}, which it means, has another value", param)
+            return
     try:
         type(owner).__pydantic_validator__.validate_assignment(owner, name, value)
     except ValidationError as error:

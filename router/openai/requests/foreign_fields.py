@@ -226,8 +226,9 @@ COMPLETION: Table = {
 
 _OF_CHATS = ("include_reasoning", "enable_thinking", "reasoning")
 """Fields that only chats have; a chat's body declares them."""
-_OURS = {"max_tokens": "max_completion_tokens"}
-"""Names of fields that precede those of completions in a chat."""
+OLDER_NAMES = {"max_completion_tokens": "max_tokens"}
+"""Fields of a chat, and the name of completions that each precedes."""
+_OURS = {older: name for name, older in OLDER_NAMES.items()}
 
 CHAT: Table = {
     **{

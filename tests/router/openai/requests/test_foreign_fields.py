@@ -181,6 +181,7 @@ async def test_a_served_field_has_the_checks_and_the_error_of_ours_under_its_own
             (CHAT, {"n_predict": 0}, "n_predict"),
             (CHAT, {"num_predict": "5"}, "num_predict"),
             (CHAT, {"max_new_tokens": 5, "max_completion_tokens": 6}, "max_new_tokens"),
+            (CHAT, {"max_new_tokens": 5, "max_tokens": 6}, "max_new_tokens"),
             (CHAT, {"max_new_tokens": 5, "n_predict": 6}, "n_predict"),
             (COMPLETIONS, {"repeat_penalty": 11}, "repeat_penalty"),
             (COMPLETIONS, {"do_sample": False, "temperature": 1}, "do_sample"),
