@@ -59,6 +59,9 @@ class Bounds(Parser):
     As a `BufferedProtocol` it limits how much is read, and therefore parsed, at a time.
     """
 
+    url: bytes
+    """Target of the current request, if httptools parses."""
+
     def bind(
         self, place: Place, places: Places, bodies: UnfinishedBodies, limits: HttpLimits
     ) -> None:
@@ -87,12 +90,13 @@ class Bounds(Parser):
         self._bodies.end(self._place)
         super().connection_lost(exc)
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        self._buffer = bytearray(port_limits.READ_BYTES)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # Under TLS, asyncio reads further records into slices, and one of a bytearray is a copy.
+        self._buffer = memoryview(bytearray(port_limits.READ_BYTES))
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(memoryview(self._buffer)[:nbytes]))
+        self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self._takes_no_more:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import errno
 import gc
+import hashlib
 import logging
 import os
+import random
 import resource
 import socket
 import ssl
@@ -32,14 +34,15 @@ STARTS = [b"", b"GET / HT", SLOW_BODY]
 
 @contextlib.asynccontextmanager
 async def connections(
-    port: int, number: int, start: bytes, context: ssl.SSLContext | None = None
+    port: int, number: int, start: bytes, context: ssl.SSLContext | None = None, more: bytes = b""
 ) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """So many connections that have sent this and nothing more."""
+    """So many connections that have sent this, and `more` in other records of TLS."""
     made = []
     try:
         for _ in range(number):
             made.append(await asyncio.open_connection("127.0.0.1", port, ssl=context))
             made[-1][1].write(start)
+            made[-1][1].write(more)
         yield [reader for reader, _ in made]
     finally:
         for _, writer in made:
@@ -139,16 +142,27 @@ async def test_a_large_body_comes_whole_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("127.0.0.1")
     context = ssl.create_default_context(cafile=authority.file)
-    body = b"a" * (8 << 20)
+    body = random.Random(0).randbytes(8 << 20)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    start = head % len(body) + body
+    start = head % len(body)
     tls = TlsConfig(cert=cert, key=key)
     async with (
-        serving(tls=tls) as port,
-        connections(port.port, 1, start, context) as (reader,),
+        serving(digest_of, tls=tls) as port,
+        connections(port.port, 1, start, context, body) as (reader,),
         asyncio.timeout(EVENT_S),
     ):
-        assert b"%d bytes" % len(body) in await reader.read()
+        assert hashlib.sha256(body).digest() in await reader.read()
+
+
+async def digest_of(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the digest of the body."""
+    digest, more = hashlib.sha256(), True
+    while more:
+        message = await receive()
+        digest.update(message["body"])
+        more = message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": digest.digest()})
 
 
 async def test_one_address_has_no_more_connections_than_it_may() -> None:
