@@ -121,12 +121,24 @@ def _model_class(architecture: str, config: Mapping[str, Any]) -> Any:
 
 def _hf_config(model_class: Any, config: Mapping[str, Any], directory: Path | None) -> Any:
     """Makes transformers' own configuration, from the file itself if there is one."""
+    base = _kept_base(config)
     try:
-        if directory is not None:
+        if directory is not None and not base:
             return model_class.config_class.from_pretrained(directory)
-        return model_class.config_class.from_dict(dict(config))
+        return model_class.config_class.from_dict(copy.deepcopy({**config, **base}))
     except Exception as error:  # each class has its own checks
         raise ModelError(f"its configuration is not valid ({_line(error)})") from None
+
+
+def _kept_base(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the base of rope_parameters where rope_scaling counts instead and says none, which
+    transformers would forget."""
+    before, scaling = config.get("rope_parameters"), config.get("rope_scaling")
+    if not (scaling and isinstance(before, Mapping) and isinstance(scaling, Mapping)):
+        return {}
+    if "rope_theta" in config or "rope_theta" in scaling or "rope_theta" not in before:
+        return {}
+    return {"rope_theta": before["rope_theta"]}
 
 
 def _set_quantization(hf_config: Any, config: Mapping[str, Any]) -> None:

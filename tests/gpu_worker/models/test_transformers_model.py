@@ -63,6 +63,20 @@ def test_variant_that_ours_lacks_runs_through_transformers(tmp_path: Path) -> No
     assert_greedy(runner, reference, make_prompts(30), 12)
 
 
+def test_scaling_beside_parameters_keeps_their_base(tmp_path: Path) -> None:
+    """As it does in models of ours; transformers takes the class's base."""
+    make_model(tmp_path, "stablelm")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text()) | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    }
+    file.write_text(json.dumps(config))
+    spec = find_model(config, impl="transformers", directory=tmp_path, trust_remote_code=False)
+    rotation = spec.read_config(config).hf_config.rope_parameters  # type: ignore[attr-defined]
+    assert (rotation["rope_type"], rotation["rope_theta"]) == ("linear", 300.0)
+
+
 def test_half_precision_is_close(tmp_path: Path) -> None:
     reference = make_model(tmp_path, "stablelm")
     runner = make_runner(tmp_path, dtype="bfloat16")
