@@ -62,8 +62,8 @@ _NOTHING = _Group((), None, None)
 def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint | None:
     """Reads all groups; of those that match a module, the most specific one is meant.
 
-    Returns None if there are no groups: the weights are floats, and scales of K and V may be all
-    that is there.
+    Returns None if no group has a form of weights: they are floats, and scales of K and V may be
+    all that is there.
     """
     refuse_others(described, NAME, (*_READ, *_HOW_MADE))
     _check_sparsity(described.get("sparsity_config"))
@@ -73,6 +73,8 @@ def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint |
     if not isinstance(groups, Mapping):
         raise not_served(NAME, f"config_groups {str(groups)[:40]!r}", "groups by name")
     read = [_group(group, described) for group in groups.values()]
+    if not any(group.form for group in read):
+        return None
     ignored = _names(described.get("ignore"), "ignore")
 
     def group_of(module: str) -> _Group:
@@ -105,10 +107,13 @@ def _check_sparsity(sparsity: Any) -> None:
 
 
 def _group(group: Any, described: Described) -> _Group:
-    if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
+    weights = group.get("weights", {}) if isinstance(group, Mapping) else {}
+    if weights is None and group.get("input_activations") is None:
+        refuse_others(group, NAME, _GROUP_READ)
+        return _Group(_names(group.get("targets"), "targets"), None, None)
+    if not weights or not isinstance(weights, Mapping):
         raise not_served(NAME, "a group without weights", "weights in each group")
     refuse_others(group, NAME, _GROUP_READ)
-    weights = group["weights"]
     refuse_others(weights, NAME, (*_SCHEME_READ, *_SCHEME_HOW_MADE))
     activations = _activations(group.get("input_activations"))
     stored_as = str(group.get("format") or described.get("format"))

@@ -216,9 +216,10 @@ KV_ALONE = {
     "version": "0.13.0",
 }
 """What llm-compressor writes where K and V alone have scales."""
+FLOATS = {"targets": ["Linear"], "weights": None, "input_activations": None}
 
 
-@pytest.mark.parametrize("config_groups", [{}, None])
+@pytest.mark.parametrize("config_groups", [{}, None, {"group_0": FLOATS}])
 def test_weights_beside_scales_of_k_and_v_alone_are_floats(config_groups: object) -> None:
     described = KV_ALONE | {"quant_method": "compressed-tensors", "config_groups": config_groups}
     assert quantised_checkpoint({"quantization_config": described}) is None
