@@ -166,9 +166,7 @@ def _decoder_config(
         raise ModelError(
             f"{architecture} with hidden_act {activation!r} is not supported; use silu"
         )
-    shapes = decoder_shapes(config, rotation)
-    shapes["is_bidirectional"] = not is_causal(config)
-    return DecoderConfig(**(shapes | fields), architecture=architecture)
+    return DecoderConfig(**decoder_shapes(config, rotation), **fields, architecture=architecture)
 
 
 def is_causal(config: HfConfig) -> bool:
@@ -207,6 +205,7 @@ def decoder_sizes(config: HfConfig) -> dict[str, Any]:
         "head_size": counted(config, "head_dim", hidden_size // num_heads),
         "rms_norm_eps": small(config, "rms_norm_eps"),
         "tie_embeddings": flag(config, "tie_word_embeddings"),
+        "is_bidirectional": not is_causal(config),
     }
 
 

@@ -12,7 +12,6 @@ from gpu_worker.models.decoder_config import (
     check_no_windows,
     decoder_shapes,
     decoder_sizes,
-    is_causal,
     sliding_windows,
 )
 from gpu_worker.models.family_config import counted, family, flag, positive
@@ -41,7 +40,6 @@ def gemma_config(config: HfConfig) -> GemmaConfig:
         config,
         **decoder_shapes(config),
         activation=("hidden_act", activation),
-        is_bidirectional=not is_causal(config),
     )
 
 
@@ -53,7 +51,6 @@ def gemma2_config(config: HfConfig) -> GemmaConfig:
         **_gemma2_fields(config),
         attention_soft_cap=_cap(config, "attn_logit_softcapping"),  # which Gemma 3 only names
         sliding_windows=_windows(config, 2, config["sliding_window"]),
-        is_bidirectional=not is_causal(config),
     )
 
 
@@ -63,6 +60,7 @@ def gemma3_config(config: HfConfig) -> GemmaConfig:
     if both_ways:  # half of a window is on either side
         window = counted(config, "sliding_window") // 2 + 1
     sizes, rotations = decoder_sizes(config), read_layer_rotations(config, _THETAS, scaled=(FULL,))
+    sizes["is_bidirectional"] |= both_ways
     return _gemma_config(
         config,
         **sizes,
@@ -72,7 +70,6 @@ def gemma3_config(config: HfConfig) -> GemmaConfig:
         sliding_rope=rotations[SLIDING].config(sizes["head_size"]),
         max_position=rotations[FULL].max_position,  # which counts the scaling
         sliding_windows=_windows(config, counted(config, "sliding_window_pattern"), window),
-        is_bidirectional=both_ways or not is_causal(config),
     )
 
 

@@ -1,5 +1,6 @@
 """Models that are not in the tree, as packages bring them: `example_package`, beside this file."""
 
+import json
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -51,6 +52,17 @@ def test_model_of_a_plugin_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
     runner = load(tmp_path, MODULE)
     assert runner.model.architecture == "OlmoForCausalLM"
     assert_greedy(runner, reference, make_prompts(1, 18, 40), 12, chunks=[13])
+
+
+def test_model_of_a_plugin_that_sees_both_ways_does_not_generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, OUTSIDE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    monkeypatch.syspath_prepend(PACKAGE)
+    with pytest.raises(ModelError, match="generates no tokens"):
+        make_runner(tmp_path, model_plugin=MODULE, runner="generate")
 
 
 def test_model_of_an_installed_package_is_found(
