@@ -249,6 +249,7 @@ class ToolCallParser:
         """Reads an object, or a string that contains one."""
         if char == "{" and call.name is not None and self._is_certain:
             self._begin(call)
+            self._is_in_object = False  # what is held has been output, wherever the text ends
             yield from self._chars.container(char, self._out.add_arguments)
             self._chars.held.clear()
             return

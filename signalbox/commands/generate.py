@@ -18,7 +18,7 @@ EXAMPLES = """\
 examples
   signalbox generate "Once upon a time" --max-tokens 64
   signalbox generate "The capital of France is" --temperature 0 --json
-  signalbox generate "A name:" -n 3 --stop "\\n"
+  signalbox generate "A name:" -n 3 --stop $'\\n'
   cat article.txt | signalbox generate --router gpu1:50051 --max-tokens 200
   signalbox generate "A city as JSON: " --json-schema city.json
 """

@@ -27,7 +27,7 @@ PACKAGES = {
     "signalbox_client": "clients/python/signalbox_client",
     "signalbox_kernels": "kernels/signalbox_kernels",
 }
-SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".jinja", ".h"}
+SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".jinja", ".h", ".json"}
 UNTRACKED = {"__pycache__", "_build"}
 
 

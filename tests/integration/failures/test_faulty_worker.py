@@ -173,8 +173,11 @@ async def one_that_is_faulty(
         (answer_another_epoch, "of another lease"),
         (report_prompt_of_another, "prompt log probabilities of sequence 1099511627776"),
         (report_beyond_prompt, "prompt log probabilities of positions [1, 21)"),
-        (cut_tokens, "cannot be read: token_ids: 'a column of 2'"),
-        (tear_tokens, "cannot be read: token_ids: '13 bytes'"),
+        (cut_tokens, "cannot be read: token_ids: allowed: a column of 3; given: 'a column of 2'"),
+        (
+            tear_tokens,
+            "cannot be read: token_ids: allowed: a multiple of 4 bytes; given: '13 bytes'",
+        ),
         (put_token(-1), "token -1 of a vocabulary of 512"),
         (put_token(512), "token 512 of a vocabulary of 512"),
         (put_token((1 << 31) - 1), "token 2147483647 of a vocabulary"),

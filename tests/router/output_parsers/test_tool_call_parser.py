@@ -213,6 +213,14 @@ def test_arguments_that_a_grammar_makes_sure_of_stream_as_they_come() -> None:
     assert (more.index, more.id, more.name, more.arguments) == (0, "", "", ": 1")
 
 
+def test_arguments_that_are_cut_are_no_text_as_well() -> None:
+    begun, arguments, rest = '[{"name": "add", "parameters": ', '{"a": {"b": 1}}', "}]"
+    whole = begun + arguments + rest
+    for length in range(len(begun) + 1, len(whole) + 1):
+        found = read(make_parser(JSON, is_certain=True), [whole[:length]])
+        assert found == ("", [("add", arguments[: length - len(begun)])])
+
+
 def test_half_a_marker_is_never_text() -> None:
     parser = make_parser(HERMES)
     assert parser.push("Hi <tool") == ("Hi ", [])
