@@ -27,12 +27,13 @@ class Affixes(NamedTuple):
     @classmethod
     def of_one(cls, backend: Any) -> "Affixes":
         """Returns those around a text that is alone."""
-        return cls._of(backend.encode_batch(["a"], add_special_tokens=True)[0])
+        return cls._of(backend.encode_batch([_text(backend)], add_special_tokens=True)[0])
 
     @classmethod
     def of_pair(cls, backend: Any, *, has_token_types: bool) -> "Affixes":
         """Returns those around a pair of texts."""
-        found = cls._of(backend.encode_batch([("a", "b")], add_special_tokens=True)[0])
+        text = _text(backend)
+        found = cls._of(backend.encode_batch([(text, text)], add_special_tokens=True)[0])
         return found if has_token_types else found._replace(num_between_first=None)
 
     @classmethod
@@ -70,6 +71,12 @@ class Affixes(NamedTuple):
                 num_first = len(token_ids) + self.num_between_first
             token_ids += [*self.between, *second]
         return Segments([*token_ids, *self.after], num_first)
+
+
+def _text(backend: Any) -> str:
+    """Returns a text that has tokens; a vocabulary may lack letters, and one for unknown text."""
+    texts = ("a", *backend.get_vocab(with_added_tokens=False))
+    return next(text for text in texts if backend.encode(text, add_special_tokens=False).ids)
 
 
 def cut_longest(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import processors
+from tokenizers import models, processors
 
 from router.tokenization.segments import Affixes
 from tests.router.fakes import BOS, EOS, make_backend, token
@@ -28,6 +28,16 @@ def plain(backend: Any, text: str) -> list[int]:
     backend.no_truncation()
     ids: list[int] = backend.encode(text, add_special_tokens=False).ids
     return ids
+
+
+def test_vocabulary_without_letters_has_its_special_tokens() -> None:
+    vocabulary = {"<s>": 0, "</s>": 1, "東": 2, "京": 3}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend.post_processor = processors.BertProcessing(("</s>", 1), ("<s>", 0))
+    pair = backend.encode("東", "京")
+    assert Affixes.of_one(backend).join([2, 3]).token_ids == backend.encode("東京").ids
+    joined = Affixes.of_pair(backend, has_token_types=True).join([2], [3])
+    assert joined == (pair.ids, pair.type_ids.index(1))
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
