@@ -46,6 +46,7 @@ class InvalidArgument(RpcError):
     The message has the reason before the value, which a client may have made long.
 
     Args:
+        value: what was given; None if nothing was.
         allowed: the values that are.
         reason: why this one is not, in place of `allowed`.
     """
@@ -55,7 +56,8 @@ class InvalidArgument(RpcError):
     def __init__(self, field: str, value: object, allowed: str = "", *, reason: str = "") -> None:
         self.field = field
         self.value = value
-        self.description = f"{reason or f'allowed: {allowed}'}; given: {_shorten(value)}"
+        given = "" if value is None else f"; given: {_shorten(value)}"
+        self.description = f"{reason or f'allowed: {allowed}'}{given}"
         super().__init__(f"{field}: {self.description}")
 
 

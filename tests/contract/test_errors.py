@@ -26,3 +26,4 @@ def test_an_unknown_code_number_is_unknown() -> None:
 
 def test_a_long_value_is_cut_in_the_message() -> None:
     assert len(errors.InvalidArgument("stop", "x" * 1_000_000, "1 to 1024 bytes").message) < 300
+    assert errors.InvalidArgument("content", None, "a text").message == "content: allowed: a text"
