@@ -18,8 +18,8 @@ What becomes of a field in a body of the [HTTP API](http_api.md#fields) that is 
 that this endpoint does not serve. A field with the same meaning here is **served** under our name,
 with its checks. One that changes the answer elsewhere is **refused** by name with the status 400.
 One that does not, or that has no effect without a field that is refused, is **ignored** and named
-in the header `x-signalbox-ignored-fields`. Null, and the values in the column "asks for nothing",
-which begin with the other server's default, are taken.
+in the header `x-signalbox-ignored-fields`. Null is always accepted. So are the values in the column
+"asks for nothing"; the first of them is the other server's default.
 """
 TABLES = {
     "Completions": foreign_fields.COMPLETION,
@@ -75,7 +75,7 @@ def _nothing(row: Foreign) -> str:
 def _does(row: Foreign) -> str:
     if row.does in (REFUSED, IGNORED):
         return row.does
-    pairs = [f"; `{json.dumps(one)}` is `{json.dumps(ours)}`" for one, ours in row.ours]
+    pairs = [f"; `{json.dumps(one)}` becomes `{json.dumps(ours)}`" for one, ours in row.ours]
     return f"`{row.does}`{''.join(pairs)}"
 
 

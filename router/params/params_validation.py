@@ -134,7 +134,7 @@ def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> N
         raise ContextOverflow(
             field,
             f"a prompt of {num_tokens} tokens",
-            f"at most {model.max_model_len - 1}",
+            f"at most {model.max_model_len - 1} tokens",
             window=model.max_model_len,
         )
 

@@ -18,7 +18,7 @@ _SHORT = (
     "effective window: %(tokens)d of %(max_model_len)d tokens, as much as the largest worker's KV"
     " cache holds; raise --kv-cache-memory (on CUDA --gpu-memory-utilization) for more"
 )
-_WHOLE = "effective window: %(tokens)d tokens, all of the model's; --max-model-len lowers it"
+_WHOLE = "effective window: %(tokens)d tokens, that of the model or of --max-model-len"
 
 
 class JoinedWorkers(Protocol):
