@@ -75,7 +75,7 @@ class Affixes(NamedTuple):
 
 def _text(backend: Any) -> str:
     """Returns a text that has tokens; a vocabulary may lack letters, and one for unknown text."""
-    texts = ("a", *backend.get_vocab(with_added_tokens=False))
+    texts: tuple[str, ...] = ("a", *backend.get_vocab(with_added_tokens=False))
     return next(text for text in texts if backend.encode(text, add_special_tokens=False).ids)
 
 
