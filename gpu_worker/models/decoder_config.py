@@ -22,7 +22,7 @@ MAX_NUM_LAYERS = 1 << 12
 """More than any model has; the names of all tensors are in memory before one is looked for."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 _KINDS = {SLIDING: True, FULL: False, "attention": False}
-"""Whether layers of a type have a window."""
+"""Types of layers; true for those with a window."""
 
 
 FUSED_PROJECTIONS = {

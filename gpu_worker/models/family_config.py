@@ -48,7 +48,7 @@ class UnsoundConfig(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What transformers knows of the config.json of a configuration class."""
+    """Fields and other names of a configuration class of transformers, with their defaults."""
 
     aliases: Mapping[str, str]
     """Names that stand for another."""

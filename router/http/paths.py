@@ -62,7 +62,7 @@ NOT_SERVED = {
     "/invocations": "use /v1/chat/completions or /v1/completions",
     "/ping": "use /health",
 }
-"""What to use in place of paths of OpenAI's and of other servers' APIs, and of all below them."""
+"""Paths of APIs that are not served, and what to use in place of each and of all below it."""
 
 
 class Paths:

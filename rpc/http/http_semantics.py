@@ -1,4 +1,4 @@
-"""What RFC 9110 and 9112 ask of every HTTP port and a parser leaves to the application.
+"""Rules of RFC 9110 and 9112 for every HTTP port that a parser leaves to the application.
 
 HEAD is answered where GET is, with the same headers; the parser drops the body. A target may have
 the absolute form, http://host/path. Each answer names its request in `x-request-id`.

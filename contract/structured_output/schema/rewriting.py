@@ -77,7 +77,7 @@ class _Rewriting:
         """Definitions that the rewritten schemas refer to."""
         self.multiples: set[float] = set()
         self.combines = False
-        """Whether several schemas may apply to one value."""
+        """True if several schemas may apply to one value."""
         self.definitions: Schema = {}
         """Definitions that rewriting has added."""
         self._around: list[Schema] = []

@@ -112,7 +112,7 @@ class NamedToolChoice(Body):
 
 
 class Reasoning(Body):
-    """How a model reasons, in the form of Ollama, OpenRouter and SGLang."""
+    """Options of reasoning, in the form of Ollama, OpenRouter and SGLang."""
 
     FOREIGN = foreign_fields.REASONING
     IS_CLOSED = True
