@@ -120,9 +120,7 @@ def xlm_roberta_config(config: FamilyConfig) -> BertConfig:
     return roberta_config(config)
 
 
-def _learned_positions(
-    config: FamilyConfig, *, prefix: str, position_offset: int
-) -> BertConfig:
+def _learned_positions(config: FamilyConfig, *, prefix: str, position_offset: int) -> BertConfig:
     kind = config.get("position_embedding_type")
     if kind not in (None, "absolute"):
         raise _unserved(config, f"position_embedding_type {str(kind)[:40]!r}", "absolute")

@@ -59,7 +59,9 @@ def test_scaled_rotations_are_those_of_transformers(scaling: str, window: int) -
     )
     make = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
     theirs, factor = make(config, torch.device("cpu"), seq_len=window)
-    cos, sin = read_rotation(_LENGTH | {"rope_parameters": parameters}).config(64).cos_sin(64, window)
+    cos, sin = (
+        read_rotation(_LENGTH | {"rope_parameters": parameters}).config(64).cos_sin(64, window)
+    )
     # Two roundings of the power and its reciprocal, and one of each of some five operations.
     np.testing.assert_allclose(np.arctan2(sin[1], cos[1]), theirs.numpy(), rtol=8 * 2.0**-24)
     np.testing.assert_allclose(cos[0], factor, rtol=2.0**-23)
