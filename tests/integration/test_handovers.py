@@ -57,8 +57,14 @@ def prompt_of(handle: int) -> list[int]:
 class Streams:
     """Requests that run on a worker beside which another has joined."""
 
-    def __init__(self, scheduler: RunningScheduler, client: Router, first: RunningWorker) -> None:
-        self.scheduler, self.client, self.first = scheduler, client, first
+    def __init__(
+        self,
+        scheduler: RunningScheduler,
+        client: Router,
+        first: RunningWorker,
+        second: RunningWorker,
+    ) -> None:
+        self.scheduler, self.client, self.first, self.second = scheduler, client, first, second
 
     async def assert_right(self) -> None:
         for handle, got in enumerate(await self.client.ended(*range(NUM_STREAMS))):
@@ -83,9 +89,9 @@ async def streams(
         for handle in range(NUM_STREAMS):
             await client.add(handle, prompt_of(handle), max_tokens=NUM_TOKENS, **request)
         await eventually(lambda: all(got.tokens for got in client.got.values()))
-        async with running_worker(scheduler.address, make_runner):
+        async with running_worker(scheduler.address, make_runner) as second:
             await eventually(lambda: len(loops) == 2)
-            yield Streams(scheduler, client, first)
+            yield Streams(scheduler, client, first, second)
             await assert_idle(scheduler)
 
 
@@ -125,7 +131,7 @@ async def test_a_taker_that_dies_leaves_the_streams_where_they_are() -> None:
         await eventually(lambda: bool(owner.leaving))
         async with running_worker(running.scheduler.address, simulated(**CONFIG)):
             await eventually(lambda: len(cluster.step_loops) == 3)
-            cluster.leave(cluster.step_loops[1])
+            await running.second.kill()
             await running.assert_right()
 
 
