@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -54,17 +55,14 @@ def prompt_of(handle: int) -> list[int]:
     return [100 + handle] * (20 + 3 * handle)
 
 
+@dataclass(frozen=True, slots=True)
 class Streams:
     """Requests that run on a worker beside which another has joined."""
 
-    def __init__(
-        self,
-        scheduler: RunningScheduler,
-        client: Router,
-        first: RunningWorker,
-        second: RunningWorker,
-    ) -> None:
-        self.scheduler, self.client, self.first, self.second = scheduler, client, first, second
+    scheduler: RunningScheduler
+    client: Router
+    first: RunningWorker
+    second: RunningWorker
 
     async def assert_right(self) -> None:
         for handle, got in enumerate(await self.client.ended(*range(NUM_STREAMS))):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,18 +48,14 @@ LONG = 99
 pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
+@dataclass(frozen=True, slots=True)
 class Pair:
     """A worker that has PROMPT and is busy, and one that has nothing."""
 
-    def __init__(
-        self,
-        scheduler: RunningScheduler,
-        client: Router,
-        first: RunningWorker,
-        second: RunningWorker,
-    ) -> None:
-        self.scheduler, self.client = scheduler, client
-        self.first, self.second = first, second
+    scheduler: RunningScheduler
+    client: Router
+    first: RunningWorker
+    second: RunningWorker
 
     @property
     def peers(self) -> list[Peer]:
