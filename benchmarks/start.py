@@ -40,7 +40,7 @@ _EVENTS = {
     "scheduler listens": ("scheduler", "listening on"),
     "worker begins to load": ("worker 0", "loading "),
     "router listens": ("router", "gRPC at"),
-    "worker has its weights": ("worker 0", "steps run natively"),
+    "worker has its weights": ("worker 0", "is loaded on"),
     "worker ready": ("worker 0", "worker ready"),
     "worker joined": ("scheduler", "worker joined"),
     "router serves": ("router", "serving "),

@@ -89,6 +89,7 @@ class Router:
         )
         self._add_services(tenants, config)
         self._connecting: asyncio.Task[None] | None = None
+        self._has_served = False
 
     def _http_server(
         self, config: RouterConfig, tenants: Tenants, keys: KeyRing | None
@@ -126,8 +127,6 @@ class Router:
         port = await self.server.start()
         if self.http is not None:
             await self.http.start()
-            scheme = "https" if self._tls.serves else "http"
-            logger.info("HTTP at %s://%s/v1", scheme, self.http.address)
         if self.metrics_server is not None:
             await self.metrics_server.start()
         self._connecting = asyncio.create_task(self.schedulers.run(), name="schedulers")
@@ -175,8 +174,13 @@ class Router:
 
     def _set_serving(self, serving: bool) -> None:
         self.server.set_serving(SERVICE_NAME, VLLM_SERVICE, serving=serving)
-        if serving:
-            self._on_serving(self.schedulers.models.served[0].name)
+        if not serving:
+            return
+        if self.http is not None and not self._has_served:
+            scheme = "https" if self._tls.serves else "http"
+            logger.info("HTTP at %s://%s/v1", scheme, self.http.address)
+        self._has_served = True
+        self._on_serving(self.schedulers.models.served[0].name)
 
 
 async def run(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from contract.model import Adapter, ModelInfo
+from contract.wording import counted
 from scheduler_svc.config import AdmissionBounds, Disaggregation
 from scheduler_svc.kv_moves.handovers import Handovers
 from scheduler_svc.kv_moves.peers import Peers
@@ -184,7 +185,9 @@ class Cluster:
             record_loss(self.worker_records, step_loop.scheduler)
         groups = step_loop.scheduler.evacuate()
         if groups:
-            logger.warning("worker %s left %d requests", step_loop.worker_name, len(groups))
+            logger.warning(
+                "worker %s left %s", step_loop.worker_name, counted(len(groups), "request")
+            )
         self.requests.requeue(groups, is_lost=is_lost)
         self.requests.sort_out_waiting()
         self.wake()

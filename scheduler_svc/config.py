@@ -182,8 +182,8 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         10.0,
         ge=0,
         allow_inf_nan=False,
-        description="seconds between two log lines on what each worker does, while it does"
-        " something; 0 writes none",
+        description="seconds after which a log line says the load of each worker where it has"
+        " changed; 0 writes none",
     )
     record: str | None = Field(
         None,

@@ -12,6 +12,7 @@ from itertools import islice
 from contract.errors import Code
 from contract.model import ModelInfo
 from contract.updates import AdmittedRequest, FinishReason, RequestFailure, RequestUpdates
+from contract.wording import counted
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.insight import request_spans
 from scheduler_svc.insight.explain import Explanation, History, explain
@@ -231,7 +232,8 @@ class RequestLifecycle:
                 self._placement_deadlines.add(group, now)
         if self._placement_deadlines:
             logger.warning(
-                "%d requests wait for a worker that takes them", len(self._placement_deadlines)
+                "%s left without a worker that takes them",
+                counted(len(self._placement_deadlines), "request"),
             )
             self.expire()
 

@@ -151,7 +151,7 @@ def load_natively(
 def describe_steps(program: Program) -> None:
     """Logs how a program computes."""
     kv_dtype = arithmetic_of(program).kv_cache_dtype
-    logger.info(
+    logger.debug(
         "steps run natively on %s, products in %s, K and V in %s; %s",
         program.isa.name,
         program.arithmetic,

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from contract.wording import counted
 from gpu_worker.device.device_errors import DeviceLost
 from gpu_worker.ranks.launchers import AwaitedRank, Launcher, LocalRank, StartedRank
 from gpu_worker.ranks.rank_adapters import AdapterOpening
@@ -100,7 +101,7 @@ class Followers:
             address = f"unix:{self._folder}/0"
         else:
             address, self.tls, launch = network.address, network.tls, AwaitedRank
-            logger.info("waiting at %s for %d ranks", address, num_ranks - 1)
+            logger.info("waiting at %s for %s", address, counted(num_ranks - 1, "rank"))
         self._join_s = join_s or (JOIN_S if network is None else 5 * JOIN_S)
         self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost, self.tls)
         # A rank has its stream, what it passes, and a call for a key.

@@ -12,6 +12,7 @@ from contract.errors import InvalidArgument
 from contract.sampling_defaults import SamplingDefaults
 from contract.sampling_params import SamplingParams
 from contract.structured_output.grammar_cost import UNMEASURED
+from contract.wording import counted
 from router.params.branch_validation import beam_search, check_sequences
 from router.params.generation_params import GREEDY_BELOW, GenerationParams
 from router.params.sampling_defaults import with_defaults
@@ -133,8 +134,8 @@ def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> N
     if num_tokens >= model.max_model_len:
         raise ContextOverflow(
             field,
-            f"a prompt of {num_tokens} tokens",
-            f"at most {model.max_model_len - 1} tokens",
+            f"a prompt of {counted(num_tokens, 'token')}",
+            f"at most {counted(model.max_model_len - 1, 'token')}",
             window=model.max_model_len,
         )
 
@@ -235,7 +236,7 @@ def _resolve_max_tokens(
         raise ContextOverflow(
             "sampling_params.max_tokens",
             max_tokens,
-            f"at most {room}, as the prompt has {num_prompt_tokens} tokens",
+            f"at most {room}, as the prompt has {counted(num_prompt_tokens, 'token')}",
             window=model.max_model_len,
         )
     return max_tokens

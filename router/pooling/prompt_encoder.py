@@ -1,6 +1,7 @@
 """Turns what is to be pooled into tokens that fit the model, or says why they do not."""
 
 from contract.errors import FailedPrecondition, InvalidArgument
+from contract.wording import counted
 from router.params import params_validation
 from router.params.token_validation import check_token_ids
 from router.pooling.pair_encoder import PairEncoder
@@ -91,7 +92,7 @@ def _check_length(prompt: PooledPrompt, model: ServedModel) -> None:
         raise InvalidArgument(prompt.field, "a prompt of 0 tokens", "at least 1 token")
     if num_tokens > most:
         allowed = f"at most {most}, or truncate_prompt_tokens"
-        found = f"a prompt of {num_tokens} tokens"
+        found = f"a prompt of {counted(num_tokens, 'token')}"
         raise ContextOverflow(prompt.field, found, allowed, window=most)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from contract.errors import NotFound, RpcError, Unavailable
+from contract.wording import counted
 from router.insight.request_span import route_span
 from router.requests.active_request import ActiveRequest
 from router.requests.request_output import end_unmeasured
@@ -253,7 +254,7 @@ class Schedulers:
         ]
         resumed = [one for one in waiting if self._place(one)]
         if resumed:
-            logger.warning("%d requests continue, here or elsewhere", len(resumed))
+            logger.warning("going on, here or elsewhere: %s", counted(len(resumed), "request"))
         if len(resumed) < len(waiting) and all(one.served for one in self._connections):
             for one in waiting:
                 if one.connection is None:

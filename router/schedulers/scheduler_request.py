@@ -3,6 +3,7 @@
 from contract.errors import RpcError, from_code
 from contract.request import Request
 from contract.updates import RequestFailure
+from contract.wording import counted
 from router.prompt.length_errors import ContextOverflow
 from router.requests.active_request import ActiveRequest
 
@@ -42,7 +43,7 @@ def request_of(active: ActiveRequest) -> Request:
 def error_of(failure: RequestFailure, request: ActiveRequest) -> RpcError:
     """Returns the error of a failed request, in the client's terms."""
     if (window := failure.exceeded_window) is not None:
-        what = f"a prompt of {len(request.prompt_token_ids)} tokens"
+        what = f"a prompt of {counted(len(request.prompt_token_ids), 'token')}"
         most = window if request.pooling is not None else window - 1
         return ContextOverflow(request.prompt_field, what, f"at most {most}", window=window)
     return from_code(failure.code, failure.message, failure.retry_after_s)

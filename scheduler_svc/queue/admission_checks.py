@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from contract.errors import Code
 from contract.model import ModelInfo
 from contract.updates import RequestFailure
+from contract.wording import counted
 from rpc.telemetry import logs
 from scheduler_svc.config import AdmissionBounds
 from scheduler_svc.queue.admission_queue import AdmissionQueue
@@ -82,9 +83,9 @@ def _beyond_bounds(
     most_live, most_tokens = bounds.max_tenant_requests, bounds.max_queued_tokens
     num_waiting, num_tokens = len(admission), admission.num_prompt_tokens
     if most_live is not None and num_live >= most_live:
-        return too_many(f"{num_live} requests of this tenant are live, as many as may be")
+        return too_many(f"this tenant has {counted(num_live, 'live request')}, as many as may be")
     if num_waiting >= bounds.max_queued_requests:
-        return too_many(f"{num_waiting} requests are waiting already")
+        return too_many(f"there is no room behind {counted(num_waiting, 'waiting request')}")
     if (
         most_tokens is not None
         and num_waiting

@@ -63,8 +63,9 @@ class WindowLog:
         window = workers.effective_max_model_len
         if model is None or window in (0, self._logged):
             return
+        usual = not self._logged  # the whole window from the start is no news
         self._logged = window
         if window < model.max_model_len:
             logger.warning(_SHORT, {"tokens": window, "max_model_len": model.max_model_len})
         else:
-            logger.info(_WHOLE, {"tokens": window})
+            logger.log(logging.DEBUG if usual else logging.INFO, _WHOLE, {"tokens": window})

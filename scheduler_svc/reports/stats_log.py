@@ -1,7 +1,7 @@
-"""One line of the log now and then on what each worker does, as vLLM's `log_stats` writes it.
+"""One line of the log when the load of a worker has changed, as vLLM's `log_stats` writes it.
 
-A worker that did nothing since its last line is passed over; the line after its last work says 0,
-so that a log ends with the worker at rest.
+A worker is passed over while as many requests run, are swapped and wait as its last line said,
+and none was preempted since. A log ends with the worker at rest.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ _LINE = (
     " KV cache %(kv_cache_percent)d%% used, prefix hits %(prefix_hit_percent)d%%,"
     " preemptions %(preemptions)d"
 )
+_LOAD = ("running", "swapped", "waiting")
+_AT_REST = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class StatsLog:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._before: dict[StepLoop, _Counts] = {}
-        self._was_busy: set[StepLoop] = set()
+        self._written: dict[StepLoop, tuple[object, ...]] = {}
         self._at = time.monotonic()
 
     async def run(self, interval_s: float) -> None:
@@ -64,18 +66,18 @@ class StatsLog:
             self.write(time.monotonic())
 
     def write(self, now: float) -> None:
-        """Writes a line of each worker that did something since the last time or the one before."""
-        step_loops = list(self._cluster.step_loops)
-        for step_loop in step_loops:
+        """Writes a line of each worker whose load is not what its last line said."""
+        for step_loop in (step_loops := list(self._cluster.step_loops)):
             counts = _Counts.of(step_loop.scheduler)
-            before = self._before.get(step_loop)
-            is_busy = counts.num_steps > (before.num_steps if before else 0)
-            if is_busy or step_loop in self._was_busy:
-                logger.info(_LINE, self._fields(step_loop, before, counts, now - self._at))
-            (self._was_busy.add if is_busy else self._was_busy.discard)(step_loop)
+            fields = self._fields(step_loop, self._before.get(step_loop), counts, now - self._at)
+            load = tuple(fields[name] for name in _LOAD)
+            if load != self._written.get(step_loop, _AT_REST) or fields["preemptions"]:
+                logger.info(_LINE, fields)
+                self._written[step_loop] = load
             self._before[step_loop] = counts
-        self._before = {step_loop: self._before[step_loop] for step_loop in step_loops}
-        self._was_busy &= set(step_loops)
+        for kept in (self._before, self._written):
+            for gone in kept.keys() - set(step_loops):
+                del kept[gone]
         self._at = now
 
     def _fields(

@@ -2,6 +2,7 @@
 
 from contract.errors import Code
 from contract.updates import RequestFailure
+from contract.wording import counted
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.suspicion import Suspicion
 
@@ -45,8 +46,8 @@ def too_many(message: str) -> RequestFailure:
 def exceeds_window(group: SequenceGroup, window: int) -> RequestFailure:
     return RequestFailure(
         Code.INVALID_ARGUMENT,
-        f"the prompt has {group.num_prompt_tokens} tokens; the maximum context length is {window}"
-        " tokens, as much as the largest worker's KV cache holds",
+        f"the prompt has {counted(group.num_prompt_tokens, 'token')}; the maximum"
+        f" context length is {window} tokens, as much as the largest worker's KV cache holds",
         exceeded_window=window,
     )
 
@@ -77,7 +78,7 @@ def never_fits(group: SequenceGroup) -> RequestFailure:
 def breaks_workers(suspicion: Suspicion) -> RequestFailure:
     return RequestFailure(
         Code.INTERNAL,
-        f"{len(suspicion.losses)} workers were lost while they worked on the request",
+        f"{counted(len(suspicion.losses), 'worker')} died while working on the request",
     )
 
 

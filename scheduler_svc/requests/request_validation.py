@@ -9,6 +9,7 @@ import math
 from contract.model import ModelInfo
 from contract.request import Request
 from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from contract.wording import counted
 from scheduler_svc.requests.beam_search import find_fault_in_search
 from scheduler_svc.requests.pooling_validation import find_fault_in_pooling
 
@@ -28,10 +29,12 @@ def find_fault(request: Request, model: ModelInfo) -> str | None:
         return fault
     num_prompt_tokens = len(request.prompt_token_ids)
     if request.pooling is not None and num_prompt_tokens > (window := model.max_model_len):
-        return f"the prompt has {num_prompt_tokens} tokens; the model's window has {window}"
+        return (
+            f"the prompt has {counted(num_prompt_tokens, 'token')}; the model's window has {window}"
+        )
     if request.pooling is None and num_prompt_tokens >= model.max_model_len:
         return (
-            f"the prompt has {num_prompt_tokens} tokens; the model's window of"
+            f"the prompt has {counted(num_prompt_tokens, 'token')}; the model's window of"
             f" {model.max_model_len} leaves none to generate"
         )
     if max(request.prompt_token_ids) >= model.vocab_size:

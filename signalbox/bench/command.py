@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from contract.wording import counted
 from signalbox.bench import flags, report, trace_file
 from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
@@ -53,7 +54,7 @@ def failure_text(measured: Measured) -> str:
     if not measured.num_completed:
         return f"no request ended well: {reasons}"
     total = measured.num_completed + measured.num_failed
-    return f"{measured.num_failed} of {total} requests failed: {reasons}"
+    return f"{measured.num_failed} of {counted(total, 'request')} failed: {reasons}"
 
 
 def _described(reason: str, message: str) -> str:
@@ -128,7 +129,7 @@ async def _load(
     options: dict[str, Any], send: Send, asks: Sequence[Ask], target: str
 ) -> tuple[str, Measured]:
     pace, measured = _pace(options, asks), Measured()
-    title = f"{target}: {len(asks)} requests, {pace.title}"
+    title = f"{target}: {counted(len(asks), 'request')}, {pace.title}"
     with _progress(len(asks)) as on_end:
         if pace.concurrency:
             loop = closed_loop(

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from contract.wording import counted
 from signalbox.client.service_client import NO_METHOD
 from signalbox.client.tls_probe import listens, speaks_http, tls_hint
 from signalbox.settings.environment import ENV_PREFIX
@@ -40,7 +41,7 @@ class TimedAnswer:
 
     def summary(self) -> str:
         """Returns the number of tokens and their speed, for people."""
-        parts = [f"{self.num_tokens} tokens"]
+        parts = [counted(self.num_tokens, "token")]
         if self.time_to_first_token_s is not None:
             parts.append(f"first after {self.time_to_first_token_s:.3f} s")
         if self.tokens_per_second is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from contract.wording import counted
 from signalbox.client.connection import connection, router_client
 from signalbox.client.piped_input import with_piped
 from signalbox.client.router_flags import (
@@ -123,8 +124,8 @@ async def talk(options: dict[str, Any]) -> None:
                 if not defaults.may_be_uncapped(error.__cause__):
                     raise
                 came = await show_answer({**defaults.drawing, **given})
-            if defaults.has_ended(came.answer):
-                _say(f"ended at {defaults.max_tokens:,} tokens; --max-tokens allows more")
+            if defaults.max_tokens is not None and defaults.has_ended(came.answer):
+                _say(f"ended at {counted(defaults.max_tokens, 'token')}; --max-tokens allows more")
             return came
 
         if message is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from contract.wording import counted
 from signalbox_client import Answer, DefaultSamplingParams, RequestError
 
 OWN_DEFAULTS = {"temperature": 0.2, "top_p": 0.9, "frequency_penalty": 0.2}
@@ -51,7 +52,7 @@ class ChatDefaults:
         if parts:
             parts[-1] += f" ({'the server' if self.is_servers else 'chat'}'s defaults)"
         if self.max_tokens is not None:
-            parts.append(f"at most {self.max_tokens:,} tokens")
+            parts.append(f"at most {counted(self.max_tokens, 'token')}")
         flags = ", ".join("--" + name.replace("_", "-") for name in names)
         return f"{', '.join(parts)}; to change it: {flags}"
 

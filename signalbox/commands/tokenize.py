@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from contract.wording import counted
 from signalbox.client.connection import connection, router_client
 from signalbox.client.piped_input import read_input
 from signalbox.client.router_flags import add_model_flag, add_router_flags
@@ -76,7 +77,9 @@ def _print(tokens: list[Token], *, as_json: bool) -> None:
         ids, texts = [token.id for token in tokens], [token.text for token in tokens]
         print(json.dumps({"count": len(ids), "token_ids": ids, "texts": texts}, ensure_ascii=False))
         return
-    table = Table("position", "id", "text", title=f"{len(tokens)} tokens", title_justify="left")
+    table = Table(
+        "position", "id", "text", title=counted(len(tokens), "token"), title_justify="left"
+    )
     for position, token in enumerate(tokens):
         table.add_row(str(position), str(token.id), Text(repr(token.text)))
     show(table)

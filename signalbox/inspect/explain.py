@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from contract.wording import counted
 from protos.scheduler.v1 import explain_pb2 as pb
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
@@ -92,8 +93,8 @@ def _summary(answer: pb.ExplainResponse) -> Text:
     cached = f" ({answer.num_cached_tokens} cached)" if answer.num_cached_tokens else ""
     branches = f" in {answer.num_sequences} sequences" if answer.num_sequences > 1 else ""
     text.append(
-        f"\nprompt {answer.num_prompt_tokens} tokens{cached},"
-        f" output {answer.num_output_tokens} tokens{branches},"
+        f"\nprompt {counted(answer.num_prompt_tokens, 'token')}{cached},"
+        f" output {counted(answer.num_output_tokens, 'token')}{branches},"
         f" preempted {_times(answer.num_preemptions)}"
     )
     return text
@@ -146,7 +147,7 @@ def _events(answer: pb.ExplainResponse) -> Table:
 def _chunks(events: list[pb.Event]) -> str:
     num_tokens = sum(event.num_tokens for event in events)
     steps = f"steps {events[0].step_id} to {events[-1].step_id}"
-    return f"{num_tokens} tokens in {len(events)} chunks{_cached(events[0])}, {steps}"
+    return f"{counted(num_tokens, 'token')} in {len(events)} chunks{_cached(events[0])}, {steps}"
 
 
 def _cached(event: pb.Event) -> str:
@@ -160,7 +161,7 @@ def _details(event: pb.Event) -> str:
         case pb.EVENT_KIND_SCHEDULED | pb.EVENT_KIND_RESUMED:
             return _resumed(event)
         case pb.EVENT_KIND_PREFILL:
-            tokens = _count(event.num_tokens, "token")
+            tokens = counted(event.num_tokens, "token")
             return f"{tokens}{_cached(event)}, step {event.step_id}"
         case pb.EVENT_KIND_PREEMPTED:
             return _preempted(event)
@@ -171,7 +172,7 @@ def _details(event: pb.Event) -> str:
         case pb.EVENT_KIND_MOVED:
             return f"the worker {event.worker} was {event.detail}"
         case pb.EVENT_KIND_SUSPECTED:
-            return f"it was in flight: computes alone for {event.num_tokens} tokens"
+            return f"it was in flight: computes alone for {counted(event.num_tokens, 'token')}"
         case pb.EVENT_KIND_CLEARED:
             return f"it was not the cause: computes with others, step {event.step_id}"
         case pb.EVENT_KIND_FETCHED | pb.EVENT_KIND_STORED:
@@ -187,12 +188,12 @@ def _details(event: pb.Event) -> str:
 def _resumed(event: pb.Event) -> str:
     text = f"by {event.worker}, step {event.step_id}"
     if event.is_swap:
-        text += f", {_count(event.num_blocks, 'block')} swapped in"
+        text += f", {counted(event.num_blocks, 'block')} swapped in"
     return text + (f"; waited for {_waits(event.waits)}" if event.waits else "")
 
 
 def _moved(event: pb.Event) -> str:
-    blocks = _count(event.num_blocks, "block")
+    blocks = counted(event.num_blocks, "block")
     text = f"{blocks}, {event.num_bytes:,} bytes in {_seconds(event.duration_ns)}"
     if event.store:
         store = "disk" if event.store == "disk" else f"{event.store} store"
@@ -204,7 +205,7 @@ def _moved(event: pb.Event) -> str:
 
 def _preempted(event: pb.Event) -> str:
     how = "swapped out" if event.is_swap else "given up, to be recomputed"
-    blocks = _count(event.num_blocks, "block")
+    blocks = counted(event.num_blocks, "block")
     return f"{blocks} {how}, for {event.other_request_id}, step {event.step_id}"
 
 
@@ -212,10 +213,6 @@ def _waits(waits: Iterable[pb.Wait]) -> str:
     return ", ".join(
         f"{_REASONS.get(wait.reason, '?')} {_seconds(wait.duration_ns)}" for wait in waits
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _seconds(nanoseconds: int) -> str:

@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
+from contract.wording import counted
 from signalbox.client.tables import make_table, right
 from signalbox.inspect.load_rates import (
     HandoverLoad,
@@ -129,7 +130,7 @@ def _store(store: StoreLoad | None) -> list[str]:
     hits = "" if store.hit_rate is None else f"hit rate so far {store.hit_rate:.0%}  "
     failed = f", {store.num_failures:,} failed" if store.num_failures else ""
     return [
-        f"{store.kind}: {hits}{store.num_loading} requests loading"
+        f"{store.kind}: {hits}{counted(store.num_loading, 'request')} loading"
         f"  {store.fetched_bytes_per_s / 1e6:,.1f} MB/s in"
         f"  {store.stored_bytes_per_s / 1e6:,.1f} MB/s out{failed}"
     ]

@@ -115,7 +115,7 @@ def test_a_cpu_holds_the_codes_natively_and_decodes_them_in_pytorch(
     tensors = load_file(tmp_path / "model.safetensors")
     tensors |= {f"model.layers.0.self_attn.{side}_scale": torch.ones(1) for side in "kv"}
     save_file(tensors, tmp_path / "model.safetensors")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(tmp_path, cpu_backend=cpu_backend)
     assert "weights: fp8 of the checkpoint, " in caplog.text
     is_native = "steps run natively" in caplog.text

@@ -147,7 +147,7 @@ async def test_a_request_that_crashes_any_worker_ends_after_three_losses_and_qua
         (poisoned,) = await client.ended(0)
         assert poisoned.end is not None
         assert poisoned.end.code == 13
-        assert poisoned.end.message == "3 workers were lost while they worked on the request"
+        assert poisoned.end.message == "3 workers died while working on the request"
         assert caplog.text.count("worker lost") == suspicion.MAX_LOSSES
         await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
         records = scheduler.cluster.worker_records

@@ -154,7 +154,7 @@ async def test_what_a_scheduler_refuses_is_counted_by_reason() -> None:
         assert value(registry, name, reason=reason) == 1
 
 
-async def test_each_worker_that_works_is_summed_up_in_one_line(
+async def test_a_line_says_when_the_load_of_a_worker_has_changed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger=stats_log.__name__)
@@ -163,15 +163,24 @@ async def test_each_worker_that_works_is_summed_up_in_one_line(
         return [r.getMessage() for r in caplog.records if r.name == stats_log.__name__]
 
     async with make_stack() as stack:
+        (loop,) = stack.scheduler.cluster.step_loops
         log, now = StatsLog(stack.scheduler.cluster), time.monotonic()
         log.write(now + 1)
-        assert not lines()  # nothing has happened
         await ask(stack.stub, make_request([1, 2, 3], max_tokens=20))
         log.write(now + 11)
+        assert not lines()  # it rests as before
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(ask(stack.stub, make_request([1, 2, 3], max_tokens=100)))
+            await eventually(lambda: loop.scheduler.running)
+            for later_s in (21, 31, 41):
+                log.write(now + later_s)
+            assert not asked.done()
         (line,) = lines()
-        rate = float(re.search(r"([\d.]+) generated tokens/s", line)[1])  # type: ignore[index]
-        assert rate == 2.0
-        for later_s in (21, 31, 41):
-            log.write(now + later_s)
-        assert len(lines()) == 2  # one more, which says that it rests
-        assert " 0.0 generated tokens/s" in lines()[-1]
+        assert "running 1, swapped 0, waiting 0" in line
+        log.write(now + 51)
+        log.write(now + 61)
+        assert len(lines()) == 2
+        assert "running 0, swapped 0, waiting 0" in lines()[-1]
+        rate = float(re.search(r"([\d.]+) generated tokens/s", lines()[-1])[1])  # type: ignore[index]
+        assert 0 < rate <= 10
+        await assert_idle(stack.scheduler)

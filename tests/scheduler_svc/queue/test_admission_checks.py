@@ -44,7 +44,7 @@ def failure_of_next(bounds: AdmissionBounds, num_waiting: int) -> object:
 @pytest.mark.parametrize("num_waiting", [1, 2])
 def test_requests_that_may_wait_are_bounded(num_waiting: int) -> None:
     failure = failure_of_next(AdmissionBounds(max_queued_requests=2), num_waiting)
-    too_many = (Code.RESOURCE_EXHAUSTED, "2 requests are waiting already", 1.0)
+    too_many = (Code.RESOURCE_EXHAUSTED, "there is no room behind 2 waiting requests", 1.0)
     assert failure == (None if num_waiting < 2 else too_many)
 
 
@@ -82,7 +82,7 @@ def test_live_requests_of_a_tenant_are_bounded_and_others_are_not_touched() -> N
     assert added == [True, True, False, True, True]
     assert failure_of(router, 3) == (
         Code.RESOURCE_EXHAUSTED,
-        "2 requests of this tenant are live, as many as may be",
+        "this tenant has 2 live requests, as many as may be",
         1.0,
     )
     loop.send()  # running ones count too
