@@ -196,12 +196,26 @@ def _surroundings(report: Report) -> dict[str, str | None]:
             check_free("127.0.0.1", port)
             found[f"port {port} ({service})"] = "free"
         except BindError as error:
-            found[f"port {port} ({service})"] = str(error)
-            report.notes.append(
-                f"port {port} is taken; give the {service.partition(',')[0]} another {flag}"
-            )
+            taken_by, is_own = _listener(port)
+            found[f"port {port} ({service})"] = taken_by or str(error)
+            if not is_own:
+                report.notes.append(
+                    f"port {port} is taken; give the {service.partition(',')[0]} another {flag}"
+                )
     found["demo model"] = str(DEMO_MODEL) if DEMO_MODEL.is_file() else None
     return found
+
+
+def _listener(port: int) -> tuple[str | None, bool]:
+    """Returns the process on a port, None if it is not to be seen, and whether it is Signalbox."""
+    listener = machine_info.listener_of(port)
+    if listener is None:
+        return None, False
+    process_id, words = listener
+    names = [Path(word).name for word in words]
+    is_own = "signalbox" in names[:3]  # python -m signalbox router
+    name = " ".join(names[names.index("signalbox") :][:2]) if is_own else names[0] if names else "?"
+    return f"taken by {name} (process {process_id})", is_own
 
 
 def _add_worker(report: Report) -> None:

@@ -3,14 +3,18 @@
 It reads procfs and the versions of tools; it imports no code of the worker.
 """
 
+import contextlib
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _TOOL_TIMEOUT_S = 10.0
+_LISTEN = "0A"
+"""State of a listening socket in /proc/net/tcp."""
 
 CPU_FEATURES = (
     "avx2",
@@ -52,6 +56,30 @@ def usable_cores() -> int:
 def total_memory() -> int:
     """Returns the machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def listener_of(port: int) -> tuple[int, list[str]] | None:
+    """Returns process id and command line of the process that listens on a TCP port.
+
+    None if no process does, or only one whose files this user may not see.
+    """
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for files in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):
+            if any(str(file.readlink()) in sockets for file in files.iterdir()):
+                words = (files.parent / "cmdline").read_bytes().split(b"\0")[:-1]
+                return int(files.parent.name), [os.fsdecode(word) for word in words]
+    return None
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                fields = line.split()
+                address, state = fields[1], fields[3]
+                if state == _LISTEN and int(address.rpartition(":")[2], 16) == port:
+                    yield fields[9]
 
 
 def compilers() -> dict[str, str | None]:

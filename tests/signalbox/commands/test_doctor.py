@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -124,8 +125,21 @@ def test_a_taken_port_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
         install(monkeypatch, grpcio="2.0", pydantic_settings="3.0")
         monkeypatch.setattr(doctor, "PORTS", {port: ("router", "--grpc-port")})
         report = doctor.examine()
-    assert "in use" in str(report.sections["on this machine"][f"port {port} (router)"])
+    (shown,) = (text for name, text in report.sections["on this machine"].items() if "port" in name)
+    assert f"(process {os.getpid()})" in str(shown)
     assert any("--grpc-port" in note for note in report.notes)
+
+
+def test_a_port_of_our_own_server_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with serve(tmp_path / "log", "--simulate") as stack:
+        port = int(stack.address.rpartition(":")[2])
+        monkeypatch.setattr(doctor, "PORTS", {port: ("router, gRPC", "--grpc-port")})
+        report = doctor.examine()
+    shown = report.sections["on this machine"][f"port {port} (router, gRPC)"]
+    assert str(shown).startswith("taken by signalbox router (process ")
+    assert not any(str(port) in note for note in report.notes)
 
 
 def test_the_command_prints_a_table_or_json() -> None:
