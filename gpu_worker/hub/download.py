@@ -42,9 +42,11 @@ _CONFIG = "config.json"
 _MODULES = "[0-9]_*"
 """Folders of sentence-transformers' modules."""
 _SERVER_ERROR = 500
-ANSWER_S = 5.0
-"""Seconds in which the hub must answer if the cache has the model; huggingface_hub itself tries
-for 23 s, or longer where packets are dropped."""
+ANSWER_S = 4.0
+"""Seconds in which the hub must be reached, and answer if the cache has the model; huggingface_hub
+itself tries for 23 s, or longer where packets are dropped."""
+_UNREACHED = {"ConnectError", "ConnectTimeout", "ConnectionError", "ConnectionTimeout"}
+"""Errors of the HTTP libraries of huggingface_hub's versions."""
 
 
 def download(
@@ -54,9 +56,9 @@ def download(
 
     Raises ModelError, in one line, for what cannot be had.
     """
-    import huggingface_hub as hub
+    from huggingface_hub.utils.logging import get_logger
 
-    logging.getLogger(hub.__name__).handlers.clear()  # with its own, each line comes twice
+    get_logger().handlers.clear()  # with the library's own, each line comes twice
     name = parse_hub_name(model)
     if name is None:
         raise ModelError(f"{model} is no hub id; give org/name or org/name:Q4_K_M")
@@ -74,10 +76,11 @@ def _download(
     name: HubName, revision: str | None, progress: ReportProgress, *, with_weights: bool
 ) -> Path:
     cached = _find_cached(name, revision, with_weights=with_weights)
-    if cached is not None and not _answers(name.repository, revision):
+    fault = _why_no_answer(name.repository, revision)
+    if cached is not None and fault is not None:
         logger.info("the hub does not answer; using the copy of %s in the cache: %s", name, cached)
         return cached
-    files = _list_files(name.repository, revision)
+    files = _list_files(name.repository, revision, fault)
     variant = _choose_gguf(name, files) if with_weights else None
     if variant is not None:
         _tell_choice(name, variant, files)
@@ -131,28 +134,28 @@ def _pattern_of(names: Collection[str]) -> str | None:
     return SAFETENSORS if fnmatch(chosen[0], SAFETENSORS) else TORCH_FILES
 
 
-def _answers(repository: str, revision: str | None) -> bool:
-    """Returns whether the hub answers in time: with the model, or that it may not be had."""
-    answers: list[bool] = []
-    thread = threading.Thread(  # a name that is not resolved obeys no timeout
-        target=lambda: answers.append(_asks(repository, revision)), name="hub", daemon=True
+def _why_no_answer(repository: str, revision: str | None) -> Exception | None:
+    """Returns why the hub does not answer; None if it does, also that the model may not be had."""
+    answers: list[Exception | None] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(_ask(repository, revision)), name="hub", daemon=True
     )
     thread.start()
-    thread.join(ANSWER_S)
-    return any(answers)
+    thread.join(ANSWER_S + 0.5)
+    return answers[0] if answers else ConnectionError("its name is not resolved")
 
 
-def _asks(repository: str, revision: str | None) -> bool:
+def _ask(repository: str, revision: str | None) -> Exception | None:
     import huggingface_hub as hub
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
         hub.HfApi().model_info(repository, revision=revision, timeout=ANSWER_S)
     except HfHubHTTPError as error:
-        return error.response.status_code < _SERVER_ERROR
-    except Exception:  # those of the HTTP library, which differ between versions
-        return False
-    return True
+        return error if error.response.status_code >= _SERVER_ERROR else None
+    except Exception as error:  # those of the HTTP library, which differ between versions
+        return error
+    return None
 
 
 def _choose_gguf(name: HubName, files: dict[str, int]) -> GGUFVariant | None:
@@ -189,8 +192,12 @@ def _has(files: Collection[str], pattern: str) -> bool:
     )
 
 
-def _list_files(repository: str, revision: str | None) -> dict[str, int]:
-    """Returns path and size of each file; of those in the cache, if the hub does not answer."""
+def _list_files(repository: str, revision: str | None, fault: Exception | None) -> dict[str, int]:
+    """Returns path and size of each file; of those in the cache, if the hub does not answer.
+
+    Args:
+        fault: why it did not answer a moment ago.
+    """
     import huggingface_hub as hub
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -200,6 +207,9 @@ def _list_files(repository: str, revision: str | None) -> dict[str, int]:
         RevisionNotFoundError,
     )
 
+    if any(kind.__name__ in _UNREACHED for kind in type(fault).__mro__):
+        logger.info("the hub cannot be reached; looking into the cache")
+        return _list_folder(_snapshot(repository, revision))
     try:
         entries = list(hub.HfApi().list_repo_tree(repository, recursive=True, revision=revision))
     except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError):

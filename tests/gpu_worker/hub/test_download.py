@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -249,9 +251,27 @@ def test_hub_that_cannot_be_reached_is_one_clear_line(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_at(monkeypatch, "http://127.0.0.1:9")
+    refuse_to_wait(monkeypatch)
     with pytest.raises(ModelError, match=r"cannot be reached .* give a local directory") as error:
         open_path("some-org/Some-Model")
     assert "\n" not in str(error.value)
+
+
+def test_the_library_adds_no_lines_of_its_own_in_a_new_process() -> None:
+    """Its logger gets a handler at its first use, which may come late."""
+    code = """
+import contextlib, logging
+from contract.startup import ignore_progress
+from gpu_worker.config import ModelError
+from gpu_worker.hub.download import download
+with contextlib.suppress(ModelError):
+    download("some-org/Some-Model", None, ignore_progress)
+import huggingface_hub.utils.logging
+print(huggingface_hub.utils.logging.get_logger().handlers)
+"""
+    env = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 # ---- names ----
