@@ -63,16 +63,25 @@ class PeftAdapter:
         return LoraPair(a, b)
 
 
+def check_adapter(name: str, folder: Path) -> None:
+    """Raises ModelError if a file of an adapter is missing; reads none."""
+    for file in (folder / CONFIG, folder / WEIGHTS):
+        try:
+            if not stat.S_ISREG(file.stat().st_mode):  # a pipe may never be written
+                raise OSError(errno.EINVAL, "it is no file with content")
+        except OSError as error:
+            raise _missing(name, file, error) from None
+
+
 def describe_adapter(name: str, folder: Path) -> Adapter:
     """Identifies an adapter by the SHA-256 of its configuration and its weights.
 
     Raises ModelError if a file is missing.
     """
+    check_adapter(name, folder)
     digest = hashlib.sha256()
     for file in (folder / CONFIG, folder / WEIGHTS):
         try:
-            if not stat.S_ISREG(file.stat().st_mode):  # a pipe may never be written
-                raise OSError(errno.EINVAL, "it is no file with content")
             with file.open("rb") as opened:
                 of_file = hashlib.file_digest(opened, "sha256")
         except OSError as error:

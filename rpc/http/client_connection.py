@@ -62,6 +62,9 @@ class Bounds(Parser):
     url: bytes
     """Target of the current request, if httptools parses."""
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Stays silent: the request is answered as one without `Upgrade`, by RFC 9110, 7.8."""
+
     def bind(
         self, place: Place, places: Places, bodies: UnfinishedBodies, limits: HttpLimits
     ) -> None:

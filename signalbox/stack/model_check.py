@@ -1,8 +1,11 @@
-"""Checks a model before any process starts: it exists, is complete, and fits in memory.
+"""Checks a model and its adapters before any process starts: they exist, are complete, and fit.
 
 It reads only the heads of files. The worker checks what needs PyTorch or the hub.
 """
 
+from pathlib import Path
+
+from gpu_worker.adapters.peft_adapter import check_adapter
 from gpu_worker.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from gpu_worker.config import GIB
 from gpu_worker.device.ram import available_ram
@@ -25,14 +28,16 @@ _SMALLER_FORMS = {
 
 
 def check_model(settings: EngineSettings, *, num_workers: int = 1, num_loaded: int = 0) -> None:
-    """Raises ModelError, FileNotFoundError or MemoryError for a model that cannot be served
-    here.
+    """Raises ModelError, FileNotFoundError or MemoryError for a model or an adapter that cannot be
+    served here.
 
     Args:
         num_loaded: workers that have taken their memory already.
     """
     if settings.simulate or num_workers <= num_loaded:
         return
+    for name, folder in settings.adapters:
+        check_adapter(name, Path(folder))
     try:
         sizes = weight_sizes(settings)
     except ModuleNotFoundError:

@@ -129,20 +129,22 @@ class GGUFFields:
     def whole_of_model(self, key: str, *default: int) -> int:
         """Returns a whole number of the architecture."""
         value = self.of_model(key, *default)
-        if not isinstance(value, int) or not abs(value) < 1 << 31:
-            raise self._unfit(key, value, "whole")
+        if not isinstance(value, int):
+            raise self._unfit(key, value, "no whole number")
+        if not abs(value) < 1 << 31:
+            raise self._unfit(key, value, "not below 2147483648")
         return value
 
     def real_of_model(self, key: str, *default: float) -> float:
         """Returns a number of the architecture."""
         value = self.of_model(key, *default)
         if not isinstance(value, int | float):
-            raise self._unfit(key, value, "such")
+            raise self._unfit(key, value, "no number")
         return float(value)
 
-    def _unfit(self, key: str, value: Any, kind: str) -> ModelError:
+    def _unfit(self, key: str, value: Any, what: str) -> ModelError:
         return ModelError(
-            f"{self._path} says {self.kind}.{key} = {str(value)[:40]}, which is no {kind} number"
+            f"{self._path} says {self.kind}.{key} = {str(value)[:40]}, which is {what}"
         )
 
     def each_of_model(self, key: str, *default: Any) -> Any:

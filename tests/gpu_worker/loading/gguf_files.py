@@ -52,7 +52,7 @@ _SCALING_FIELDS = {
     "beta_fast": "add_rope_scaling_yarn_beta_fast",
     "beta_slow": "add_rope_scaling_yarn_beta_slow",
 }
-_ADDERS = {bool: "add_bool", int: "add_int32", float: "add_float32", str: "add_string"}
+_ADDERS = {bool: "add_bool", int: "add_int64", float: "add_float32", str: "add_string"}
 
 
 def open_path(path: Path | str, **fields: Any) -> ModelSource:

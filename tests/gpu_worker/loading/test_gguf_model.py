@@ -163,7 +163,8 @@ ROTATES = r"rotates by a \w+ of .*; fetch a sound file"
         ("context_length", 0, "has a context_length of 0"),
         ("context_length", "long", "context_length = long, which is no whole number"),
         ("attention.head_count", 2.5, "attention.head_count = 2.5, which is no whole number"),
-        ("attention.layer_norm_rms_epsilon", "low", "epsilon = low, which is no such number"),
+        ("attention.layer_norm_rms_epsilon", "low", "epsilon = low, which is no number"),
+        ("attention.head_count", 0xFFFFFFFF, "= 4294967295, which is not below 2147483648"),
         ("block_count", 1 << 30, "lacks tensors of its 1073741824 layers"),
     ],
 )

@@ -69,6 +69,20 @@ async def test_head_has_the_headers_of_get_and_no_body(port: HttpPort, path: byt
     assert (b"content-length: 6" in asked[0]) is (path == b"/whole")
 
 
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+async def test_an_upgrade_is_answered_as_if_it_were_not_asked(
+    port: HttpPort, protocol: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = (
+        b"Connection: Upgrade, close\r\nUpgrade: %s\r\nSec-WebSocket-Version: 13\r\n" % protocol
+    )
+    head, body = head_and_body(
+        await say(port.port, b"GET /whole HTTP/1.1\r\n" + HOST + upgrade + b"\r\n")
+    )
+    assert (status_of(head), body) == (200, b"/whole")
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(
     ("target", "path"),
     [

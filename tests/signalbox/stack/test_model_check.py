@@ -286,6 +286,14 @@ def test_a_directory_with_a_senseless_file_is_refused_by_the_files_name(
     assert "\n" not in str(raised.value)
 
 
+def test_an_adapter_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for folder, missing in (("nowhere", "adapter_config.json"), (".", "adapter_model.safetensors")):
+        settings = WorkerSettings(model="org/name", lora=(f"sql={tmp_path / folder}",))
+        with pytest.raises(ModelError, match=rf"{missing} of the adapter sql \(No such file"):
+            check_model(settings)
+
+
 def test_a_model_on_the_hub_is_for_the_worker_to_judge() -> None:
     check_model(WorkerSettings(model="some-org/some-model"))
 
