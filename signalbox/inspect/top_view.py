@@ -153,8 +153,8 @@ def _shares(worker: WorkerLoad) -> list[str]:
 
 def _requests(requests: list[RequestLoad]) -> Table:
     table = make_table(
-        Column("request", overflow="ellipsis", no_wrap=True, max_width=30),
-        Column("phase", min_width=7),
+        Column("request", overflow="ellipsis"),
+        Column("phase", min_width=7, no_wrap=True),
         *map(right, ("prompt", "output", "at most", "waited", "age")),
     )
     for request in requests:

@@ -99,8 +99,8 @@ def test_a_worker_that_came_back_at_its_address_has_no_negative_rates() -> None:
     assert load.workers[0].generated_tokens_per_s == 8.0
 
 
-def text_of(renderable: object) -> str:
-    console = Console(width=80, file=io.StringIO())
+def text_of(renderable: object, columns: int = 80) -> str:
+    console = Console(width=columns, file=io.StringIO())
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()
@@ -202,6 +202,15 @@ def test_a_scheduler_that_goes_away_is_reported_until_it_is_back() -> None:
 def test_options_that_do_not_fit_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="--interval is 0"):
         run({"address": "", "interval": 0, "once": True, "json": False})
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(80, LONG_ID[:20]), (200, LONG_ID)])
+def test_an_id_is_whole_where_it_fits_and_cut_before_any_number(columns: int, shown: str) -> None:
+    stats = make_stats(1)
+    text = text_of(render(measure(stats, stats), "host:50052"), columns)
+    (line,) = [line for line in text.splitlines() if LONG_ID[:20] in line]
+    assert shown in line and "prefill" in line
+    assert "…" not in line.partition("prefill")[2]
 
 
 def test_the_address_of_a_worker_is_no_markup() -> None:
