@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-EVENT_S = 120.0
+EVENT_S = 600.0
 """Seconds after which an event that a test waits for will not come."""
 
 

@@ -12,10 +12,11 @@ import grpc
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.transport.channel import open_channel
 from tests.chaos.checks.history import Record
+from tests.waiting import EVENT_S
 
 PAUSE_S = 0.3
 """After a request that did not end well, as a client would wait."""
-REQUEST_S = 240.0
+REQUEST_S = EVENT_S
 """Longer than anything may take; a request that hangs is one that never ended."""
 
 

@@ -18,8 +18,9 @@ from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import until_serving
 from tests.ports import free_port
 from tests.signalbox.stacks import COMMAND, of_service
+from tests.waiting import EVENT_S
 
-START_S = 180.0
+START_S = EVENT_S
 WORKER_FLAGS = (
     "--simulate",
     "--simulated-gpu-blocks=96",

@@ -14,7 +14,7 @@ from tests.integration.test_stack import make_request, make_stack
 
 NUM_ABORTS = int(os.environ.get("CHAOS_ABORTS", "300"))
 NUM_CLIENTS = 32
-TIME_LIMIT_S = 300 + NUM_ABORTS // 4
+TIME_LIMIT_S = 1800 + NUM_ABORTS // 4
 
 
 def random_request(rng: random.Random) -> pb.GenerateRequest:

@@ -16,7 +16,6 @@ from tests.chaos.vector_load import VectorLoad
 FAULTS = ("worker killed", "steps frozen", "requests reset", "scheduler killed", "router killed")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kind", "worker_flags"),
     [(TokenLoad, WORKER_FLAGS), (VectorLoad, POOLING_FLAGS)],

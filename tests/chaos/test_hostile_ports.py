@@ -22,7 +22,7 @@ from tests.integration.test_mtls import worker as mtls_worker
 from tests.integration.test_stack import ask, make_request
 from tests.router.stack import make_config
 from tests.rpc.certificates import Authority, tls_settings
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 STREAMS = [
     make_request([1, 2, 3], max_tokens=40),
@@ -31,7 +31,7 @@ STREAMS = [
 NUM_ROUNDS = 2
 SLACK = {"files": 6, "tasks": 6, "threads": 6, "MiB": 32}
 """What may come and go by itself. OpenSSL's and gRPC's pools fill over several rounds."""
-STARTS_S = 60
+STARTS_S = EVENT_S
 
 
 @dataclass(slots=True)

@@ -13,12 +13,12 @@ import pytest
 
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MODEL_NAME
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 CLIENTS = Path(__file__).parents[2] / "clients"
 BUF = Path(sys.executable).with_name("buf")
 SERVICE = "signalbox.inference.v1.InferenceService"
-RUN_S = 120
+RUN_S = EVENT_S
 EXPECTED = [
     f"answer: {ANSWER}",
     "cancelled after: The",

@@ -12,11 +12,11 @@ from typing import Self
 from tests.docs.blocks import ROOT, Block
 from tests.ports import free_port
 from tests.signalbox.stacks import environment
-from tests.waiting import wait_until
+from tests.waiting import EVENT_S, wait_until
 
 LINKED = ("models", "clients", "deploy")
 """Folders of a clone that commands name."""
-BLOCK_TIMEOUT_S = 280
+BLOCK_TIMEOUT_S = EVENT_S
 PORTS = (50051, 8000, 9464, 50061, 50071, 8010)
 """Ports that pages name, those of schedulers apart."""
 _SCHEDULERS = (50052, 50062)

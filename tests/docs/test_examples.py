@@ -65,7 +65,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 
 @pytest.mark.pages
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "page",
     [

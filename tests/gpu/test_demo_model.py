@@ -12,7 +12,6 @@ NUM_NEW_TOKENS = 16
 
 
 @pytest.mark.skipif(not DEMO.exists(), reason="needs the demo model (make model)")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_tokens_are_transformers(enforce_eager: bool) -> None:
     runner = ModelRunner(

@@ -30,11 +30,11 @@ async def test_threads_change_often_once_a_call_leaves_work_under_way() -> None:
     before = sys.getswitchinterval()
     try:
         sys.setswitchinterval(5e-3)
-        await asyncio.wait_for(thread.submit(lambda: "at once"), 60)
+        await asyncio.wait_for(thread.submit(lambda: "at once"), EVENT_S)
         assert sys.getswitchinterval() == pytest.approx(5e-3)
         under_way = thread.submit(lambda: Later("later", done, loop))
         done.set()
-        await asyncio.wait_for(under_way, 60)
+        await asyncio.wait_for(under_way, EVENT_S)
         assert sys.getswitchinterval() == pytest.approx(5e-4)
     finally:
         sys.setswitchinterval(before)
@@ -46,10 +46,10 @@ async def test_calls_run_while_others_are_under_way_and_end_in_order() -> None:
     try:
         slow = thread.submit(lambda: Later("slow", done, loop))
         next_one = thread.submit(lambda: Later("next", done, loop))
-        assert await asyncio.wait_for(thread.submit(lambda: "at once"), 60) == "at once"
+        assert await asyncio.wait_for(thread.submit(lambda: "at once"), EVENT_S) == "at once"
         assert not slow.done()
         done.set()
-        assert await asyncio.wait_for(next_one, 60) == "next"
+        assert await asyncio.wait_for(next_one, EVENT_S) == "next"
         assert slow.done()
         assert await slow == "slow"
     finally:
@@ -70,9 +70,9 @@ async def test_an_error_of_either_part_reaches_who_waits() -> None:
     thread = ExecutionThread()
     try:
         with pytest.raises(TypeError, match="no such step"):
-            await asyncio.wait_for(thread.submit(fail), 60)
+            await asyncio.wait_for(thread.submit(fail), EVENT_S)
         with pytest.raises(ValueError, match="the cache is lost"):
-            await asyncio.wait_for(thread.submit(Failing), 60)
+            await asyncio.wait_for(thread.submit(Failing), EVENT_S)
     finally:
         thread.close()
 

@@ -6,8 +6,9 @@ import struct
 from tests.chaos import hostile as http2
 from tests.hostile.case import Answer, Target
 from tests.hostile.inflated.inflated_fields import SLOW_BYTES, Inflated
+from tests.waiting import EVENT_S
 
-ANSWER_S = 60.0
+ANSWER_S = EVENT_S
 NEVER = b"\0 until the connection is closed"
 INITIAL_WINDOW_SIZE, WINDOW_UPDATE, WINDOW = 4, 8, 1 << 30
 """A setting and a frame of HTTP/2, and the bytes of an answer that they allow."""

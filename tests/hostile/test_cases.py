@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("hostile")  # the stacks
 
 
 def marks_of(case: Case) -> list[pytest.MarkDecorator]:
-    marks = [pytest.mark.alone, pytest.mark.timeout(900)] if case.is_long else []
+    marks = [pytest.mark.alone] if case.is_long else []
     if case.waits_for:
         marks.append(pytest.mark.xfail(strict=True, reason=case.waits_for))
     return marks

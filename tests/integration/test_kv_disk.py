@@ -14,7 +14,7 @@ import pytest
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from signalbox import LLM, EngineDeadError, SamplingParams
 from tests.signalbox.llm.make import assert_at_rest
-from tests.waiting import wait_until
+from tests.waiting import EVENT_S, wait_until
 
 SIZES: dict[str, Any] = {
     "kv_cache_memory": 0.05,
@@ -40,7 +40,7 @@ class Served:
         self.tier: DiskTier = share._store.store
         self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
         self.moves = core.scheduler.store.moves  # type: ignore[union-attr]
-        assert self.tier.opened.wait(60)
+        assert self.tier.opened.wait(EVENT_S)
 
     def tokens(self, prompt: list[int] = PROMPT) -> list[int]:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -52,7 +52,7 @@ class Served:
         tokens = self.tokens()
         usage = self.tier.usage
         for again in self.asked_until(
-            lambda: usage().num_blocks >= NUM_BLOCKS, PROMPT, within_s=120
+            lambda: usage().num_blocks >= NUM_BLOCKS, PROMPT, within_s=EVENT_S
         ):
             assert again == tokens
         return tokens
@@ -89,7 +89,7 @@ def serving(model: Path, disk: Path, **options: Any) -> Iterator[Served]:
         served.end_moves()
         assert_at_rest(served.engine)
     # The end of an engine waits for a moment at most; the next one is to have the same files.
-    served.tier._thread.join(60)
+    served.tier._thread.join(EVENT_S)
 
 
 BACKENDS = ("native", "torch")

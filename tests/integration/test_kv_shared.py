@@ -18,6 +18,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     write_secret,
 )
 from tests.signalbox.llm.make import assert_at_rest
+from tests.waiting import EVENT_S
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("loading_pays", "patient_moves")]
 
@@ -45,7 +46,7 @@ class Served:
         store = core._worker._runner._store  # type: ignore[union-attr]
         self.tier: SharedTier = store.store
         self.planning = core.scheduler.store
-        assert self.tier.opened.wait(60)
+        assert self.tier.opened.wait(EVENT_S)
 
     @property
     def num_hits(self) -> int:

@@ -24,8 +24,9 @@ from scheduler_svc.main import serving
 from tests.integration.stack import simulated
 from tests.router.stack import make_config
 from tests.rpc.certificates import Authority, tls_settings
+from tests.waiting import EVENT_S
 
-STACK_S = 60
+STACK_S = EVENT_S
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from tests.packaging.kernel_checks.opcodes import OBJDUMP, assert_has_its_opcode
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.timeout(1800),  # makes a system
     pytest.mark.xdist_group("wheels"),
 ]
 

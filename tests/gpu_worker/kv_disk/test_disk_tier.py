@@ -15,6 +15,7 @@ from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import BLOCK_BYTES, IDENTITY, data_of
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
+from tests.waiting import EVENT_S
 
 Digests = MutableMapping[str, str]
 SHA256 = "ab" * 32
@@ -39,7 +40,7 @@ def opened(
         yield tier
     finally:
         tier.close()
-        tier._thread.join(60)
+        tier._thread.join(EVENT_S)
         assert not tier._thread.is_alive()
 
 
@@ -49,11 +50,11 @@ def write(tier: DiskTier, number: int) -> bool:
 
 def test_blocks_outlive_the_tier(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert tier.capacity.read_bytes_per_s > 0
         assert write(tier, 1)
     with opened(tmp_path) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         into = bytearray(BLOCK_BYTES)
         assert tier.find(keys_of(1, 2)) == 1
         assert tier.read(key_of(1), memoryview(into))
@@ -64,7 +65,7 @@ def test_blocks_outlive_the_tier(tmp_path: Path) -> None:
 def test_a_rank_writes_its_share_of_what_its_worker_may_write_in_a_day(tmp_path: Path) -> None:
     daily_writes = 4 * BLOCK_BYTES / (1 << 30)
     with opened(tmp_path, daily_writes=daily_writes, num_ranks=2) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert [write(tier, number) for number in range(3)] == [True, True, False]
 
 
@@ -78,19 +79,19 @@ def test_a_tier_does_not_wait_for_the_weights_of_another(tmp_path: Path) -> None
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     with opened(tmp_path / "first", identify_late), opened(tmp_path / "second") as tier:
-        is_open = tier.opened.wait(30)
+        is_open = tier.opened.wait(EVENT_S)
         known.set()
         assert is_open
 
 
 def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert write(tier, 1)
     known = threading.Event()
 
     def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
-        assert known.wait(60)
+        assert known.wait(EVENT_S)
         return IDENTITY
 
     with opened(tmp_path, identify_late) as tier:
@@ -100,7 +101,7 @@ def test_nothing_is_found_or_kept_before_the_weights_are_known(tmp_path: Path) -
         with pytest.raises(StoreError, match="not open"):  # what an earlier worker left is there
             tier.clear(None)
         known.set()
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert tier.find(keys_of(1)) == 0
         assert tier.usage().num_blocks == 0
 
@@ -111,7 +112,7 @@ def test_a_worker_that_starts_again_makes_a_clear_before_anything_is_found_and_o
     mark = ClearMark(b"a scheduler".ljust(16), 1)
 
     with opened(tmp_path) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert write(tier, 1)
     for is_cleared in (True, False):
         known = threading.Event()
@@ -119,14 +120,14 @@ def test_a_worker_that_starts_again_makes_a_clear_before_anything_is_found_and_o
         def identify_late(
             digests: Digests, is_called_off: Callable[[], bool], known: threading.Event = known
         ) -> bytes:
-            assert known.wait(60)
+            assert known.wait(EVENT_S)
             return IDENTITY
 
         with opened(tmp_path, identify_late) as tier:
             with pytest.raises(StoreError, match="not open"):
                 tier.clear(None, mark)
             known.set()
-            assert tier.opened.wait(60)
+            assert tier.opened.wait(EVENT_S)
             assert tier.find(keys_of(1)) == (0 if is_cleared else 1)
             assert write(tier, 1)
 
@@ -138,7 +139,7 @@ def test_a_folder_knows_the_last_clear_of_each_scheduler_that_its_workers_were_t
     known = threading.Event()
 
     def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
-        assert known.wait(60)
+        assert known.wait(EVENT_S)
         return IDENTITY
 
     with opened(tmp_path, identify_late) as tier:
@@ -146,13 +147,13 @@ def test_a_folder_knows_the_last_clear_of_each_scheduler_that_its_workers_were_t
             tier.clear(None, ClearMark(first, 2))
         known.set()
         with opened(tmp_path) as other:
-            assert other.opened.wait(60)
+            assert other.opened.wait(EVENT_S)
             other.clear(b"a", ClearMark(second, 1))
             other.clear(b"a", ClearMark(first, 1))
             expected = (ClearMark(first, 2), ClearMark(second, 1))
             assert other.usage().clears == expected
     with opened(tmp_path) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert tier.capacity.clears == tier.usage().clears == expected
         for number in range(20):
             tier.clear(b"a", ClearMark(bytes([number]) * 16, 1))
@@ -169,7 +170,7 @@ def test_a_tier_that_cannot_open_stays_off_and_says_so(
         raise ValueError("the weights have changed")
 
     with opened(tmp_path, fail) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert not write(tier, 1)
         assert tier.find(keys_of(1)) == 0
         with pytest.raises(StoreError, match="not open"):
@@ -200,7 +201,7 @@ def test_digests_are_kept_between_starts_and_made_again_if_they_are_lost(
 
     def start() -> None:
         with opened(tmp_path, note) as tier:
-            assert tier.opened.wait(60)
+            assert tier.opened.wait(EVENT_S)
 
     start()
     start()

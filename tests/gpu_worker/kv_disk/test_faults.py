@@ -35,6 +35,7 @@ from tests.gpu_worker.kv_disk.disks import (
     write,
 )
 from tests.gpu_worker.kv_store.stores import keys_of
+from tests.waiting import EVENT_S
 
 CALLS = ("read", "write", "allocate", "punch", "truncate", "sync")
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT)
@@ -168,11 +169,11 @@ def opened_tier(disk: Path) -> Iterator[DiskTier]:
     config = DiskConfig(kv_disk=disk / "kv", kv_disk_space=0.25)
     tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=identify)
     try:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         yield tier
     finally:
         tier.close()
-        tier._thread.join(60)
+        tier._thread.join(EVENT_S)
         assert not tier._thread.is_alive()
 
 

@@ -20,6 +20,7 @@ from tests.gpu_worker.kv_disk.disks import (
     make_store,
     write,
 )
+from tests.waiting import EVENT_S
 
 OTHER = b"\x55" * 32
 
@@ -257,7 +258,7 @@ def test_a_store_that_gives_much_space_back_writes_meanwhile(
 
     def write_one(_seconds: float) -> None:
         with ThreadPoolExecutor(1) as another:
-            written.append(another.submit(write, store, 1000 + len(written)).result(60))
+            written.append(another.submit(write, store, 1000 + len(written)).result(EVENT_S))
 
     monkeypatch.setattr("gpu_worker.kv_disk.disk_store.time.sleep", write_one)
     store.maintain()

@@ -15,6 +15,7 @@ from gpu_worker.kv_store.block_store import StoreError, StoreUsage
 from gpu_worker.store_url import redis_address
 from tests.gpu_worker.kv_shared.redis_servers import Clock, make_seal, read, write
 from tests.gpu_worker.kv_store.stores import keys_of
+from tests.waiting import EVENT_S
 
 SIZE = make_seal().sealed_bytes
 NAMED = b"$%d\r\n" % SIZE
@@ -51,7 +52,7 @@ def answering(
         store.close()
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(60)
+        thread.join(EVENT_S)
         assert not thread.is_alive()
 
 
@@ -144,7 +145,7 @@ def test_a_server_that_takes_nothing_ends_a_write_by_the_deadline() -> None:
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(b":0\r\n")
-        assert is_over.wait(60)
+        assert is_over.wait(EVENT_S)
 
     with answering(answer, call_s=0.5) as store:
         with pytest.raises(StoreError, match=r"slow|timed out"):

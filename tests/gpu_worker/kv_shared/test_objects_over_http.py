@@ -21,6 +21,7 @@ from gpu_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
 from tests.gpu_worker.kv_shared.redis_servers import Clock, held, read, write
 from tests.gpu_worker.kv_store.stores import keys_of
+from tests.waiting import EVENT_S
 
 pytestmark = [pytest.mark.system]
 
@@ -96,7 +97,7 @@ class Moto:
     def close(self) -> None:
         self._ended.set()
         self._server.shutdown()
-        self._thread.join(60)
+        self._thread.join(EVENT_S)
         self._server.server_close()
         assert not self._thread.is_alive()
 

@@ -29,6 +29,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     write,
 )
 from tests.gpu_worker.kv_store.stores import keys_of
+from tests.waiting import EVENT_S
 
 pytestmark = [needs_redis, pytest.mark.system]
 
@@ -436,6 +437,6 @@ def test_several_threads_share_a_store(server: RedisProcess) -> None:
     for one in threads:
         one.start()
     for one in threads:
-        one.join(120)
+        one.join(EVENT_S)
     assert not wrong
     store.close()

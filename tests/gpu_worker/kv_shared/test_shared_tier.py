@@ -31,7 +31,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
 )
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
 from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.waiting import EVENT_S, wait_until
 
 Digests = MutableMapping[str, str]
 
@@ -57,7 +57,7 @@ def opened(
         yield tier
     finally:
         tier.close()
-        tier._thread.join(60)
+        tier._thread.join(EVENT_S)
         assert not tier._thread.is_alive()
         assert not [one for one in threading.enumerate() if one.name.startswith("kv-")]
 
@@ -66,7 +66,7 @@ def opened(
 @needs_redis
 def test_what_a_tier_writes_is_a_block_of_the_store(tmp_path: Path) -> None:
     with redis() as server, opened(tmp_path, server.url) as tier:
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert tier.write(key_of(1), memoryview(data_of(1)), b"t")
         assert tier.find(keys_of(1, 2)) == 1
         assert held(make_store(server), range(3)) == {1}
@@ -93,9 +93,11 @@ tier.close()
 def test_a_process_with_the_key_reads_what_another_has_encrypted(tmp_path: Path) -> None:
     with redis() as server, opened(tmp_path, server.url) as tier:
         subprocess.run(
-            [sys.executable, "-c", _WRITER, server.url, tmp_path / "key"], check=True, timeout=120
+            [sys.executable, "-c", _WRITER, server.url, tmp_path / "key"],
+            check=True,
+            timeout=EVENT_S,
         )
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert tier.find(keys_of(1, 2, 3)) == 2
         assert held(tier, range(4)) == {1, 2}
         assert hides(b"".join(map(server.get, server.keys())), 1, 2)
@@ -108,7 +110,7 @@ def test_a_clear_before_the_weights_are_known_is_made_then(tmp_path: Path) -> No
     known = threading.Event()
 
     def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
-        assert known.wait(60)
+        assert known.wait(EVENT_S)
         return IDENTITY
 
     with redis() as server:
@@ -117,7 +119,7 @@ def test_a_clear_before_the_weights_are_known_is_made_then(tmp_path: Path) -> No
             assert tier.find(keys_of(1)) == 0
             assert not cleared.done()  # the scheduler would have no other worker repeat it
             known.set()
-            cleared.result(60)
+            cleared.result(EVENT_S)
             assert tier.find(keys_of(1)) == 0
             assert server.keys() == []
 
@@ -128,7 +130,7 @@ def test_a_tier_says_that_it_opens_and_that_it_has(
     known = threading.Event()
 
     def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
-        assert known.wait(60)
+        assert known.wait(EVENT_S)
         return IDENTITY
 
     caplog.set_level("INFO")
@@ -137,7 +139,7 @@ def test_a_tier_says_that_it_opens_and_that_it_has(
         assert "shared tier of KV blocks: opening; it finds and keeps nothing until" in caplog.text
         assert "open after" not in caplog.text
         known.set()
-        assert tier.opened.wait(60)
+        assert tier.opened.wait(EVENT_S)
         assert tier.usage().is_open
         assert "shared tier of KV blocks: open after" in caplog.text
 
@@ -146,14 +148,14 @@ def test_a_worker_starts_without_its_server_and_remembers_a_clear(tmp_path: Path
     known = threading.Event()
 
     def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
-        assert known.wait(60)
+        assert known.wait(EVENT_S)
         return IDENTITY
 
     with opened(tmp_path, f"redis://127.0.0.1:{free_port()}", identify_late) as tier:
         with clearing(tier) as cleared:
             known.set()
             with pytest.raises(StoreError, match="has not ended"):
-                cleared.result(60)
+                cleared.result(EVENT_S)
         with pytest.raises(StoreError, match="has not ended"):
             tier.find(keys_of(1))
         assert tier.usage().num_failed == 1
@@ -163,14 +165,14 @@ def test_a_clear_fails_if_the_tier_does_not_open(tmp_path: Path) -> None:
     failing = threading.Event()
 
     def fail_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
-        assert failing.wait(60)
+        assert failing.wait(EVENT_S)
         raise ValueError("the weights have changed")
 
     url = f"redis://127.0.0.1:{free_port()}"
     with opened(tmp_path, url, fail_late) as tier, clearing(tier) as cleared:
         failing.set()
         with pytest.raises(StoreError, match="not open"):
-            cleared.result(60)
+            cleared.result(EVENT_S)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from benchmarks.perplexity import TEXT
 from tests.gpu_worker.loading.gguf_files import open_path, rewrite_demo
 from tests.transformers_demo import DEMO
+from tests.waiting import EVENT_S
 
 KINDS = ("F32", "Q4_1", "Q8_0")
 NUM_PROMPTS, NUM_LAYERS, NUM_TOP = 100, 30, 3
@@ -75,7 +76,7 @@ def _ask(prompt: list[int]) -> list[list[float]]:
         json.dumps(body | {"cache_prompt": False}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=EVENT_S) as answer:
         (first,) = json.load(answer)["completion_probabilities"]
     return [[top["id"], round(top["logprob"], 4)] for top in first["top_logprobs"]]
 

@@ -21,7 +21,6 @@ skip_without_native_kernels()
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(not DEMO.exists(), reason="run `make model`"),
-    pytest.mark.timeout(900),
 ]
 
 

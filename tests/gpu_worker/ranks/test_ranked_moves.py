@@ -30,7 +30,7 @@ from tests.gpu_worker.kv_store.stores import key_of, keys_of
 from tests.gpu_worker.ranks.thread_pools import ThreadRanks
 from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama
-from tests.waiting import wait_until
+from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -56,7 +56,7 @@ class Ranks(ThreadRanks):
 
     def await_open(self) -> None:
         for tier in self.tiers:
-            assert tier.opened.wait(60)
+            assert tier.opened.wait(EVENT_S)
 
     def holds(self, *numbers: int) -> bool:
         """Says whether `fill` with these is what the pools have."""
@@ -224,7 +224,7 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def read_late(self: LateStore[Any], key: bytes, into: memoryview) -> bool:
         found = read(self, key, into)
-        assert released.wait(60)
+        assert released.wait(EVENT_S)
         return found
 
     monkeypatch.setattr(LateStore, "read", read_late)

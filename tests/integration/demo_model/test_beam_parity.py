@@ -16,7 +16,7 @@ from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from tests.integration.demo_model.test_model_parity import make_stack
 from tests.transformers_demo import demo
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(1200), pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("demo")]
 
 MAX_TOKENS = 11
 QUESTIONS = [  # with short answers, so that hypotheses end

@@ -27,7 +27,7 @@ from tests.integration.stack import (
 from tests.transformers_demo import DEMO, demo, greedy_texts
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("demo")]
 
 NUM_NEW_TOKENS = 16
 

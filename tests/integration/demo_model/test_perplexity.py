@@ -11,7 +11,7 @@ skip_without_native_kernels()
 
 MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model]
 
 
 def test_eight_bits_and_the_files_own_types_are_within_two_percent_of_float32() -> None:

@@ -12,7 +12,7 @@ from tests.chaos.services import until_free
 from tests.ports import free_port
 from tests.waiting import EVENT_S
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system]
 
 
 @pytest.fixture

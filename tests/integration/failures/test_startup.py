@@ -23,8 +23,9 @@ from rpc.transport.channel import open_channel
 from scheduler_svc.config import SchedulerConfig
 from tests.integration.stack import running_scheduler, until_serving
 from tests.router.stack import make_config
+from tests.waiting import EVENT_S
 
-WAIT_S = 60
+WAIT_S = EVENT_S
 
 
 class StartingWorker:

@@ -35,7 +35,7 @@ from tests.integration.fuzzing.fuzzed_stack import (
 from tests.waiting import EVENT_S
 
 NUM_REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "500"))
-pytestmark = pytest.mark.timeout(300 + NUM_REQUESTS // 5)
+pytestmark = pytest.mark.timeout(1800 + NUM_REQUESTS // 5)
 StatusCode = grpc.StatusCode
 REFUSALS = {
     StatusCode.INVALID_ARGUMENT,
@@ -307,7 +307,9 @@ def test_http_bodies_with_some_bytes_changed_do_no_harm(target: Target) -> None:
     assert http is not None
     seen: Counter[int] = Counter()
     headers = {"content-type": "application/json"}
-    with httpx2.Client(base_url=f"http://{http.address}", timeout=120, headers=headers) as client:
+    with httpx2.Client(
+        base_url=f"http://{http.address}", timeout=EVENT_S, headers=headers
+    ) as client:
 
         @fuzz(0.05)
         @given(st.sampled_from(sorted(BODIES)), st.randoms(use_true_random=False))

@@ -15,6 +15,7 @@ from tests.integration.test_stack import Answer
 from tests.ports import free_port
 from tests.router.fakes import finished, ids_of, step
 from tests.router.stack import Stack, make_generate, make_stack
+from tests.waiting import EVENT_S
 
 
 async def read(stack: Stack, **fields: Any) -> Answer:
@@ -84,7 +85,7 @@ async def test_a_request_whose_sequences_have_ended_needs_no_scheduler(stack: St
     stack.scheduler.send(step((add.handle, 0, ids_of(" Paris nice"))))
     await stack.scheduler.wait_until(lambda: bool(stack.scheduler.stopped))
     await stack.scheduler.stop()
-    answer = await asyncio.wait_for(call, 60)
+    answer = await asyncio.wait_for(call, EVENT_S)
     assert answer.text[0] == " Paris "
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(add.prompt_token_ids)

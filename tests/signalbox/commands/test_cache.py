@@ -18,6 +18,7 @@ from tests.gpu_worker.kv_shared.redis_servers import needs_redis, write_secret
 from tests.gpu_worker.kv_store.stores import keys_of
 from tests.integration.stack import running_scheduler
 from tests.ports import free_port
+from tests.waiting import EVENT_S
 
 OTHER = b"\x55" * 32
 
@@ -222,7 +223,7 @@ def test_what_a_server_says_does_not_move_the_cursor_of_a_terminal(
         thread = threading.Thread(target=refuse)
         thread.start()
         assert main(["cache", "clear", f"redis://127.0.0.1:{listener.getsockname()[1]}"]) == 1
-        thread.join(60)
+        thread.join(EVENT_S)
     err = capsys.readouterr().err
     assert "failed: ERR \\x1b[2J 0 entries cleared; check" in err
     assert err.rstrip("\n").isprintable()

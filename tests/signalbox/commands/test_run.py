@@ -11,6 +11,7 @@ from signalbox.commands.run import _served_name as served_name
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings
 from tests.signalbox.stacks import COMMAND, environment, serve
+from tests.waiting import EVENT_S
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -24,7 +25,7 @@ def run(
         [*COMMAND, "run", *arguments],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=EVENT_S,
         env={**environment(), "SIGNALBOX_ROUTER": router},
         **source,
     )

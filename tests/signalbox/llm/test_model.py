@@ -14,7 +14,7 @@ from tests.integration.demo_model.prompts import PROMPTS
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
 from tests.transformers_demo import DEMO, demo, greedy_texts
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600), pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("demo")]
 
 MODEL = DEMO
 NUM_NEW_TOKENS = 16

@@ -18,6 +18,7 @@ from signalbox import LLM, SamplingParams, StructuredOutputsParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from tests.signalbox.llm.make import assert_at_rest, make_engine, make_llm, run
 from tests.signalbox.llm.requests.schemas import make_schema
+from tests.waiting import EVENT_S
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,6 @@ def demo() -> Iterator[LLM]:
 
 
 @pytest.mark.model
-@pytest.mark.timeout(900)
 def test_every_text_under_a_random_schema_validates(demo: LLM) -> None:
     rng = random.Random(6)
     schemas = [make_schema(rng) for _ in range(NUM_SCHEMAS)]
@@ -59,7 +59,6 @@ def test_every_text_under_a_random_schema_validates(demo: LLM) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.timeout(900)
 def test_an_answer_is_one_of_the_choices(demo: LLM) -> None:
     messages = [{"role": "user", "content": "Is Paris in France?"}]
     params = make_params({"choice": ["yes", "no"]}, temperature=0)
@@ -145,7 +144,7 @@ def may_compile(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     may_compile, compile_grammar = threading.Event(), grammars.compile_grammar
 
     def compile_later(*args: Any, **kwargs: Any) -> Any:
-        assert may_compile.wait(60)
+        assert may_compile.wait(EVENT_S)
         return compile_grammar(*args, **kwargs)
 
     monkeypatch.setattr(grammars, "compile_grammar", compile_later)
