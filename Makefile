@@ -100,7 +100,7 @@ types: $(INSTALLED) ## mypy --strict
 protos: $(INSTALLED) ## generates the code beside the .proto files
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-docs: $(INSTALLED) $(DOCS_VENV)/.installed ## writes the generated pages of docs/, and builds the site in build/site
+docs: $(SERVES) $(DOCS_VENV)/.installed ## writes the generated pages of docs/, and builds the site in build/site
 	@$(BIN)/python -m signalbox.flags.reference
 	@$(BIN)/python -m scripts.cli_reference
 	@$(BIN)/python -m scripts.foreign_fields_reference

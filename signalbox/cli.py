@@ -27,28 +27,30 @@ if TYPE_CHECKING:
     from rpc.settings.service_settings import Settings
 
 DESCRIPTION = """\
-Serves a large language model over gRPC and OpenAI's HTTP API: a router (text), a
-scheduler (tokens and KV-cache blocks) and workers (tensors), each a process of its own.
+Serves a large language model over gRPC and OpenAI's HTTP API: a router (text),
+a scheduler (tokens and KV-cache blocks) and workers (tensors), each a process.
 
   on one machine
     signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf
     signalbox chat "What is the capital of South Korea?"
   or both in one
-    signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "What is the capital of South Korea?"
+    signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "Hello"
 
   on several
-    signalbox scheduler --host 0.0.0.0                           on host a, port 50052
-    signalbox worker MODEL --host 0.0.0.0 --scheduler a:50052    on host b, and others
-    signalbox router --host 0.0.0.0 --scheduler a:50052          clients use ports 50051 and 8000
-    each with --tls-cert, --tls-key, --tls-ca, --tls-client-ca, or --insecure in a trusted network
+    signalbox scheduler --host 0.0.0.0                  on host a, port 50052
+    signalbox worker MODEL --host 0.0.0.0 --scheduler a:50052     on host b, ...
+    signalbox router --host 0.0.0.0 --scheduler a:50052     ports 50051 and 8000
+    each with --tls-cert, --tls-key, --tls-ca and --tls-client-ca, or with
+    --insecure in a trusted network
 
   without a model
     signalbox serve --simulate
 """
 EPILOG = f"""\
-Each flag of serve, router, scheduler and worker can also be set in the environment
-(--max-num-seqs as {ENV_PREFIX}MAX_NUM_SEQS) or in a YAML file given as --config
-(max_num_seqs: 64). A flag beats the environment, which beats the file.
+Each flag of serve, router, scheduler and worker can also be set in the
+environment (--max-num-seqs as {ENV_PREFIX}MAX_NUM_SEQS) or in a YAML file given
+as --config (max_num_seqs: 64). A flag beats the environment, which beats the
+file.
 """
 
 _SERVICES = {

@@ -31,6 +31,8 @@ MODEL_FLAG = "model_tag"
 PORT = "port"
 """Destination of --port in a command with two APIs; see `signalbox.settings.port_flag`."""
 VLLM_GROUP = "flags of vllm serve"
+_WIDEST_METAVAR = 50
+"""Characters of the values of a flag that are shown beside its name; more stand in its help."""
 
 
 def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
@@ -150,7 +152,11 @@ def _options(field: FieldInfo) -> dict[str, Any]:
         return {**options, "action": argparse.BooleanOptionalAction}
     if isinstance(field.default, tuple):
         return {**options, "nargs": "+", "action": "extend", "metavar": _metavar(field)}
-    return {**options, "metavar": "|".join(choices_of(field)) or _metavar(field)}
+    choices = "|".join(choices_of(field))
+    if len(choices) > _WIDEST_METAVAR:
+        listed = f"{choices.replace('|', ', ')}; {options['help']}"
+        return {**options, "metavar": "NAME", "help": listed}
+    return {**options, "metavar": choices or _metavar(field)}
 
 
 def choices_of(field: FieldInfo) -> list[str]:

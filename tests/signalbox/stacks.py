@@ -23,7 +23,7 @@ from tests.waiting import EVENT_S, wait_until
 COMMAND = [sys.executable, "-m", "signalbox"]
 
 
-def signalbox(*arguments: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+def signalbox(*arguments: str, timeout_s: float = EVENT_S) -> subprocess.CompletedProcess[str]:
     """Runs one command to its end."""
     return subprocess.run(
         [*COMMAND, *arguments],
