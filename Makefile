@@ -117,7 +117,7 @@ protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what 
 wheels: $(WHEELS_VENV)/.installed ## dist/: an sdist, and wheels with the compiled kernels of x86-64 and of Arm
 	@$(WHEELS_VENV)/bin/python scripts/build_wheels.py
 
-test-wheels: $(INSTALLED) wheels ## wheels with compiled kernels, where no compiler is; in a bare system if root has debootstrap
+test-wheels: $(INSTALLED) $(MODEL) wheels ## wheels with compiled kernels, where no compiler is; in a bare system if root has debootstrap
 	@$(BIN)/python -m pytest -m system tests/packaging/test_platform_wheels.py
 
 clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md names
@@ -151,7 +151,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 # Serving models that run natively: no PyTorch, and nothing for development.
 $(SERVES): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[cpu]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e .
 	@$(FIND_CHECKOUT)
 	@touch $@
 

@@ -7,6 +7,7 @@ from contract.startup import ReportProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.parallel_config import ParallelConfig
+from gpu_worker.ranks.needed_packages import check_packages
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.ranks.share import load_share
 from gpu_worker.store_config import DiskConfig, SharedConfig
@@ -47,6 +48,7 @@ def make_runner(
     )
     if start.parallel.num_ranks == 1:
         return load_share(start, progress=progress)
+    check_packages(model_config, cache_config, device_config, start.parallel)
     from gpu_worker.ranks.ranked_runner import RankedRunner  # gRPC's blocking server, and threads
 
     return RankedRunner(start, progress=progress, on_lost=on_lost, network=network)

@@ -101,14 +101,12 @@ def run_worker(settings: "WorkerSettings") -> None:
 
 
 def _run_on_ray(settings: "WorkerSettings") -> None:
+    from gpu_worker.missing_packages import require_ray
+
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each rank's lines are shown
-    try:
-        from signalbox.placement.ray_worker import run
-    except ModuleNotFoundError as error:
-        raise RuntimeError(
-            f"--placement ray needs {error.name}, which is not installed; pip install"
-            " 'signalbox-serving[ray]'"
-        ) from error
+    require_ray()
+    from signalbox.placement.ray_worker import run
+
     run(settings)
 
 
@@ -220,13 +218,8 @@ def _model_runner(
 
 def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> "Runner":
     """Calls `make_runner`; imports it on the thread that loads the model."""
-    try:
-        from gpu_worker.runner_factory import make_runner  # may import torch: seconds
-    except ModuleNotFoundError as error:
-        raise RuntimeError(
-            f"a worker with a model needs {error.name}, which is not installed; "
-            "pip install 'signalbox-serving[cpu]'"
-        ) from error
+    from gpu_worker.runner_factory import make_runner  # may import torch: seconds
+
     return make_runner(*args, progress=progress, **options)
 
 

@@ -21,8 +21,8 @@ from gpu_worker.hub.weight_file_names import (
     left_out,
     names_of_index,
 )
-from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.tokenizer_files import directory_tokenizer_files, token_id
+from gpu_worker.missing_packages import needing_pytorch
 from gpu_worker.models import has_native_program
 from gpu_worker.quantised.configuration import quantised_checkpoint, with_quantization
 from signalbox_kernels.floats import AnyArray

@@ -13,9 +13,9 @@ from gpu_worker.loading.content_files import ContentFile
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.fingerprint import fingerprint
 from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
-from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.model_source import ModelSource, as_text, open_model
 from gpu_worker.loading.pooling_model import OpenedPooling, is_pooling, open_pooling
+from gpu_worker.missing_packages import needing_pytorch
 from gpu_worker.models import (
     DecoderConfig,
     ModelSpec,

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as Backend
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
 from gpu_worker.loading.chat_templates import one_template, templates_of_files
-from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.special_tokens import (
     differing_step,
     differing_token,
@@ -27,6 +26,7 @@ from gpu_worker.loading.special_tokens import (
     plain_tokens,
     with_special_tokens_map,
 )
+from gpu_worker.missing_packages import needing_pytorch
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,8 @@ from signalbox_kernels.native import NativeUnavailable, best_isa
 
 logger = logging.getLogger(__name__)
 
+BACKENDS = ("attention_backend", "sampling_backend", "linear_backend")
+"""Settings of which another value than "auto" and "native" needs PyTorch."""
 _GRAIN = 16  # tokens and head elements come in vectors of so many
 _DEVICE_FILES = tuple(
     map(Path, ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/dxg", "/dev/nvmap", "/dev/kfd"))
@@ -40,21 +42,38 @@ def why_not_natively(
     Raises ValueError if it must, or if SIGNALBOX_ISA names no instruction set; ModelError if there
     are neither native kernels nor PyTorch.
     """
-    wanted = device_config.cpu_backend
-    if wanted == "torch":
-        return "cpu_backend is 'torch'"
-    is_on_cpu = _is_on_cpu(device_config)
-    reason = None if is_on_cpu else "it runs on a CPU, not on cuda"
-    reason = reason or _why_no_program(opened, model_config, cache_config)
-    reason = reason or _why_no_share(opened, parallel)
-    for name in ("attention_backend", "sampling_backend", "linear_backend"):
-        value = getattr(device_config, name)
-        if value not in ("auto", "native"):
-            reason = f"{name} is {value!r}"
-    reason = reason or _why_no_library(warn=wanted == "auto")
-    if reason is not None and wanted == "native":
+    reason = why_not_meant(opened, model_config, cache_config, device_config, parallel)
+    reason = reason or why_no_library(warn=device_config.cpu_backend == "auto")
+    if reason is not None and device_config.cpu_backend == "native":
         raise ValueError(f"cpu_backend is 'native', but {reason}; use 'auto' or 'torch'")
     return reason
+
+
+def why_not_meant(
+    opened: OpenedModel | None,
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    device_config: DeviceConfig,
+    parallel: ParallelConfig,
+) -> str | None:
+    """Says what of the settings and the model keeps it from running natively, whatever libraries
+    there are.
+
+    Args:
+        opened: None for a model that is not here yet, of which settings alone are known.
+    """
+    if device_config.cpu_backend == "torch":
+        return "cpu_backend is 'torch'"
+    for name in BACKENDS:
+        value = getattr(device_config, name)
+        if value not in ("auto", "native"):
+            return f"{name} is {value!r}"
+    if not _is_on_cpu(device_config):
+        return "it runs on a CPU, not on cuda"
+    reason = _why_not_as_set(model_config, cache_config)
+    if reason is not None or opened is None:
+        return reason
+    return _why_no_program(opened, model_config, cache_config) or _why_no_share(opened, parallel)
 
 
 def _is_on_cpu(config: DeviceConfig) -> bool:
@@ -67,7 +86,11 @@ def _is_on_cpu(config: DeviceConfig) -> bool:
     return choose_device(config).type == "cpu"
 
 
-def _why_no_library(*, warn: bool) -> str | None:
+def why_no_library(*, warn: bool) -> str | None:
+    """Says why there are no native kernels; None if they are loaded, or were built now.
+
+    Raises ModelError if there is no PyTorch either.
+    """
     try:
         best_isa()
     except NativeUnavailable as error:
@@ -92,11 +115,22 @@ def _why_no_share(opened: OpenedModel, parallel: ParallelConfig) -> str | None:
     return why_no_memory(parallel) or why_not_divided(config, parallel.tensor_parallel_size)
 
 
+def _why_not_as_set(model_config: ModelConfig, cache_config: CacheConfig) -> str | None:
+    """Says which setting of the model's or its cache no native program takes."""
+    block_size = cache_config.block_size or USUAL_BLOCK_SIZE
+    if model_config.model_impl == "transformers":
+        return "model_impl is 'transformers'"
+    if model_config.dtype == "float16":
+        return "it computes in float32 and bfloat16, not in float16"
+    if block_size % _GRAIN:
+        return f"block size {block_size} is no multiple of {_GRAIN}"
+    return None
+
+
 def _why_no_program(
     opened: OpenedModel, model_config: ModelConfig, cache_config: CacheConfig
 ) -> str | None:
     """Says what the native path lacks for this model; None if it can run it."""
-    block_size = cache_config.block_size or USUAL_BLOCK_SIZE
     config = opened.config
     both_ways = isinstance(config, Pooled) and config.is_bidirectional
     if both_ways and cache_config.kv_cache_dtype != "auto":
@@ -106,12 +140,8 @@ def _why_no_program(
             return reason
     elif not opened.spec.is_llama:
         return f"it has no program for {opened.spec.architecture}"
-    if model_config.dtype == "float16":
-        return "it computes in float32 and bfloat16, not in float16"
     if isinstance(config, SoftCapped) and config.attention_soft_cap is not None:
         return "its attention caps no scores"
     if config.head_size % _GRAIN:
         return f"head size {config.head_size} is no multiple of {_GRAIN}"
-    if block_size % _GRAIN:
-        return f"block size {block_size} is no multiple of {_GRAIN}"
     return None

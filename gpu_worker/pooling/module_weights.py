@@ -11,6 +11,7 @@ from gpu_worker.checkpoints import weight_names
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
+from gpu_worker.missing_packages import needing_pytorch
 from signalbox_kernels.floats import AnyArray, to_float32
 
 Stored = Mapping[str, StoredTensor]
@@ -28,13 +29,8 @@ def stored_in(file: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a module's file."""
     if file.suffix == ".safetensors":
         return dict(stored_safetensors(file))
-    try:
+    with needing_pytorch(f"{file} is in PyTorch's own format"):
         from gpu_worker.checkpoints.torch_file import read_torch_file
-    except ModuleNotFoundError:
-        raise ModelError(
-            f"{file} is in PyTorch's own format, and torch is not installed; pip install "
-            "'signalbox-serving[worker]'"
-        ) from None
     return {
         name: StoredTensor(values.shape, partial(_same, values), dtype=values.dtype)
         for name, values in read_torch_file(file)

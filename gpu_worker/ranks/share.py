@@ -2,14 +2,12 @@
 
 import socket
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Protocol
 
 from contract.model import WorkerRank
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
 from gpu_worker.batch.runner_protocol import AdapterLoading, Inspectable, Runner
 from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.checkpoints.quantization import choose_quantization
 from gpu_worker.config import DeviceConfig, ModelError
 from gpu_worker.device.keys import Keys
 from gpu_worker.kv_peers.peer_moves import PeerMoves
@@ -17,15 +15,15 @@ from gpu_worker.kv_store.move_queue import MoveQueue
 from gpu_worker.kv_store.runner_store import RunnerStore
 from gpu_worker.loading.block_content import BlockContent
 from gpu_worker.loading.layer_partition import stage_layers
-from gpu_worker.loading.missing_packages import needing_pytorch
 from gpu_worker.loading.model_source import naming
-from gpu_worker.loading.opened_model import THROUGH_PYTORCH, OpenedModel, open_with_config
+from gpu_worker.loading.opened_model import OpenedModel, open_with_config
 from gpu_worker.models.decoder_config import DecoderConfig
 from gpu_worker.native.eligibility import why_not_natively
 from gpu_worker.native.native_runner import NativeRunner
 from gpu_worker.native.rank_memory import meet, slot_bytes_of
 from gpu_worker.native.threads import default_num_threads
 from gpu_worker.parallel_config import ParallelConfig
+from gpu_worker.ranks.needed_packages import check_pytorch
 from gpu_worker.ranks.rank_store import check_store, has_store, open_store
 from gpu_worker.ranks.service.rank_messages import Start
 from signalbox_kernels.group import Group
@@ -119,11 +117,10 @@ def _load(start: Start, keys: Keys | None, progress: ReportProgress) -> Share:
                 progress=progress,
             )
         why_not = group
-        if find_spec("torch") is None and start.device.device != "cuda":
-            choose_quantization(start.model, opened.source, why_not)  # refuses what PyTorch would
+        check_pytorch(start.model, start.device, opened, why_not)
         progress(StartupProgress(StartupPhase.IMPORT))
-        with needing_pytorch(f"{THROUGH_PYTORCH}, not natively ({why_not})"):
-            from gpu_worker.runner.model_runner import ModelRunner
+        from gpu_worker.runner.model_runner import ModelRunner
+
         return ModelRunner(
             start.model,
             start.cache,

@@ -199,6 +199,14 @@ def compiler() -> str:
     raise BuildError("there is no C++ compiler; install g++ or clang++")
 
 
+def can_build() -> bool:
+    """Returns whether there is a C++ compiler."""
+    try:
+        return bool(compiler())
+    except BuildError:
+        return False
+
+
 def _main() -> None:
     toolchain = Toolchain(command=(compiler(),), machine=machine())
     parts = [COMMON, *flags_of_sets(toolchain.machine)]

@@ -8,7 +8,7 @@ from typing import Any
 from gpu_worker.hub.cached_models import CachedModel, cached_models
 from gpu_worker.hub.file_transfer import cache_folder
 from gpu_worker.hub.gguf_file_names import format_bytes
-from signalbox.cached_models.hub_cache import age, require_hub
+from signalbox.cached_models.hub_cache import age
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints a line for each model. Raises RuntimeError."""
-    require_hub()
     models = cached_models()
     if options["json"]:
         print(json.dumps([asdict(model) for model in models]))

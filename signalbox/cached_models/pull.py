@@ -12,7 +12,6 @@ from contract.startup import ReportProgress, StartupProgress
 from gpu_worker.hub.download import download
 from gpu_worker.hub.gguf_file_names import format_bytes
 from rpc.telemetry import logs
-from signalbox.cached_models.hub_cache import require_hub
 from signalbox.startup_display import log_progress
 
 EXAMPLES = """\
@@ -31,7 +30,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Downloads missing files and prints the model's path. Raises ModelError, RuntimeError."""
-    require_hub()
     logs.configure(service="pull", level="info", log_format="text")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     logging.getLogger("httpx2").setLevel(logging.WARNING)

@@ -5,7 +5,6 @@ from typing import Any
 
 from gpu_worker.hub.cached_models import remove
 from gpu_worker.hub.gguf_file_names import format_bytes
-from signalbox.cached_models.hub_cache import require_hub
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +17,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Removes each model and prints the bytes freed. Raises ModelError, RuntimeError."""
-    require_hub()
     for model in options["models"]:
         print(f"removed {model}, {format_bytes(remove(model))}")

@@ -40,10 +40,9 @@ OUR_PACKAGES = (
     "signalbox_kernels",
     "signalbox",
 )
-CPU_EXTRA, WORKER_EXTRA = "cpu", "worker"
-INSTALL_CPU = f"pip install '{DISTRIBUTION}[{CPU_EXTRA}]'"
+WORKER_EXTRA = "worker"
 INSTALL_WORKER = f"pip install '{DISTRIBUTION}[{WORKER_EXTRA}]'"
-_SIGNS = {CPU_EXTRA: "gguf", WORKER_EXTRA: "torch"}
+_SIGNS = {WORKER_EXTRA: "torch"}
 """A package of each extra; without it the extra is not installed."""
 
 _GIB = 1 << 30
@@ -220,10 +219,6 @@ def _listener(port: int) -> tuple[str | None, bool]:
 
 def _add_worker(report: Report) -> None:
     """Adds what native programs and PyTorch support, and what a worker with a model would use."""
-    if not _is_there("gguf"):
-        report.sections["will be used"] = {"worker": "simulated only"}
-        report.notes.append(f"no worker with a model can run here; {INSTALL_CPU}")
-        return
     from gpu_worker.native.capabilities import probe_natively
 
     try:

@@ -1,6 +1,6 @@
 """Checks a model and its adapters before any process starts: they exist, are complete, and fit.
 
-It reads only the heads of files. The worker checks what needs PyTorch or the hub.
+It reads only the heads of files. The worker checks what PyTorch or the hub tells.
 """
 
 from pathlib import Path
@@ -10,6 +10,7 @@ from gpu_worker.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from gpu_worker.config import GIB
 from gpu_worker.device.ram import available_ram
 from gpu_worker.loading.model_source import weight_sizes
+from gpu_worker.ranks.needed_packages import check_packages
 from gpu_worker.worker_settings import EngineSettings
 from signalbox.stack import machine_info
 from signalbox.stack.gpu_assignment import visible_gpus
@@ -38,10 +39,8 @@ def check_model(settings: EngineSettings, *, num_workers: int = 1, num_loaded: i
         return
     for name, folder in settings.adapters:
         check_adapter(name, Path(folder))
-    try:
-        sizes = weight_sizes(settings)
-    except ModuleNotFoundError:
-        return  # the worker names what is not installed
+    check_packages(settings, settings, settings, settings.parallel)
+    sizes = weight_sizes(settings)
     if sizes is not None and settings.device != "cuda":
         _check_memory(settings, sizes, num_workers=num_workers, num_loaded=num_loaded)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from gpu_worker.missing_packages import require_ray
 from gpu_worker.ranks.rank_store import check_store
 from router.keys.api_keys import read_keys
 from router.prompt.known_templates import load_chat_template
@@ -35,7 +36,9 @@ def check_start(settings: ServeSettings) -> None:
         read_keys(Path(settings.api_keys))
     load_chat_template(settings.chat_template)
     _check_ports(settings)
-    if not settings.is_on_ray:  # the nodes' own files and memory count
+    if settings.is_on_ray:
+        require_ray()
+    else:  # on Ray the nodes' own files and memory count
         check_store(settings, settings)
         check_model(settings, num_workers=settings.worker_range.most)
 

@@ -32,6 +32,7 @@ from tests.packaging.kernel_checks.checks import (
     emulate,
 )
 from tests.packaging.kernel_checks.opcodes import OBJDUMP, assert_has_its_opcodes_alone
+from tests.signalbox import stacks
 
 pytestmark = [
     pytest.mark.system,
@@ -40,11 +41,21 @@ pytestmark = [
 
 ROOT = Path(__file__).parent.parent.parent
 DIST = ROOT / "dist"
+MODEL = str(ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
 MACHINES = ("x86_64", "aarch64")
 NEON = [Isa.PORTABLE, Isa.NEON_DOTPROD, Isa.NEON_I8MM]
 GLIBC = (2, 17)
 DEBIAN = "trixie"  # not the release that anything of ours is built on
 
+GENERATE = """
+import json, sys
+from signalbox import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], num_threads=1)
+(answer,) = llm.generate(["Hi"], SamplingParams(max_tokens=4), use_tqdm=False)
+print(json.dumps(answer.outputs[0].text))
+llm.close()
+"""
 REPORT = """
 import json, os, shutil, sys
 from pathlib import Path
@@ -227,6 +238,34 @@ def test_nothing_is_compiled_where_the_wheel_is(
     for number in run_bare(command, wheel, bare_system, home).split():
         checks = [*command, path_of(Isa(int(number)).name.lower()), number]
         assert_all_passed(run_bare(checks, wheel, bare_system, home))
+
+
+@pytest.mark.model
+def test_the_package_without_an_extra_serves_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`serve`, `run` and `LLM`, of the wheel in an environment of its own, without a compiler."""
+    wheel, folder = unpacked(machine(), tmp_path / "wheel"), tmp_path / "environment" / "bin"
+    subprocess.run([sys.executable, "-m", "venv", folder.parent], check=True)
+    pip = [str(folder / "pip"), "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, str(wheel.archive)], check=True)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(stacks, "COMMAND", [str(folder / "signalbox")])
+    short = ("Hi", "--max-tokens", "4", "--json")
+    with stacks.serve(tmp_path / "log", MODEL, "--num-threads", "1") as stack:
+        served = stacks.signalbox("chat", "--router", stack.address, *short)
+    ran = stacks.signalbox("run", MODEL, *short, "--num-threads", "1")
+    in_process = subprocess.run(
+        [str(folder / "python"), "-c", GENERATE, MODEL], capture_output=True, text=True
+    )
+    for done in (served, ran, in_process):
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)
+    refused = stacks.signalbox("serve", MODEL, "--dtype", "float16")
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "pip install 'signalbox-serving[worker]'" in refused.stderr
 
 
 def numbers_of(packages: Path) -> dict[str, dict[str, str]]:

@@ -83,7 +83,9 @@ def test_services_need_no_torch_and_workers_do(wheel: zipfile.ZipFile) -> None:
     lines = wheel.read(name).decode().splitlines()
     needs = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-")]
     assert not [need for need in needs if re.match("torch|transformers", need) and ";" not in need]
-    assert {f"Provides-Extra: {extra}" for extra in ("worker", "gpu", "bench", "dev")} < set(lines)
+    assert {"gguf", "huggingface-hub"} <= {re.split("[>=]", need)[0] for need in needs}
+    extras = ("cpu", "worker", "gpu", "bench", "dev")
+    assert {f"Provides-Extra: {extra}" for extra in extras} < set(lines)
 
 
 def test_links_of_the_description_lead_to_what_is_here(wheel: zipfile.ZipFile) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from contract.step_result import StepResult
 from contract.tokenizer_files import hash_files
 from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.loading.missing_packages import needing_pytorch
+from gpu_worker.missing_packages import needing_pytorch
 from gpu_worker.sampling.compiled_grammar import fault_of
 from router.params.generation_params import GenerationParams
 from router.pooling.prompt_encoder import check_kind

@@ -129,12 +129,6 @@ def test_what_cannot_be_done_is_one_line(hub: FakeHub, arguments: list[str], rea
         assert run(hub, *arguments, HF_TOKEN=TOKEN)[0].strip().endswith("tiny-Q8_0.gguf")
 
 
-def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_cache, "find_spec", lambda _: None)
-    with pytest.raises(RuntimeError, match=r"pip install 'signalbox-serving\[cpu\]'"):
-        hub_cache.require_hub()
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(5, "just now"), (60, "1 minute ago"), (7200, "2 hours ago"), (3 * 86400, "3 days ago")],

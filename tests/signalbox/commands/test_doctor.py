@@ -23,7 +23,6 @@ from tests.signalbox.stacks import run_here, serve
 REQUIREMENTS = [
     "grpcio>=1.81.1",
     "pydantic-settings>=2.8",
-    'gguf>=0.17; extra == "cpu"',
     'torch>=2.11; extra == "worker"',
     'ruff>=0.16; extra == "dev"',
 ]
@@ -31,7 +30,7 @@ find_spec = importlib.util.find_spec
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    """Pretends that these are installed, with or without torch and gguf, and nothing else is."""
+    """Pretends that these are installed, with or without torch, and nothing else is."""
 
     def version(name: str) -> str:
         try:
@@ -40,37 +39,21 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
             raise metadata.PackageNotFoundError(name) from None
 
     def find(name: str) -> ModuleSpec | None:
-        is_hidden = name in ("torch", "gguf") and name not in versions
-        return None if is_hidden else find_spec(name)
+        return None if name == "torch" and name not in versions else find_spec(name)
 
     monkeypatch.setattr(metadata, "requires", lambda _: REQUIREMENTS)
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", find)
 
 
-def test_without_an_extra_the_report_says_so_and_finds_nothing_amiss(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0")
-    report = doctor.examine()
-    assert report.problems == []
-    assert "simulated only" in str(report.sections["will be used"])
-    assert any("signalbox-serving[cpu]" in note for note in report.notes)
-    assert report.sections["packages"] == {
-        "grpcio": "1.82.0",
-        "pydantic-settings": "2.8.0",
-        "gguf": None,
-        "torch": None,
-    }
-
-
 def test_without_torch_native_programs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0", gguf="0.17")
+    install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0")
     report = doctor.examine()
     assert report.problems == []
     assert report.sections["will be used"]["device"] == "cpu"
     assert report.sections["worker"]["native CPU kernels"]
     assert "pytorch" not in report.sections
+    assert report.sections["packages"]["torch"] is None
     assert any("signalbox-serving[worker]" in note for note in report.notes)
 
 
@@ -80,7 +63,7 @@ def test_without_kernels_and_pytorch_no_model_can_be_served(
     def fail() -> NoReturn:
         raise NativeUnavailable("no space left")
 
-    install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0", gguf="0.17")
+    install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0")
     monkeypatch.setattr("gpu_worker.native.capabilities.best_isa", fail)
     (problem,) = doctor.examine().problems
     assert "(none: no space left); pip install 'signalbox-serving[worker]'" in problem

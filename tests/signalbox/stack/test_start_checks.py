@@ -1,5 +1,7 @@
 """Files that a stack cannot use are refused before any of its processes starts."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack import local_stack
 from signalbox.stack.local_stack import LocalStack
 from tests.gpu_worker.kv_shared.redis_servers import write_secret
+from tests.gpu_worker.tiny_models import SHAPE, make_tokenizer
 
 
 @pytest.fixture
@@ -61,4 +64,45 @@ def test_a_folder_for_blocks_that_cannot_be_one_starts_nothing(
     for flags in ({"kv_disk": tmp_path / place}, {"kv_store": f"file://{tmp_path / place}"}):
         with pytest.raises(ValueError, match="folder for KV blocks"):
             make_stack(model="nowhere", **flags).launch()
+    assert not started
+
+
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **SHAPE}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, **SHAPE}
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "absent", "extra"),
+    [
+        ({}, GPT2, "torch", "worker"),
+        ({"dtype": "float16"}, LLAMA, "torch", "worker"),
+        ({"device": "cuda"}, LLAMA, "torch", "worker"),
+        ({"model_impl": "transformers"}, LLAMA, "transformers", "worker"),
+        ({"attention_backend": "torch"}, LLAMA, "torch", "worker"),
+        ({"attention_backend": "triton_plain"}, LLAMA, "triton", "gpu"),
+        ({"sampling_backend": "triton"}, LLAMA, "triton", "gpu"),
+        ({"model": "some-org/on-the-hub", "cpu_backend": "torch"}, None, "torch", "worker"),
+        ({"load_format": "auto"}, LLAMA, "torch", "worker"),  # weights in PyTorch's own format
+        ({"placement": "ray"}, LLAMA, "ray", "ray"),
+    ],
+)
+def test_the_extra_that_settings_or_a_model_need_is_named_and_starts_nothing(
+    flags: dict[str, str],
+    config: dict[str, Any] | None,
+    absent: str,
+    extra: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    started: list[str],
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "pytorch_model.bin").write_bytes(b"it is not read")
+        make_tokenizer(tmp_path)
+        flags = {"model": str(tmp_path), "load_format": "dummy"} | flags
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(
+        ValueError, match=rf"{absent} is not installed.*signalbox-serving\[{extra}\]"
+    ):
+        make_stack(**flags).launch()
     assert not started
