@@ -190,7 +190,11 @@ class AddressSettings(HostSettings):
 
     GROUP: ClassVar[str] = "addresses"
 
-    grpc_port: Port = Field(50051, description="port of the gRPC API, on --host; 0 picks one")
+    grpc_port: Port = Field(
+        50051,
+        description="port of the gRPC API, on --host; 0 picks one, and so does serve without this"
+        " flag if 50051 is taken",
+    )
 
 
 class RouterSettings(AddressSettings, ApiSettings, TelemetrySettings):

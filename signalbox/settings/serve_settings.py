@@ -73,6 +73,11 @@ class ServeSettings(
     )
 
     @property
+    def takes_other_grpc_port(self) -> bool:
+        """True if any port will do where the default one is taken."""
+        return "grpc_port" not in self.model_fields_set
+
+    @property
     def worker_range(self) -> WorkerRange:
         """Bounds of the number of workers."""
         return WorkerRange.parse(self.workers)
@@ -92,7 +97,8 @@ class ServeSettings(
         )
 
     def _ports(self) -> Iterator[tuple[str, int]]:
-        yield from super()._ports()
+        for flag, port in super()._ports():
+            yield flag, 0 if flag == "--grpc-port" and self.takes_other_grpc_port else port
         if self.metrics_port:
             is_here = self.placement == "local"  # else a node has the worker's port
             num_workers = self.worker_range.most if is_here else 0

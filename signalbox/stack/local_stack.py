@@ -278,7 +278,8 @@ async def _serve_and_wait(stack: LocalStack) -> None:
     await stack.until_serving()
     addresses = stack.addresses
     http = f" and {addresses.http_url}" if addresses.http_url else ""
-    logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, addresses.router, http)
+    router = f"{addresses.router} (for --router)"
+    logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, router, http)
     scaling = asyncio.create_task(stack.scale())
     try:
         await stack.wait()

@@ -17,9 +17,12 @@ class StackAddresses:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self.grpc_port = settings.grpc_port or free_port()
         self.http_port = settings.http_port or free_port()
-        self.scheduler_port = self._choose_scheduler_port()
+        self.grpc_port = settings.grpc_port or free_port()
+        if settings.takes_other_grpc_port:
+            self.grpc_port = self._free_port(settings.host, self.grpc_port)
+        # The port after the router's is the one that `signalbox top` tries.
+        self.scheduler_port = self._free_port(settings.scheduler_host, self.grpc_port + 1)
         self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))
         self._owner_pid = os.getpid()
         atexit.register(self.close)
@@ -67,18 +70,16 @@ class StackAddresses:
         if os.getpid() == self._owner_pid:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _choose_scheduler_port(self) -> int:
-        """Returns the port after the router's, which `signalbox top` tries, or any if it is
-        taken.
+    def _free_port(self, host: str, port: int) -> int:
+        """Returns the port, or any if it is taken.
 
         Other configured ports are left free until their services start.
         """
-        port, settings = self.grpc_port + 1, self._settings
+        settings = self._settings
         others = {self.http_port} if settings.http else set()
         if settings.metrics_port:
             most = settings.worker_range.most
             others |= {settings.metrics_port + place for place in range(2 + most)}
-        host = settings.scheduler_host
         try:
             check_free(host, port)
         except (BindError, OverflowError):

@@ -59,7 +59,8 @@ def check_number(settings: ServeSettings, num_workers: int, *, num_loaded: int) 
 def _check_ports(settings: ServeSettings) -> None:
     address = join_address(settings.host, settings.grpc_port)
     check_exposure(address, settings.tls)
-    check_free(settings.host, settings.grpc_port, remedy=GRPC_REMEDY)
+    if not settings.takes_other_grpc_port:
+        check_free(settings.host, settings.grpc_port, remedy=GRPC_REMEDY)
     if settings.http:
         check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
     if settings.metrics_port:

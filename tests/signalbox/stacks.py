@@ -73,8 +73,14 @@ class Stack:
     """A running `signalbox serve`."""
 
     process: subprocess.Popen[bytes]
-    address: str
     log: Path
+
+    @property
+    def address(self) -> str:
+        """Where the router is, by the last line of the start."""
+        found = re.search(r"at (\S+) \(for --router\)", self.log.read_text())
+        assert found is not None
+        return found[1]
 
     def children(self) -> dict[str, psutil.Process]:
         """The services' processes, by command; of several workers one."""
@@ -94,18 +100,24 @@ class Stack:
 
 @contextmanager
 def serve(
-    log: Path, *arguments: str, variables: Mapping[str, str] | None = None
+    log: Path,
+    *arguments: str,
+    variables: Mapping[str, str] | None = None,
+    chooses_port: bool = False,
 ) -> Iterator[Stack]:
-    """Yields a stack that serves. Whatever is left of it afterwards fails the test."""
-    address = f"127.0.0.1:{free_port()}"
-    port = address.rpartition(":")[2]
+    """Yields a stack that serves. Whatever is left of it afterwards fails the test.
+
+    Args:
+        chooses_port: gives no --grpc-port.
+    """
+    port = [] if chooses_port else ["--grpc-port", str(free_port())]
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [*COMMAND, "serve", "--grpc-port", port, "--http-port", "0", *arguments],
+            [*COMMAND, "serve", *port, "--http-port", "0", *arguments],
             stderr=sink,
             env=of_service() | dict(variables or {}),
         )
-    stack = Stack(process, address, log)
+    stack = Stack(process, log)
     children: list[psutil.Process] = []
     try:
         _wait_for(stack)

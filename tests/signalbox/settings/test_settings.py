@@ -191,14 +191,14 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (SchedulerSettings, {"host": "https://a"}, "--host is 'https://a': .*leave https:// out"),
         (ServeSettings, {"simulate": True, "host": "0.0.0.0:1"}, "--host is .* setting of its own"),
         (RouterSettings, {"grpc_port": 8000}, "--grpc-port and --http-port are both 8000"),
-        (ServeSettings, {"simulate": True, "port": 50051}, "are both 50051"),
+        (RouterSettings, {"port": 50051}, "are both 50051"),
         (RouterSettings, {"port": 1, "grpc_port": 2, "http_port": 3}, "give one"),
         (RouterSettings, {"port": 1, "grpc_port": 2, "http": False}, "--no-http turns off"),
         (RouterSettings, {"metrics_port": 8000}, "--http-port and --metrics-port are both 8000"),
         (SchedulerSettings, {"metrics_port": 50052}, "choose another --metrics-port"),
         (
             ServeSettings,
-            {"simulate": True, "workers": 2, "metrics_port": 50048},
+            {"simulate": True, "workers": 2, "grpc_port": 50051, "metrics_port": 50048},
             r"--grpc-port and --metrics-port \+ 3 are both 50051; choose another --metrics-port",
         ),
     ],
@@ -228,8 +228,9 @@ def test_what_is_off_or_picked_takes_no_port_from_others() -> None:
     picked = load(RouterSettings, {"grpc_port": 0, "http_port": 0, "metrics_port": 0})
     assert (picked.grpc_port, picked.http_port, picked.metrics_port) == (0, 0, 0)
     scheduler_and_worker = {"simulate": True, "workers": 1, "metrics_port": 50049}
+    assert load(ServeSettings, scheduler_and_worker).takes_other_grpc_port
     with pytest.raises(SettingsError, match="both 50051"):
-        load(ServeSettings, scheduler_and_worker)
+        load(ServeSettings, scheduler_and_worker | {"grpc_port": 50051})
     assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == "1"
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +50,24 @@ def test_a_prompt_streams_through_three_processes_and_none_is_left_after_ctrl_c(
         assert stack.stop(signal.SIGINT) == 0
         assert not [child for child in children if child.is_running()]
     assert "GOAWAY" not in log.read_text()  # of gRPC's own log, about connections that end
+
+
+def test_a_second_stack_needs_no_port_of_its_own_for_grpc(
+    log: Path, tmp_path: Path, shared: Stack
+) -> None:
+    """The last line has the address of each; a --grpc-port that is taken is refused."""
+    with ExitStack() as started:
+        first = started.enter_context(serve(log, "--simulate", chooses_port=True))
+        second = started.enter_context(
+            serve(tmp_path / "second", "--simulate", "--port", "0", chooses_port=True)
+        )
+        assert first.address != second.address
+        for stack in (first, second):
+            assert run_here("models", "--router", stack.address).returncode == 0
+    port = shared.address.rpartition(":")[2]
+    refused = run_here("serve", "--simulate", "--no-http", "--grpc-port", port)
+    assert refused.returncode == 1
+    assert "in use; choose another --grpc-port" in refused.stderr
 
 
 def test_a_service_may_open_as_many_files_as_the_system_lets_it() -> None:
