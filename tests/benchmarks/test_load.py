@@ -29,8 +29,9 @@ async def test_an_answer_that_is_too_short_is_an_error() -> None:
         await drive(pairs, [[1]], max_tokens=7, concurrency=1)
 
 
-def test_prompts_are_the_same_for_a_seed_and_differ_for_others() -> None:
-    def first(seed: int) -> list[int]:
-        return next(random_prompts(vocab_size=1000, num_tokens=16, seed=seed))
+def test_prompts_are_the_same_for_a_seed_and_length_and_differ_for_others() -> None:
+    def first(seed: int, num_tokens: int = 16) -> list[int]:
+        return next(random_prompts(vocab_size=1000, num_tokens=num_tokens, seed=seed))
 
     assert first(1) == first(1) != first(2)
+    assert first(1) != first(1, num_tokens=32)[:16]
