@@ -9,6 +9,7 @@ turn, the next round in the opposite order (ABBA). Nothing else should run on th
 
 import argparse
 import asyncio
+import math
 import os
 import shlex
 import signal
@@ -21,7 +22,7 @@ from pathlib import Path
 import grpc
 
 from benchmarks.comparison.bound import measure_rates, needs_of, tokens_per_s
-from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load
+from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load, Prompts
 from benchmarks.comparison.participants import (
     BFLOAT16_FLAGS,
     OURS_OFFLINE,
@@ -50,24 +51,33 @@ _FAILURES = (
 )
 
 
+class FoundInCache(Exception):
+    """Tokens of prompts were in a prefix cache though no other prompt begins like them."""
+
+
 async def compare(
     everybody: list[Participant], loads: list[Load], *, num_rounds: int, results: Results
 ) -> None:
     """Runs the rounds; a participant that fails is out from then on."""
+    prompts = Prompts()
     try:
         for round_number in range(num_rounds):
             order = everybody if round_number % 2 == 0 else everybody[::-1]
             for participant in order:
                 is_out = participant.name in results.failures
                 if not is_out and round_number < participant.max_rounds:
-                    await _turn(participant, loads, round_number=round_number, results=results)
+                    await _turn(participant, loads, prompts, round_number, results)
     finally:
         for participant in everybody:
             participant.process.stop()
 
 
 async def _turn(
-    participant: Participant, loads: list[Load], *, round_number: int, results: Results
+    participant: Participant,
+    loads: list[Load],
+    prompts: Prompts,
+    round_number: int,
+    results: Results,
 ) -> None:
     mine = [load for load in loads if load.kind in participant.kinds]
     process, started = participant.process, time.perf_counter()
@@ -75,16 +85,20 @@ async def _turn(
         await process.start()
         if participant.name not in results.builds:
             results.builds[participant.name] = await asyncio.to_thread(process.build)
-        await measure(participant, mine[0].warm_up(), seed=10**6 + round_number)
+        warm_up = mine[0].warm_up()
+        await measure(participant, warm_up, prompts.of(warm_up, round_number))
         for load in mine:
-            result = await measure(participant, load, seed=1000 * round_number)
+            result = await measure(participant, load, prompts.of(load, round_number))
             results.add(participant.name, load.name, result)
         process.rest()
-    except _FAILURES as failure:
+    except (*_FAILURES, FoundInCache) as failure:
+        if isinstance(failure, FoundInCache):
+            results.found = f"{participant.name}: {failure}"
         results.failures[participant.name] = _in_one_line(failure)
         process.stop()
     results.notes |= {participant.name: process.note} if process.note else {}
-    results.start_to_ready_s.setdefault(participant.name, []).append(process.start_to_ready_s)
+    if not math.isnan(process.start_to_ready_s):
+        results.start_to_ready_s.setdefault(participant.name, []).append(process.start_to_ready_s)
     print(
         f"round {round_number + 1}: {participant.name}: {time.perf_counter() - started:.0f} s"
         f" {results.failures.get(participant.name, '')}",
@@ -120,16 +134,20 @@ def _in_one_line(failure: BaseException) -> str:
     return str(failure) or repr(failure)
 
 
-async def measure(participant: Participant, load: Load, *, seed: int) -> Result:
-    """Puts one load to a participant that is ready."""
-    process, prompts = participant.process, load.prompts(seed)
+async def measure(participant: Participant, load: Load, prompts: list[list[int]]) -> Result:
+    """Puts one load to a participant that is ready. Raises FoundInCache."""
+    process = participant.process
     before = process.usage()
     if isinstance(process, OfflineProcess):
-        measured = await _generate(process, prompts, load)
+        measured, num_found = await _generate(process, prompts, load)
     else:
         assert isinstance(process, ServerProcess)
+        process.num_found = None
         measured = await _stream(process, prompts, load)
+        num_found = process.num_found
     after = process.usage()
+    if num_found and not load.may_find:
+        raise FoundInCache(f"{load.name}: {num_found} tokens were found in its prefix cache")
     cpu_ms = {
         name: seconds / measured.num_tokens * 1e3
         for name, seconds in after.cpu_s_since(before).items()
@@ -143,6 +161,7 @@ async def measure(participant: Participant, load: Load, *, seed: int) -> Result:
         between_p99_ms=percentile_ms(between, 99),
         cpu_ms_per_token=cpu_ms,
         peak_rss_mib=sum(after.peak_rss_mib.values()),
+        num_found=num_found,
     )
 
 
@@ -160,11 +179,14 @@ async def _stream(process: ServerProcess, prompts: list[list[int]], load: Load) 
     )
 
 
-async def _generate(process: OfflineProcess, prompts: list[list[int]], load: Load) -> Measured:
+async def _generate(
+    process: OfflineProcess, prompts: list[list[int]], load: Load
+) -> tuple[Measured, int | None]:
     batch = await process.generate(prompts, max_tokens=load.max_tokens)
     if batch.num_tokens != [load.max_tokens] * len(prompts):
         raise WrongTokenCount(f"{batch.num_tokens} tokens came, not {load.max_tokens} each")
-    return Measured(duration_s=batch.seconds, num_tokens=sum(batch.num_tokens))
+    measured = Measured(duration_s=batch.seconds, num_tokens=sum(batch.num_tokens))
+    return measured, batch.num_found
 
 
 def chosen(everybody: list[Participant], words: list[str], loads: list[Load]) -> list[Participant]:
@@ -227,7 +249,10 @@ def main() -> None:
     everybody = chosen(participants(setting), options.only, loads)
     results = Results(
         loads=loads,
-        beside={participant.name: participant.beside for participant in everybody},
+        beside={one.name: one.beside for one in everybody},
+        takes={
+            one.name: [load.name for load in loads if load.kind in one.kinds] for one in everybody
+        },
     )
     bound(results, setting)  # while nothing else runs
     try:
@@ -235,6 +260,8 @@ def main() -> None:
     finally:
         write(results, options.output)
         print((options.output / "compare.md").read_text())
+    if results.found:
+        sys.exit(f"this run is no comparison: {results.found}")
 
 
 if __name__ == "__main__":

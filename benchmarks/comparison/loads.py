@@ -3,13 +3,15 @@
 Few requests and many rounds: machines drift, and a ratio of two that ran within minutes of each
 other is worth more than a long run.
 
-Every round has prompts of its own, so that a server that was frozen since the round before finds
-nothing of them in its prefix cache; within a round all participants get the same token ids.
+Every load of every round has prompts of its own, drawn from the round and the load's name, of which
+no two begin with the same token: no server finds anything of them in a prefix cache. All
+participants of a round get the same token ids.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from hashlib import sha256
 from itertools import islice
 from typing import Self
 
@@ -42,19 +44,20 @@ class Load:
     vocab_size: int = 32_000
     """Token ids that any model has."""
 
-    def prompts(self, seed: int) -> list[list[int]]:
-        """Returns the prompts of a round."""
-        shared = self._random(self.shared_tokens, seed)
-        own = self._random(self.prompt_tokens, seed + 1)
-        prefix = next(shared)
-        return [prefix + prompt for prompt in islice(own, self.num_requests)]
+    @property
+    def may_find(self) -> bool:
+        """True if it measures what is found in a prefix cache; beams have one prompt in common."""
+        return self.shared_tokens > 0 or self.beam_width > 1
 
-    def _random(self, num_tokens: int, seed: int) -> Iterator[list[int]]:
+    def draw(self, num_tokens: int, round_number: int) -> Iterator[list[int]]:
+        """Yields token ids of a round for ever."""
+        seed = int.from_bytes(sha256(f"{round_number} {self.name}".encode()).digest()[:8])
         return random_prompts(vocab_size=self.vocab_size, num_tokens=num_tokens, seed=seed)
 
     def warm_up(self) -> Self:
         """Returns a small one of the same kind."""
-        return replace(self, name="warm-up", concurrency=2, num_requests=2, max_tokens=16)
+        name = f"warm-up of {self.name}"
+        return replace(self, name=name, concurrency=2, num_requests=2, max_tokens=16)
 
     def repeated(self, waves: int) -> Self:
         """Returns the same with as many times the requests; offline, all are at once anyway."""
@@ -71,6 +74,36 @@ class Load:
             max_tokens=max(4, self.max_tokens // factor),
             shared_tokens=self.shared_tokens // factor,
         )
+
+
+@dataclass(slots=True)
+class Prompts:
+    """The prompts of a run, the same for every participant of a round."""
+
+    _drawn: dict[tuple[int, str], list[list[int]]] = field(default_factory=dict)
+    _begun: set[int] = field(default_factory=set)
+    """First tokens of all prompts so far."""
+
+    def of(self, load: Load, round_number: int) -> list[list[int]]:
+        """Returns those of a load; none begins like one of another load or round."""
+        key = round_number, load.name
+        if key not in self._drawn:
+            if len(self._begun) + load.num_requests > load.vocab_size // 2:
+                raise ValueError(f"{load.vocab_size} tokens are too few to begin each prompt with")
+            self._drawn[key] = list(islice(self._new(load, round_number), load.num_requests))
+            self._begun |= {prompt[0] for prompt in self._drawn[key]}
+        return self._drawn[key]
+
+    def _new(self, load: Load, round_number: int) -> Iterator[list[int]]:
+        shared = self._unlike(load.draw(load.shared_tokens, round_number), self._begun)
+        prefix, begun = next(shared) if load.shared_tokens else [], set(self._begun)
+        for own in self._unlike(load.draw(load.prompt_tokens, round_number), begun):
+            begun.add(own[0])
+            yield prefix + own
+
+    @staticmethod
+    def _unlike(drawn: Iterator[list[int]], begun: set[int]) -> Iterator[list[int]]:
+        return (tokens for tokens in drawn if tokens[0] not in begun)
 
 
 LOADS = [

@@ -7,7 +7,7 @@ message of the answer brings. benchmarks/peers has one for us and one for each p
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -89,12 +89,18 @@ async def generate(
     *,
     max_tokens: int,
     beam_width: int = 1,
+    add_found: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[int]:
-    """A `Stream` over our public gRPC API, bound to a stub; of `beam_width` hypotheses, if any."""
+    """A `Stream` over our public gRPC API, bound to a stub; of `beam_width` hypotheses, if any.
+
+    `add_found` gets the number of prompt tokens that were found in the prefix cache.
+    """
     params = pb.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     if beam_width > 1:
         params.n = beam_width
         params.beam_search.width = beam_width
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=token_ids), sampling_params=params)
     async for response in stub.Generate(request):
+        if response.HasField("usage"):
+            add_found(response.usage.cached_tokens)
         yield sum(len(output.token_ids) for output in response.outputs)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.signalbox_server import SignalboxServer
-from benchmarks.peers.vllm_server import COMPLETIONS, VllmHttpServer, completion
+from benchmarks.peers.vllm_server import COMPLETIONS, VllmHttpServer, completion, num_cached_of
 from protos.inference.v1 import inference_pb2 as pb
 from signalbox.bench.http_stream import post, post_for_events
 
@@ -111,7 +111,7 @@ class VllmConversing(VllmHttpServer):
 
     def __init__(self, folder: Path, room: Room) -> None:
         memory = ["--kv-cache-memory-bytes", str(room.memory_bytes), "--enable-prefix-caching"]
-        length = ["--max-model-len", str(room.max_model_len), "--enable-prompt-tokens-details"]
+        length = ["--max-model-len", str(room.max_model_len)]
         has_avx512 = "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
         lesser = [] if has_avx512 else ["--enforce-eager", "--dtype", "float32"]
         super().__init__(
@@ -135,7 +135,7 @@ class VllmConversing(VllmHttpServer):
             for choice in event["choices"]:
                 reading.take(choice.get("token_ids") or [])
             if usage := event.get("usage"):
-                reading.num_cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+                reading.num_cached = num_cached_of(usage)
         return reading.end()
 
 

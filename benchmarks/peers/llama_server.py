@@ -12,7 +12,6 @@ from signalbox.bench.http_stream import Endpoint, is_healthy, post_for_events
 SLOTS = 32
 TOKENS_PER_SLOT = 2304
 """Tokens of context; the longest request has 2,048 + 64."""
-NO_REPACK = "--no-repack"
 IK_FLAGS = ("-no-fa",)
 IK_NOTE = "without flash attention, which ends at an assertion (S > 0) with several sequences"
 
@@ -37,8 +36,6 @@ class LlamaServer(ServerProcess):
     file_name = "smol-bf16.gguf"
     binaries = staticmethod(llama_binaries)
     own_flags: ClassVar[tuple[str, ...]] = ()
-    repacks: ClassVar[bool] = True
-    """True if it keeps weights in a layout of its own unless NO_REPACK is given."""
 
     def __init__(
         self,
@@ -71,21 +68,6 @@ class LlamaServer(ServerProcess):
     def build(self) -> str:
         return llama_build(self._folder)
 
-    async def start(self) -> None:
-        try:
-            await super().start()
-        except PeerUnavailable as failure:
-            if (
-                not self.repacks
-                or NO_REPACK in self.extra_arguments
-                or "status -" not in str(failure)
-            ):
-                raise
-            # Some builds crash on some processors with the weights in a layout of their own.
-            self.extra_arguments += (NO_REPACK,)
-            self.note = f"with {NO_REPACK}: without it, it {failure}"
-            await super().start()
-
     def environment(self) -> dict[str, str]:
         folders = [str(self.binaries(self._folder)), os.environ.get("LD_LIBRARY_PATH", "")]
         return {"LD_LIBRARY_PATH": ":".join(filter(None, folders))}
@@ -101,6 +83,8 @@ class LlamaServer(ServerProcess):
             so_far = event.get("tokens_predicted", num_tokens + 1)
             yield so_far - num_tokens
             num_tokens = so_far
+            if event.get("stop"):
+                self.add_found(len(token_ids) - event["timings"]["prompt_n"])  # those computed
 
     def body(self, token_ids: list[int], *, max_tokens: int) -> dict[str, Any]:
         """Returns the body of a greedy request."""
@@ -144,7 +128,6 @@ class IkLlamaServer(LlamaServer):
     name = "ik_llama-server BF16"
     binaries = staticmethod(ik_binaries)
     own_flags = IK_FLAGS
-    repacks = False
 
     async def start(self) -> None:
         self.note = IK_NOTE

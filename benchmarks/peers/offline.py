@@ -15,7 +15,6 @@ from benchmarks.peers.builds import JIT, instruction_sets, version
 from benchmarks.peers.llama_server import (
     IK_FLAGS,
     IK_NOTE,
-    NO_REPACK,
     ik_binaries,
     ik_build,
     llama_binaries,
@@ -36,6 +35,8 @@ class Batch:
 
     seconds: float
     num_tokens: list[int]
+    num_found: int | None = None
+    """Prompt tokens that were found in a prefix cache; None if it does not tell."""
 
 
 class OfflineProcess(PeerProcess):
@@ -178,7 +179,6 @@ class LlamaBatchedBench(OfflineProcess):
     file_name = "smol-bf16.gguf"
     binaries = staticmethod(llama_binaries)
     own_flags: ClassVar[tuple[str, ...]] = ("--output-format", "jsonl")
-    repacks: ClassVar[bool] = True
 
     def script(self) -> tuple[Path, str, Path]:
         raise NotImplementedError
@@ -197,11 +197,7 @@ class LlamaBatchedBench(OfflineProcess):
 
     async def generate(self, prompts: list[list[int]], *, max_tokens: int) -> Batch:
         status, rows = await self._run(prompts, max_tokens)
-        if status < 0 and self.repacks and NO_REPACK not in self.extra_arguments:
-            self.extra_arguments += (NO_REPACK,)
-            self.note = f"with {NO_REPACK}: without it, it ended with status {status}"
-            status, rows = await self._run(prompts, max_tokens)
-        if not rows:
+        if status or not rows:
             raise PeerUnavailable(f"llama-batched-bench ended with status {status}")
         return self.batch_of(rows[-1])
 
@@ -249,7 +245,6 @@ class IkLlamaBatchedBench(LlamaBatchedBench):
     name = "ik_llama.cpp BF16"
     binaries = staticmethod(ik_binaries)
     own_flags = IK_FLAGS
-    repacks = False
 
     async def start(self) -> None:
         self.note = IK_NOTE

@@ -47,6 +47,7 @@ class PeerProcess(ABC):
         self.extra_arguments = tuple(extra_arguments)
         self.port = 0
         self.start_to_ready_s = float("nan")
+        """Seconds that the last call of `start` took; NaN if it was not started then."""
         self.note = ""
         """Note for readers of its figures."""
         self._log_path = log_folder / f"{re.sub('[^a-zA-Z0-9]+', '-', self.name)}.log"
@@ -80,6 +81,7 @@ class PeerProcess(ABC):
 
     async def start(self) -> None:
         """Starts it, or lets it go on, and returns when it serves. Raises PeerUnavailable."""
+        self.start_to_ready_s = float("nan")
         if self._process is not None:
             self._signal_all(signal.SIGCONT)
             await self._until_ready()
@@ -156,6 +158,13 @@ def existing(path: Path) -> Path:
 
 class ServerProcess(PeerProcess):
     """A participant that serves requests."""
+
+    num_found: int | None = None
+    """Prompt tokens that it has said it found in its prefix cache; None if it has said nothing."""
+
+    def add_found(self, num_tokens: int) -> None:
+        """Notes what it says about a prompt."""
+        self.num_found = (self.num_found or 0) + num_tokens
 
     @abstractmethod
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:

@@ -70,7 +70,7 @@ class SignalboxServer(ServerProcess):
         return our_build() if self._model else ""
 
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
-        return generate(self.stub(), token_ids, max_tokens=max_tokens)
+        return generate(self.stub(), token_ids, max_tokens=max_tokens, add_found=self.add_found)
 
     def beams(self, token_ids: list[int], *, max_tokens: int, width: int) -> AsyncIterator[int]:
         return generate(self.stub(), token_ids, max_tokens=max_tokens, beam_width=width)

@@ -79,7 +79,7 @@ class VllmHttpServer(_VllmServer):
     name = "vLLM HTTP"
 
     def command(self) -> list[str]:
-        options = ["--host", HOST, "--served-model-name", "m"]
+        options = ["--host", HOST, "--served-model-name", "m", "--enable-prompt-tokens-details"]
         return [*self._command("vllm.entrypoints.openai.api_server"), *options]
 
     async def is_ready(self) -> bool:
@@ -100,6 +100,8 @@ class VllmHttpServer(_VllmServer):
             so_far = event["usage"]["completion_tokens"]
             yield so_far - num_tokens
             num_tokens = so_far
+            if not event["choices"]:  # the last event, of the whole answer
+                self.add_found(num_cached_of(event["usage"]))
 
     async def beams(
         self, token_ids: list[int], *, max_tokens: int, width: int
@@ -107,6 +109,11 @@ class VllmHttpServer(_VllmServer):
         body = completion(token_ids, max_tokens) | {"use_beam_search": True, "n": width}
         answer = await post(self.endpoint, COMPLETIONS, body)
         yield answer["usage"]["completion_tokens"]
+
+
+def num_cached_of(usage: dict[str, Any]) -> int:
+    """Returns the prompt tokens that were not computed."""
+    return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
 
 
 def completion(token_ids: list[int], max_tokens: int) -> dict[str, Any]:
@@ -147,4 +154,6 @@ class VllmGrpcServer(_VllmServer):
             stream=True,
         )
         async for response in pb_grpc.VllmEngineStub(self._channel).Generate(request):
+            if response.HasField("complete"):
+                self.add_found(response.complete.cached_tokens)
             yield len(response.chunk.token_ids)

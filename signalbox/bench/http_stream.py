@@ -1,7 +1,7 @@
 """Reads server-sent events over HTTP/1.1 without a library.
 
-The client shares its cores with the server that it measures, and a library takes almost twice the
-CPU for each event; benchmarks/README.md has the figures.
+The client shares its cores with the server that it measures, and a library takes more CPU for each
+event.
 """
 
 import asyncio

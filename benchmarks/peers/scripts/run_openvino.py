@@ -15,13 +15,13 @@ def main() -> None:
         arguments.model, genai.SchedulerConfig(), "CPU", properties
     )
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+    def generate(prompts: list[list[int]], max_tokens: int) -> tuple[list[int], int | None]:
         config = genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = max_tokens
         config.ignore_eos = True
         inputs = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         results = pipeline.generate(inputs, [config] * len(inputs))
-        return [len(result.m_generation_ids[0]) for result in results]
+        return [len(result.m_generation_ids[0]) for result in results], None
 
     serve(arguments.port, generate)
 

@@ -14,7 +14,7 @@ def main() -> None:
     config.overlay(json.dumps({"model": {"decoder": {"session_options": threads}}}))
     model = og.Model(config)
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+    def generate(prompts: list[list[int]], max_tokens: int) -> tuple[list[int], int | None]:
         """Generates for prompts of one length; a minimum length keeps it from ending early."""
         num_prompt = len(prompts[0])
         length = num_prompt + max_tokens
@@ -26,7 +26,8 @@ def main() -> None:
         generator.append_tokens(np.array(prompts, dtype=np.int32))
         while not generator.is_done():
             generator.generate_next_token()
-        return [len(generator.get_sequence(row)) - num_prompt for row in range(len(prompts))]
+        num_tokens = [len(generator.get_sequence(row)) - num_prompt for row in range(len(prompts))]
+        return num_tokens, None
 
     serve(arguments.port, generate)
 

@@ -12,11 +12,12 @@ def main() -> None:
     arguments = parse_arguments()
     llm = LLM(arguments.model, num_threads=arguments.num_threads, **json.loads(arguments.options))
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+    def generate(prompts: list[list[int]], max_tokens: int) -> tuple[list[int], int | None]:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = llm.generate(asked, params, use_tqdm=False)
-        return [len(output.outputs[0].token_ids) for output in outputs]
+        num_tokens = [len(output.outputs[0].token_ids) for output in outputs]
+        return num_tokens, sum(output.usage.cached_tokens for output in outputs)
 
     serve(arguments.port, generate)
 

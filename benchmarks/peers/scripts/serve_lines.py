@@ -9,8 +9,9 @@ import socket
 import time
 from collections.abc import Callable
 
-Generate = Callable[[list[list[int]], int], list[int]]
-"""Takes prompts and the tokens to generate for each; returns how many each got."""
+Generate = Callable[[list[list[int]], int], tuple[list[int], int | None]]
+"""Takes prompts and the tokens to generate for each; returns how many each got, and how many tokens
+of all prompts were found in a prefix cache, if the library tells."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -35,5 +36,6 @@ def serve(port: int, generate: Generate) -> None:
 
 def _answer(asked: dict, generate: Generate) -> dict:
     start = time.perf_counter()
-    num_tokens = generate(asked["prompts"], asked["max_tokens"])
-    return {"seconds": time.perf_counter() - start, "num_tokens": num_tokens}
+    num_tokens, num_found = generate(asked["prompts"], asked["max_tokens"])
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "num_tokens": num_tokens, "num_found": num_found}

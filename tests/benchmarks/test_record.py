@@ -1,0 +1,23 @@
+"""What a benchmark prints is kept with all that it needs to be repeated."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("argument, is_kept", [("--help", True), ("--no-such-flag", False)])
+def test_what_is_printed_is_kept_if_the_benchmark_succeeds(
+    tmp_path: Path, argument: str, is_kept: bool
+) -> None:
+    command = ["benchmarks.record", "--output", str(tmp_path), "drain", argument]
+    ran = subprocess.run([sys.executable, "-m", *command], capture_output=True, check=False)
+    assert (ran.returncode == 0) is is_kept
+    assert [path.name for path in tmp_path.iterdir()] == ["drain.md"] * is_kept
+    if is_kept:
+        head, _, printed = (tmp_path / "drain.md").read_text().partition("\n\n")
+        form = r"\d+ cores of .*; version \S+, \d{4}-\d\d-\d\d: `python -m benchmarks.drain --help`"
+        assert re.fullmatch(form, head)
+        assert printed.startswith("usage:")
