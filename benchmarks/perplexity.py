@@ -5,8 +5,8 @@
 As llama-perplexity defines it: the text's tokens in chunks of `context`, the rest left out; a chunk
 begins with the BOS token if the tokenizer adds one; its first half is context only, and of the
 second half each token after the first is predicted. Computed through `LLM`, as users would, with
-prompt_logprobs. The text is our own, so that no model has read it, and in this repository, so that a
-figure's commit has it.
+prompt_logprobs. The text is our own, so that no model has read it; it is in this repository, so
+that a figure's commit has it.
 
 fp8 is for CUDA; on a CPU it is computed by the references of its ops, which round weights and
 activations to the same codes.
