@@ -258,6 +258,10 @@ def main() -> None:
     try:
         asyncio.run(compare(everybody, loads, num_rounds=options.rounds, results=results))
     finally:
+        folder = str(setting.peers)
+        results.failures = {
+            name: why.replace(folder, "DIR") for name, why in results.failures.items()
+        }
         write(results, options.output)
         print((options.output / "compare.md").read_text())
     if results.found:

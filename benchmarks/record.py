@@ -7,13 +7,12 @@ Writes benchmarks/results/NAME.md, with the machine, the commit, the date and th
 """
 
 import argparse
-import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.comparison.results import machine, version
+from benchmarks.comparison.results import as_typed, machine, version
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -40,8 +39,7 @@ def main() -> None:
     if process.returncode:
         sys.exit(f"nothing is kept: benchmarks.{options.name} ended with {process.returncode}")
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    typed = f"python {shlex.join(command)}".replace(f"{Path.cwd()}/", "")
-    head = f"{machine()}; version {measured}, {date}: `{typed}`\n\n"
+    head = f"{machine()}; version {measured}, {date}: `{as_typed(command)}`\n\n"
     path = options.output / f"{options.name}.md"
     path.write_text(head + "".join(lines).strip() + "\n", encoding="utf-8")
     print(f"\n{path}")

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,15 @@ def version() -> str:
     return ran.stdout.strip() or "unknown"
 
 
-def command() -> str:
-    """Returns the command line of this process, as it is typed in a clone."""
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    name = f"-m {module.name.removesuffix('.__main__')}" if module else Path(sys.argv[0]).name
-    return f"python {name} {shlex.join(sys.argv[1:])}".replace(str(Path.cwd()) + "/", "").strip()
+def as_typed(arguments: Sequence[str]) -> str:
+    """Returns a command line of Python, without the folders of this machine."""
+    return shlex.join(["python", *(Path(one).name if one[:1] == "/" else one for one in arguments)])
+
+
+def _own_command() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
+    return as_typed([*module, *sys.argv[1:]])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +72,7 @@ class Results:
     """Names of the loads that each participant is to take."""
     machine: str = field(default_factory=machine)
     version: str = field(default_factory=version)
-    command: str = field(default_factory=command)
+    command: str = field(default_factory=_own_command)
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d", time.gmtime()))
     of: dict[str, dict[str, list[Result]]] = field(default_factory=dict)
     """Results by load and participant."""

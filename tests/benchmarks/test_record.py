@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.comparison.results import as_typed
+
 
 @pytest.mark.parametrize("argument, is_kept", [("--help", True), ("--no-such-flag", False)])
 def test_what_is_printed_is_kept_if_the_benchmark_succeeds(
@@ -21,3 +23,9 @@ def test_what_is_printed_is_kept_if_the_benchmark_succeeds(
         form = r"\d+ cores of .*; version \S+, \d{4}-\d\d-\d\d: `python -m benchmarks.drain --help`"
         assert re.fullmatch(form, head)
         assert printed.startswith("usage:")
+
+
+def test_a_command_names_no_folder_of_a_machine() -> None:
+    assert (
+        as_typed(["-m", "x", "--peers", "/a/peers", "b/c d"]) == "python -m x --peers peers 'b/c d'"
+    )
