@@ -25,7 +25,7 @@ class KeyGate:
         if scope["type"] == "http" and not _is_open(scope["path"]):
             headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
             try:
-                self._keys.authenticate(headers)
+                await self._keys.authenticate(headers)
             except Unauthenticated as error:
                 await error_response(error)(scope, receive, send)
                 return

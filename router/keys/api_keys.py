@@ -1,43 +1,36 @@
 """API keys: the identity of a client, its tenant, models and limits.
 
 The operator's file holds the SHA-256 of each key, never the key. Keys are random, so a plain hash
-cannot be reversed. The file is checked in each call, so keys are added and removed without a
-restart.
+cannot be reversed, and how long a look-up takes says nothing of a key. Each call looks whether the
+file has changed, so keys are added and removed without a restart; calls after a change wait until a
+process has read it.
 """
 
+import asyncio
 import hashlib
-import hmac
+import json
 import logging
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from contract.errors import PermissionDenied, Unauthenticated
+from router.keys import key_file
+from router.keys.key_file import DIGEST_BYTES, KeyFileError, State
 
 logger = logging.getLogger(__name__)
 
 HEADER = "authorization"
 MAX_HEADER_CHARS = 1024
-_SUFFIXES = (".yaml", ".yml")
-
-MAX_SHOWN_CHARS = 200
-"""Characters of a key file's value that a message repeats."""
-MAX_MESSAGE_CHARS = 1000
-"""Characters of a message about a key file, whose names may be long."""
-MAX_MERGED = 1 << 20
-"""Fields of all mappings of a key file, plus one for each of its characters. A field that a
-merge (`<<`) copies from a mapping counts again, because merges of merges multiply."""
-
-_FIELDS = {"name", "sha256", "tenant", "models", "max_concurrent_requests", "tokens_per_minute"}
+WALL_LIMIT_S = 120.0
+"""Seconds in which a changed file is read on a busy machine."""
+MAX_MADE = 4096
+"""Keys of a table that are kept as objects."""
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
-
-
-class KeyFileError(ValueError):
-    """The file of keys cannot be used; the message gives the place and the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +55,34 @@ class ApiKey:
             raise PermissionDenied(f"the API key {self.name} may not use {names[0]}")
 
 
+class KeyTable:
+    """Keys as `key_file.pack` writes them, found by digest; few of them are Python objects."""
+
+    def __init__(self, data: bytes, num_keys: int) -> None:
+        ends_at = num_keys * DIGEST_BYTES
+        self._texts_at = ends_at + (num_keys + 1) * 8
+        self._data = data
+        self._ends = memoryview(data)[ends_at : self._texts_at].cast("Q")
+        self._made: dict[bytes, ApiKey] = {}
+        self.num_keys = num_keys
+
+    def find(self, digest: bytes) -> ApiKey | None:
+        """Returns the key with this SHA-256."""
+        if (made := self._made.get(digest)) is not None:
+            return made
+        index = bisect_left(range(self.num_keys), digest, key=self._digest)
+        if index == self.num_keys or self._digest(index) != digest:
+            return None
+        if len(self._made) >= MAX_MADE:
+            self._made.clear()
+        start, end = (self._texts_at + self._ends[index + one] for one in (0, 1))
+        self._made[digest] = key = _key(digest, json.loads(self._data[start:end]))
+        return key
+
+    def _digest(self, index: int) -> bytes:
+        return self._data[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+
+
 class KeyRing:
     """The keys of a file, as it is now, and the keys given at the start."""
 
@@ -80,52 +101,100 @@ class KeyRing:
         """
         self._on_refused = on_refused
         self._path = None if path is None else Path(path)
-        self._unlimited = tuple(
-            ApiKey(name=f"api-key-{number}", sha256=digest, tenant=f"api-key-{number}")
+        self._unlimited = {
+            digest: ApiKey(name=f"api-key-{number}", sha256=digest, tenant=f"api-key-{number}")
             for number, digest in enumerate(digests, start=1)
-        )
-        self._seen = self._state()
-        self._keys = self._read()
+        }
+        entries, self._seen = [], None
+        if self._path is not None:
+            text, self._seen = key_file.read_file(self._path)
+            entries = key_file.parse(text, f"api_keys {path}")
+        self._table = KeyTable(key_file.pack(entries), len(entries))
+        self._loading: asyncio.Task[None] | None = None
 
-    def authenticate(self, metadata: Metadata) -> ApiKey:
+    async def authenticate(self, metadata: Metadata) -> ApiKey:
         """Returns the key of `authorization: Bearer KEY`. Raises Unauthenticated."""
-        self._renew()
+        if self._state() != self._seen:
+            await self._renew()
+        return self.find(metadata)
+
+    def find(self, metadata: Metadata) -> ApiKey:
+        """Returns the key as the file was when the call came in. Raises Unauthenticated."""
         try:
-            return self._find(metadata)
+            digest = hashlib.sha256(_bearer(metadata)).digest()
+            if (key := self._table.find(digest) or self._unlimited.get(digest)) is None:
+                raise Unauthenticated("this API key is not known")
         except Unauthenticated:
             self._on_refused()
             raise
+        return key
 
-    def _find(self, metadata: Metadata) -> ApiKey:
-        shown = hashlib.sha256(_bearer(metadata)).digest()
-        found = None
-        for key in self._keys:  # all are compared, so that the time reveals nothing
-            if hmac.compare_digest(key.sha256, shown):
-                found = key
-        if found is None:
-            raise Unauthenticated("this API key is not known")
-        return found
+    async def _renew(self) -> None:
+        """Returns when the file has been read as it is now."""
+        if self._loading is not None:  # it may have read the file as it was before
+            await asyncio.shield(self._loading)
+            if self._state() == self._seen:
+                return
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load(), name="API keys")
+        await asyncio.shield(self._loading)
 
-    def _renew(self) -> None:
+    async def _load(self) -> None:
+        assert self._path is not None
         state = self._state()
-        if state == self._seen:
-            return
-        self._seen = state
         try:
-            self._keys = self._read()
-            logger.info("%d API keys read again from %s", len(self._keys), self._path)
+            table, self._seen = await _read_beside(self._path)
+            self._table = table
+            logger.info("%d API keys read again from %s", table.num_keys, self._path)
         except KeyFileError as error:
+            self._seen = error.state or state
             logger.error("%s; the keys from before stay in use", error)
+        except OSError as error:  # no process could be started; the next call tries again
+            logger.error("cannot read api_keys %s: %s", self._path, error.strerror)
+        finally:
+            self._loading = None
 
-    def _read(self) -> tuple[ApiKey, ...]:
-        return (*self._unlimited, *(read_keys(self._path) if self._path else ()))
-
-    def _state(self) -> tuple[int, int, int] | None:
+    def _state(self) -> State | None:
         try:
-            found = self._path.stat() if self._path else None
+            return key_file.state_of(self._path.stat()) if self._path else None
         except OSError:
             return None
-        return found and (found.st_mtime_ns, found.st_ino, found.st_size)
+
+
+async def _read_beside(path: Path) -> tuple[KeyTable, State | None]:
+    """Reads the file in a process. Raises KeyFileError, or OSError if none can be started."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        key_file.__file__,
+        str(path),
+        stdin=asyncio.subprocess.PIPE,  # by which the process notices that this one has ended
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        async with asyncio.timeout(WALL_LIMIT_S):
+            answer = await process.stdout.read()
+            await process.wait()
+    except TimeoutError:
+        answer = b""
+    finally:
+        process.stdin.close()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    line, _, table = answer.partition(b"\n")
+    head = json.loads(line or b"{}")
+    if "num_keys" not in head:
+        told = head.get("error") or f"cannot read api_keys {path}: it takes too long"
+        raise KeyFileError(told, _state_in(head))
+    return KeyTable(table, head["num_keys"]), _state_in(head)
+
+
+def _state_in(head: dict[str, Any]) -> State | None:
+    return tuple(head["state"]) if "state" in head else None
 
 
 def _bearer(metadata: Metadata) -> bytes:
@@ -140,107 +209,19 @@ def _bearer(metadata: Metadata) -> bytes:
     return key.strip().encode("utf-8", "replace")
 
 
+def parse_keys(text: str, place: str) -> tuple[ApiKey, ...]:
+    """Returns the keys of a YAML list. Raises KeyFileError that names the place."""
+    entries = key_file.parse(text, place)
+    return tuple(_key(entry.pop("sha256"), entry) for entry in entries)
+
+
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Reads a YAML list of keys. Raises KeyFileError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        # A text that is not a file name may be a key, which no message repeats.
-        name = f" {path}" if path.suffix in _SUFFIXES else ""
-        raise KeyFileError(
-            f"cannot read api_keys{name}: there is no such file; api_key takes a key itself"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise KeyFileError(f"cannot read api_keys {path}: {reason}") from None
+    """Returns the keys of a file. Raises KeyFileError."""
+    text, _ = key_file.read_file(path)
     return parse_keys(text, f"api_keys {path}")
 
 
-def parse_keys(text: str, place: str) -> tuple[ApiKey, ...]:
-    """Returns the keys of a YAML list. Raises KeyFileError that names the place."""
-    try:
-        entries = yaml.load(text, _Loader) or []
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as of the date 2026-13-45
-        raise KeyFileError(f"cannot read {place}: {_cut(error)}") from None
-    if not isinstance(entries, list):
-        raise KeyFileError(f"{place}: expected a list of keys; see `signalbox keys create`")
-    try:
-        keys = tuple(_key(entry) for entry in entries)
-    except ValueError as error:
-        raise KeyFileError(f"{place}: {_cut(error)}") from None
-    for field in ("name", "sha256"):
-        if len({getattr(key, field) for key in keys}) < len(keys):
-            raise KeyFileError(f"{place}: two keys have the same {field}")
-    return keys
-
-
-class _Loader(yaml.SafeLoader):
-    """Loads as `yaml.safe_load`, with a bound on the fields that merges create."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._num_left = MAX_MERGED + len(text)
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Counts the fields of a mapping; called before merged mappings are copied."""
-        super().flatten_mapping(node)
-        self._num_left -= len(node.value)
-        if self._num_left < 0:
-            raise yaml.constructor.ConstructorError(
-                None, None, "merges (`<<`) make too many fields of it", node.start_mark
-            )
-
-
-def _key(entry: Any) -> ApiKey:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ValueError("each key is a mapping with a name")
-    name = entry["name"]
-    if unknown := entry.keys() - _FIELDS:
-        raise ValueError(f"{name} has the unknown field {min(map(str, unknown))}")
-    tenant, models = entry.get("tenant", name), entry.get("models")
-    if not isinstance(tenant, str):
-        raise ValueError(f"the tenant of {name} is {_shown(tenant)}; it must be text")
-    if models is not None and not isinstance(models, list):
-        raise ValueError(f"the models of {name} must be a list")
-    if any(isinstance(model, list | dict | set) for model in models or ()):  # aliases nest for ever
-        raise ValueError(f"the models of {name} must be a list of names")
-    return ApiKey(
-        name=name,
-        sha256=_digest(name, entry.get("sha256")),
-        tenant=tenant,
-        models=None if models is None else frozenset(map(str, models)),
-        max_concurrent_requests=_positive(name, entry, "max_concurrent_requests"),
-        tokens_per_minute=_positive(name, entry, "tokens_per_minute"),
-    )
-
-
-def _digest(name: str, text: Any) -> bytes:
-    try:
-        digest = bytes.fromhex(text)
-    except (TypeError, ValueError):
-        digest = b""
-    if len(digest) != hashlib.sha256().digest_size:
-        raise ValueError(f"the sha256 of {name} must be 64 hexadecimal digits, in quotes")
-    return digest
-
-
-def _positive(name: str, entry: dict[str, Any], field: str) -> int | None:
-    value = entry.get(field)
-    if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"{field} of {name} is {_shown(value)}; it must be at least 1")
-    return value
-
-
-def _cut(error: Exception) -> str:
-    """Returns an error's message in one line, cut, because the key file may have made it long."""
-    told = str(error)[: MAX_MESSAGE_CHARS + 1]
-    if len(told) > MAX_MESSAGE_CHARS:
-        told = told[:MAX_MESSAGE_CHARS] + "..."
-    return " ".join(told.split())
-
-
-def _shown(value: Any) -> str:
-    """Returns a value for a message; only the type of a container, because aliases multiply."""
-    if isinstance(value, list | dict | set | tuple):
-        return f"a {type(value).__name__}"
-    return repr(value)[:MAX_SHOWN_CHARS]
+def _key(digest: bytes, fields: dict[str, Any]) -> ApiKey:
+    models = fields.pop("models")
+    named = None if models is None else frozenset(models)
+    return ApiKey(sha256=digest, models=named, **fields)

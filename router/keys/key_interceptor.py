@@ -26,5 +26,5 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         if not handler_call_details.method.startswith(f"/{HEALTH}/"):
             metadata: Any = handler_call_details.invocation_metadata
-            self._keys.authenticate(metadata)  # the error interceptor around it answers
+            await self._keys.authenticate(metadata)  # the error interceptor around it answers
         return await continuation(handler_call_details)

@@ -49,7 +49,7 @@ class Tenants:
         if self._keys is None:
             tenant, key = self.tenant_of(metadata), None
         else:
-            key = self._keys.authenticate(metadata)
+            key = self._keys.find(metadata)  # the call has waited for a changed file
             tenant = key.tenant
         is_named = key is not None or tenant != ""
         return Caller(tenant, key, payer_of(tenant=tenant, is_named=is_named, address=address))

@@ -1,7 +1,7 @@
 """`signalbox keys`: creates API keys, lists those of a file and revokes them.
 
-The file holds the SHA-256 of each key, never the key. The router checks the file in each call, so
-that changes take effect at once.
+The file holds the SHA-256 of each key, never the key. The router looks in each call whether it has
+changed, and reads it under the lock that is held here, so that changes take effect at once.
 """
 
 import argparse
@@ -12,13 +12,12 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from router.keys.api_keys import ApiKey, parse_keys
+from router.keys.key_file import is_unwritten, item_starts
 from signalbox.named_files import reading, writing
 
 PREFIX = "sb-"
@@ -32,6 +31,8 @@ _LIMITS = {
     "max_concurrent_requests": "requests that may run at a time",
     "tokens_per_minute": "tokens of prompts and answers",
 }
+_NO_KEYS = "---\n"
+"""A YAML document without content, to which entries can be appended."""
 _STANDARD_OUTPUT = Path("/proc/self/fd/1")
 
 
@@ -72,9 +73,11 @@ def _create(options: dict[str, Any]) -> None:
     key = PREFIX + secrets.token_urlsafe(32)
     entry = _entry(options, hashlib.sha256(key.encode()).hexdigest())
     if options["file"] is None:
-        if _STANDARD_OUTPUT.is_file():  # `>> keys.yaml`
-            _check_new(entry, _STANDARD_OUTPUT.read_text(encoding="utf-8"), "standard output")
-        print(entry, end="", flush=True)
+        is_file = _STANDARD_OUTPUT.is_file()  # `>> keys.yaml`
+        with _lock(sys.stdout) if is_file else nullcontext():
+            if is_file:
+                _check_new(entry, _STANDARD_OUTPUT.read_text(encoding="utf-8"), "standard output")
+            print(entry, end="", flush=True)
     else:
         with writing(options["file"], "--file"), _locked(Path(options["file"]), "a+") as file:
             file.seek(0)
@@ -158,15 +161,13 @@ def _without(text: str, name: str, place: str) -> str:
     if index is None:
         names = ", ".join(key.name for key in keys) or "none"
         raise ValueError(f"{place} has no key for {name}; it has: {names}")
-    root = yaml.compose(text)
-    assert isinstance(root, yaml.SequenceNode)  # as the keys were read
-    item = root.value[index]
-    lines = text.splitlines(keepends=True)
-    kept = "".join(lines[: item.start_mark.line] + lines[item.end_mark.line :])
-    others = [key for key in keys if key.name != name]
+    starts = [*item_starts(text), len(text)]
     try:
-        is_whole = list(parse_keys(kept, place)) == others
-    except ValueError:
+        kept = text[: starts[index]] + text[starts[index + 1] :]
+        if is_unwritten(kept):  # which the router takes for a file that is about to be written
+            kept += _NO_KEYS
+        is_whole = list(parse_keys(kept, place)) == [key for key in keys if key.name != name]
+    except (ValueError, IndexError):
         is_whole = False
     if not is_whole:
         raise ValueError(f"{place} is not in the form of `signalbox keys create`; take {name} out")
@@ -175,9 +176,18 @@ def _without(text: str, name: str, place: str) -> str:
 
 @contextmanager
 def _locked(path: Path, mode: str) -> Iterator[IO[str]]:
-    """Yields the file while no other `signalbox keys` changes it."""
-    with path.open(mode, encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """Yields the file while no other `signalbox keys` changes it, and no router reads it."""
+    with path.open(mode, encoding="utf-8") as file, _lock(file):
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def _lock(file: IO[str]) -> Iterator[None]:
+    """Holds the lock of an open file, which a shell may keep open for longer."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
