@@ -37,6 +37,8 @@ class HttpError:
     closes: bool = False
     """True if the connection is closed after it, because the bytes that follow are ambiguous."""
     retry_after_s: int | None = None
+    given: str | None = None
+    """Value of a header, which the answer repeats behind the message, and no log line."""
 
     async def send(self, send: Send) -> None:
         """Sends the error as the answer of an ASGI application."""
@@ -60,7 +62,8 @@ class HttpError:
 
     def _body(self) -> bytes:
         kind = TYPES.get(self.status, "internal_error")
-        error = {"message": self.message, "type": kind, "param": None, "code": self.code}
+        given = "" if self.given is None else f"; given: {self.given!r}"
+        error = {"message": self.message + given, "type": kind, "param": None, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
     def _headers(self) -> Iterable[tuple[bytes, bytes]]:

@@ -14,7 +14,7 @@ MAX_HEADERS = 256
 """Most headers of a request. Browsers, proxies and SDKs send fewer than 50; a parser and an
 application spend time on each header, even a short one."""
 MAX_SHOWN_CHARS = 200
-"""Characters of a header's value that an error and a log line show."""
+"""Characters of a header's value that an error shows."""
 VERSIONS = ("1.0", "1.1")
 
 
@@ -64,7 +64,7 @@ class HeadGate:
         local_address = str((scope.get("server") or ("",))[0])
         if host and not self._hosts.answers(host, local_address):
             message = "Host: requests for this name are not answered here; --allowed-hosts names"
-            yield HttpError(403, f"{message} the hosts that are; given: {_shown(host)!r}")
+            yield HttpError(403, f"{message} the hosts that are", given=_shown(host))
 
     def _foreign_pages(
         self, scope: Scope, host: str, origins: list[str], sites: list[str]
@@ -75,7 +75,7 @@ class HeadGate:
         for origin in origins:
             if not is_named and not is_same_origin(origin, host, scheme=scope["scheme"]):
                 message = "Origin: pages of it may not call this server; --allowed-origins names"
-                yield HttpError(403, f"{message} those that may; given: {_shown(origin)!r}")
+                yield HttpError(403, f"{message} those that may", given=_shown(origin))
         if not is_named and "cross-site" in sites:
             message = "Sec-Fetch-Site: pages of other sites may not call this server;"
             yield HttpError(403, f"{message} --allowed-origins names those that may")

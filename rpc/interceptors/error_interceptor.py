@@ -4,7 +4,6 @@ Any exception that is not an `RpcError` becomes INTERNAL, and its text appears o
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -79,6 +78,8 @@ def _refusing(method: str, error: Exception) -> Handler:
 
 
 async def _abort(method: str, error: Exception, context: Context) -> None:
+    if isinstance(error, grpc.aio.InternalError):
+        raise asyncio.CancelledError from None  # gRPC has ended the call, as of a client that left
     if isinstance(error, grpc.aio.BaseError):  # the handler itself has aborted the call
         raise error
     if not isinstance(error, RpcError):
@@ -86,6 +87,10 @@ async def _abort(method: str, error: Exception, context: Context) -> None:
         error = Internal("internal error; the server's log says more")
     if context.done():
         return
-    with contextlib.suppress(TimeoutError):  # it stays queued for a client that does not read
+    try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             await context.abort_with_status(to_status(error))
+    except TimeoutError:
+        pass  # it stays queued for a client that does not read
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None  # gRPC has, such as for a message that is too large

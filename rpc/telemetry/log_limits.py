@@ -1,4 +1,4 @@
-"""Bounds the warnings and errors of one kind in the log, because a client may cause any number."""
+"""Bounds what a peer can write into the log: lines of one kind, and bytes that it has sent."""
 
 import logging
 import sys
@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+OURS = ("contract", "rpc", "router", "scheduler_svc", "gpu_worker", "signalbox")
+"""Packages whose debug lines and tracebacks are written as they are."""
 BURST_LINES = 20
 """Lines of one kind that are written at once."""
 PERIOD_S = 1.0
@@ -15,6 +17,12 @@ MAX_KINDS = 256
 MAX_KIND_CHARS = 60
 """Characters of a message, before its values are put in, by which kinds are told apart. asyncio
 puts values into the message itself, behind the first words."""
+
+_CORE = "grpc._cython.cygrpc"
+"""Module of the errors that gRPC raises within itself."""
+
+MAX_SAID_CHARS = 200
+"""Characters of a complaint about a peer."""
 
 Kind = tuple[str, int, str]
 
@@ -75,6 +83,23 @@ class LineLimit:
         return count
 
 
+def without_peers_bytes(record: logging.LogRecord) -> logging.LogRecord:
+    """Returns a library's complaint about what a peer has sent as one line, without the bytes.
+
+    gRPC logs the values of metadata that it cannot decode, which may hold an API key, and
+    tracebacks of its own about calls that end before their status is written.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    is_undecoded = isinstance(error, UnicodeError)
+    is_of_peer = is_undecoded or type(error).__module__ == _CORE
+    if not is_of_peer or record.name.partition(".")[0] in OURS:
+        return record
+    said = "text of a peer is not UTF-8" if is_undecoded else record.getMessage()[:MAX_SAID_CHARS]
+    return logging.makeLogRecord(
+        {"name": record.name, "levelno": logging.WARNING, "levelname": "WARNING", "msg": said}
+    )
+
+
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of standard error
     """Writes to standard error the lines that pass."""
 
@@ -83,6 +108,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of sta
         self._limit = LineLimit()
 
     def emit(self, record: logging.LogRecord) -> None:
+        record = without_peers_bytes(record)
         if self._limit.passes(record):
             if (note := self._limit.left_out(record)) is not None:
                 super().emit(note)

@@ -6,6 +6,10 @@ it starts inherit; the formatters read them there. No prompt and no output of a 
 An event with numbers is logged with named fields: `logger.info("worker joined: %(num_blocks)d
 blocks", {"num_blocks": 728})`. The text formatter writes the sentence. The JSON formatter writes
 the words before the first colon as the message, and the fields as members of the object.
+
+No metadata of a call is logged: an API key may be in any header. Debug lines of libraries are left
+out, because they repeat headers and addresses with passwords, and a library's complaint about bytes
+that it cannot decode is written without them.
 """
 
 import contextlib
@@ -19,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from rpc.telemetry import trace_ids
-from rpc.telemetry.log_limits import LimitedHandler
+from rpc.telemetry.log_limits import OURS, LimitedHandler
 from rpc.telemetry.printable import printable
 
 FORMATS = ("text", "json")
@@ -44,7 +48,10 @@ def configure(*, service: str, level: str, log_format: str) -> None:
     handler.setFormatter(formatter(service, log_format, in_colour=in_colour))
     if log_format == "text" and sys.stderr.isatty():
         handler.terminator = "\x1b[K\n"  # erases the rest of a live line that it overwrites
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    wanted = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(wanted, logging.INFO), handlers=[handler])
+    for package in OURS:
+        logging.getLogger(package).setLevel(wanted)
     for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger(ABORTS).setLevel(logging.ERROR)

@@ -103,7 +103,7 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -
 def headers(path: bytes) -> bytes:
     """Returns the HPACK block of a gRPC call, for a frame of HEADERS."""
     block = b"\x83\x86" + _literal(4, path) + _literal(1, b"x")  # POST, http
-    return block + _new(b"te", b"trailers") + _new(b"content-type", b"application/grpc")
+    return block + header(b"te", b"trailers") + header(b"content-type", b"application/grpc")
 
 
 def _literal(name_index: int, value: bytes) -> bytes:
@@ -111,7 +111,7 @@ def _literal(name_index: int, value: bytes) -> bytes:
     return bytes([name_index, len(value)]) + value
 
 
-def _new(name: bytes, value: bytes) -> bytes:
+def header(name: bytes, value: bytes) -> bytes:
     return bytes([0, len(name)]) + name + bytes([len(value)]) + value
 
 
