@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +16,7 @@ from gpu_worker.worker_settings import WorkerSettings
 from protos.worker.v1 import worker_pb2_grpc
 from rpc.interceptors.peer_roles import OPERATOR, SCHEDULER, WORKER
 from rpc.interceptors.write_timeout import SlowClientInterceptor
+from rpc.lifetime.parent import leave
 from rpc.metrics.serving_metrics import serving_metrics
 from rpc.transport.listening_ports import (
     METRICS_REMEDY,
@@ -143,7 +143,7 @@ def end_at_once(reason: str) -> None:
     """
     logger.critical(exit_message(reason))
     logging.shutdown()
-    os._exit(1)
+    leave(1)
 
 
 def advertised_address(*, host: str, port: int, advertise: str | None) -> str:

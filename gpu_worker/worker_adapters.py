@@ -13,7 +13,6 @@ from contract.errors import FailedPrecondition, NotFound
 from contract.model import Adapter
 from gpu_worker.adapters.adapter_folder import NoSuchFolder, find_below
 from gpu_worker.adapters.peft_adapter import describe_adapter
-from gpu_worker.adapters.private_folder import discard, remove_leftovers
 from gpu_worker.adapters.received_adapters import (
     FileChunk,
     ReceivedAdapters,
@@ -24,6 +23,7 @@ from gpu_worker.batch.adapter_slots import OpenedAdapter
 from gpu_worker.batch.runner_protocol import AdapterLoading, Runner
 from gpu_worker.config import ModelError
 from gpu_worker.execution_thread import ExecutionThread
+from rpc.lifetime.private_folder import discard, remove_leftovers
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import signalbox
+from rpc.lifetime.parent import leave
 from signalbox.flags.parser import Parser
 from signalbox.settings.environment import (
     CLIENT_VARIABLES,
@@ -21,7 +22,7 @@ from signalbox.settings.environment import (
     OTHER_VARIABLES,
     own_variables,
 )
-from signalbox.stack.child_processes import end_with_parent, process_name
+from signalbox.stack.child_processes import process_name
 
 if TYPE_CHECKING:
     from rpc.settings.service_settings import Settings
@@ -133,7 +134,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Returns the parsed command line. Ends the process if it is invalid."""
-    end_with_parent()
     given = sys.argv[1:] if arguments is None else arguments
     parser = make_parser()
     if not given:
@@ -156,7 +156,7 @@ def run(options: dict[str, Any]) -> int:
         run_command(options)
     except KeyboardInterrupt:
         logging.shutdown()
-        os._exit(130)  # a worker that was interrupted while it loads has threads in native code
+        leave(130)  # a worker that was interrupted while it loads has threads in native code
     except BrokenPipeError:  # such as `signalbox generate ... | head`
         _discard_output()
         return 1

@@ -8,7 +8,8 @@ import yaml
 
 from rpc.settings.service_settings import Settings
 from signalbox.flags.service_flags import add_flags as add_service_flags
-from signalbox.service_runner import COMMANDS, service
+from signalbox.service_runner import service
+from signalbox.services import SERVICES
 from signalbox.settings.effective import HIDDEN, Effective, effective, faults
 from signalbox.settings.sources import SettingsError
 
@@ -30,7 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         " comments.",
     )
     commands = show.add_subparsers(dest="of", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    for name in SERVICES:
         text = f"Shows the settings of {name}, which takes the same flags."
         command = commands.add_parser(name, help=f"those of {name}", description=text)
         add_service_flags(command, service(name)[0])
@@ -46,7 +47,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "of",
         metavar="COMMAND",
         nargs="?",
-        choices=COMMANDS,
+        choices=SERVICES,
         help="command that the file is for (default: serve, or the services one by one)",
     )
     check.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMMANDS = ("serve", "demo", "router", "scheduler", "worker")
-"""Commands that run services."""
 _LIMITS = ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -230,7 +228,7 @@ def _configure_tracing(name: str, settings: "TelemetrySettings") -> None:
 
 
 def service(command: str) -> "tuple[type[Settings], Callable[[Any], None]]":
-    """Returns the settings class and the function of one of COMMANDS."""
+    """Returns the settings class and the function of one of SERVICES."""
     match command:
         case "router":
             from router.config import RouterSettings

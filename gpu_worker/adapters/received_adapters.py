@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_worker.adapters.peft_adapter import CONFIG, WEIGHTS
-from gpu_worker.adapters.private_folder import PrivateFolder, discard
 from gpu_worker.config import ModelError
+from rpc.lifetime.private_folder import PrivateFolder, discard
 
 MAX_BYTES = 2 << 30
 """Bytes of an adapter's files."""
@@ -35,7 +35,7 @@ class ReceivedAdapters:
     def begin(self) -> Path:
         """Returns a new folder for the files of one adapter."""
         if self._root is None:
-            self._root = PrivateFolder()
+            self._root = PrivateFolder("adapters")
         return Path(tempfile.mkdtemp(dir=self._root.path))
 
     def keep(self, sha256: str, folder: Path) -> None:

@@ -5,12 +5,9 @@ killed and `on_lost` is told, whatever rank 0 is waiting for meanwhile.
 """
 
 import logging
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -37,6 +34,7 @@ from gpu_worker.ranks.service.rank_messages import (
 )
 from gpu_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
 from gpu_worker.ranks.versions import versions
+from rpc.lifetime.private_folder import PrivateFolder
 from rpc.transport.tls import CLEAR
 
 logger = logging.getLogger(__name__)
@@ -94,25 +92,27 @@ class Followers:
         self.copies = BlockCopies(num_ranks, self._tell_one)
         self.ended_moves: SimpleQueue[tuple[int, EndedMoves]] = SimpleQueue()
         """Reports of the ranks on their stores."""
-        self._folder: Path | None = None
+        self._folder: PrivateFolder | None = None
         self.tls = CLEAR
         if network is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))  # for this user alone
-            address = f"unix:{self._folder}/0"
+            self._folder = PrivateFolder("ranks")
+            address = f"unix:{self._folder.path}/0"
         else:
             address, self.tls, launch = network.address, network.tls, AwaitedRank
             logger.info("waiting at %s for %s", address, counted(num_ranks - 1, "rank"))
         self._join_s = join_s or (JOIN_S if network is None else 5 * JOIN_S)
         self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost, self.tls)
         # A rank has its stream, what it passes, and a call for a key.
-        self._server = RankServer(self.servicer, address, num_streams=3 * num_ranks, tls=self.tls)
+        num_streams = 3 * num_ranks
         self._all: list[_Follower] = []
-        try:
-            with self._lock:  # the first joins before the last is started
-                for rank in range(1, num_ranks):
-                    self._all.append(_Follower(rank, launch(rank, address)))
-        except BaseException as error:
-            self.close(f"a rank could not be started: {error}")
+        try:  # a rank that runs removes the folder if this one is killed: ranks come first
+            for rank in range(1, num_ranks):
+                self._all.append(_Follower(rank, launch(rank, address)))
+            self._server = RankServer(self.servicer, address, num_streams=num_streams, tls=self.tls)
+        except BaseException:
+            for follower in self._all:
+                follower.started.end(within_s=0.0)
+            self._remove_folder()
             raise
         for follower in self._all:
             name = f"end of rank {follower.rank}"
@@ -235,7 +235,7 @@ class Followers:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     def _take_in(self, joined: JoinedRank) -> str | None:
         """Takes the stream of a rank; returns why it may not join, if it may not."""

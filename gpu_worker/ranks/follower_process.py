@@ -1,7 +1,7 @@
 """A rank but the first: obeys rank 0, and ends when rank 0 does.
 
-`python -m gpu_worker.ranks.follower_process RANK ADDRESS`, where ADDRESS is rank 0's Unix socket;
-`follow` where others start ranks.
+`LocalRank` runs `main` with RANK and ADDRESS, which is rank 0's Unix socket; where others start
+ranks, they run `follow`.
 A thread reads commands, so that the process ends with rank 0 even while it computes, or waits in a
 collective that no other rank joins any more. It ends with status 0 only if rank 0 has ended the
 worker in order: a supervisor then starts none of the ranks again. Signals that a terminal or a
@@ -10,7 +10,6 @@ service manager sends to all processes are rank 0's to act on.
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 
 from contract.model import Adapter
@@ -61,6 +59,7 @@ from gpu_worker.ranks.service.rank_servicer import RankServer, RankServicer
 from gpu_worker.ranks.share import Share, describe_rank, load_share
 from gpu_worker.ranks.stage import FailedBefore, Stage
 from gpu_worker.ranks.versions import versions
+from rpc.lifetime.stop_signals import STOP_SIGNALS, take_stop_signals
 
 logger = logging.getLogger("gpu_worker.ranks.follower_process")
 
@@ -121,7 +120,7 @@ class Follower:
                     self._commands.put((command, time.monotonic_ns()))
         except RankLost as error:
             logger.error("%s", error)
-            self._remove_sockets()
+            time.sleep(_LEAVE_S)  # if rank 0 has ended, what watches it ends this process
             status = 1
         if self._share is not None:
             self._share.close()
@@ -189,11 +188,6 @@ class Follower:
         self._blocks.close()
         self._first.close()
         self._server.close()
-
-    def _remove_sockets(self) -> None:
-        """Does it for rank 0, which may have been killed."""
-        if self._network.address.startswith("unix:"):
-            shutil.rmtree(Path(self._network.address.removeprefix("unix:")).parent, True)
 
     def _load(self, start: Start) -> None:
         tls, below = self._network.tls, start.next_rank
@@ -293,7 +287,14 @@ def main() -> None:
     """Runs a rank that rank 0 has started."""
     rank, first = int(sys.argv[1]), sys.argv[2]
     address = f"{first.rpartition('/')[0]}/{rank}"
+    _leave_signals_to_rank_0()  # which ends this one with itself
     _run(rank, RankNetwork(address=address, first_address=first), within_s=REACH_S)
+
+
+def _leave_signals_to_rank_0() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    take_stop_signals()
 
 
 def follow_check(rank: int, network: RankNetwork) -> None:
@@ -316,12 +317,8 @@ def _run(
     *,
     within_s: float,
 ) -> None:
-    stopping, is_child = (signal.SIGINT, signal.SIGTERM), network.address.startswith("unix:")
-    for number in stopping:
-        signal.signal(number, signal.SIG_IGN if is_child else signal.SIG_DFL)
     follower = Follower(rank, network, on_end=os._exit, told=told, status=status, within_s=within_s)
-    for number in stopping:  # from here on rank 0 decides
-        signal.signal(number, signal.SIG_IGN)
+    _leave_signals_to_rank_0()
     logging.getLogger().addHandler(_Forwarding(follower))
     try:
         follower.serve()
@@ -329,7 +326,3 @@ def _run(
         logger.exception("this rank ends")
         follower.finish()
     os._exit(1)  # there may be threads in native code
-
-
-if __name__ == "__main__":
-    main()

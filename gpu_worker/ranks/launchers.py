@@ -3,6 +3,7 @@
 A launcher starts and ends ranks; what they say to each other never goes through it.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+from rpc.lifetime import parent
+from rpc.lifetime.stop_signals import stopping_later
 
 _END_S = 5.0
 """Seconds for a rank whose stream has ended to end itself, on a machine that is busy."""
@@ -39,15 +43,17 @@ Launcher = Callable[[int, str], StartedRank]
 
 
 class LocalRank:
-    """A process of this machine."""
+    """A process of this machine, which ends with this one."""
 
     def __init__(self, rank: int, address: str) -> None:
         module = "gpu_worker.ranks.follower_process"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), address],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with stopping_later():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", parent.__name__, module, str(rank), address],
+                env=os.environ | {parent.PARENT_PID: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def wait(self) -> None:
         """Returns once the process has been stopped in several looks.

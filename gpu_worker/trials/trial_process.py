@@ -1,8 +1,8 @@
-"""The process that makes trials: `python -m gpu_worker.trials.trial_process DEVICE`.
+"""The process that makes trials, on the device that its argument names.
 
 It reads a trial a line from stdin and answers with a verdict a line; the first answer, before any
 trial, says whether it can use the device. What code under trial prints goes to stderr, by whatever
-name. It ends with the process that started it, even while it computes.
+name. It ends when its input does, and with the process that started it (`rpc.lifetime.parent`).
 """
 
 import json
@@ -50,7 +50,3 @@ def open_device(device: torch.device) -> Verdict:
         torch.cuda.set_device(device)
     torch.zeros(1, device=device).item()
     return Verdict()
-
-
-if __name__ == "__main__":
-    main()

@@ -23,9 +23,11 @@ from typing import IO
 import torch
 
 from gpu_worker.trials.trial import Trial, Verdict
+from rpc.lifetime import parent
 
 logger = logging.getLogger(__name__)
 
+_PROGRAM = "gpu_worker.trials.trial_process"
 _START_S = 300.0
 """Seconds for the process to import PyTorch and to open the device."""
 _END_S = 30.0
@@ -64,7 +66,7 @@ class _NoAnswer(Exception):
 @contextmanager
 def _started(device: torch.device) -> Iterator["_TrialProcess"]:
     """Ends the process at last, whatever it does, with what it has started, such as compilers."""
-    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "gpu_worker.trials.trial_process"]
+    command = [sys.executable, "-P", "-X", "faulthandler", "-m", parent.__name__, _PROGRAM]
     # It imports what this process would: no more of the current folder, and no less of others.
     path = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     with tempfile.TemporaryFile() as printed:
@@ -73,7 +75,7 @@ def _started(device: torch.device) -> Iterator["_TrialProcess"]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": path, parent.PARENT_PID: str(os.getpid())},
             start_new_session=True,
         )
         try:

@@ -7,11 +7,13 @@ the others by the variables that torchrun would set.
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 
 from gpu_worker.ranks.rank_network import own_name
+from rpc.lifetime.parent import PARENT_PID
+from rpc.lifetime.stop_signals import stopping_later
 from rpc.transport.tls import TlsConfig
-from signalbox.stack.child_processes import PARENT_PID
 
 
 class RankActor:
@@ -19,6 +21,9 @@ class RankActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._signal: int | None = None
+        """Signal for a process that has not started."""
 
     def certified_name(self, tls: TlsConfig) -> str:
         """Returns what the certificate on this node is for, as `own_name` does. Raises OSError."""
@@ -26,14 +31,19 @@ class RankActor:
 
     def run(self, arguments: list[str], variables: Mapping[str, str]) -> int:
         """Runs `signalbox` with these arguments; returns its exit status."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "signalbox", *arguments],
-            env={**os.environ, **variables, PARENT_PID: str(os.getpid())},  # it ends with this one
-            stdin=subprocess.DEVNULL,
-        )
+        with stopping_later(), self._lock:  # until the process can act on signals
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "signalbox", *arguments],
+                env={**os.environ, **variables, PARENT_PID: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+            )
+            if self._signal is not None:
+                self._process.send_signal(self._signal)
         return self._process.wait()
 
     def send(self, number: int) -> None:
-        """Sends a signal to the process."""
-        if self._process is not None:
-            self._process.send_signal(number)
+        """Sends a signal to the process, or to the one that will start."""
+        with self._lock:
+            self._signal = number
+            if self._process is not None:
+                self._process.send_signal(number)

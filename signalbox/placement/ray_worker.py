@@ -217,7 +217,8 @@ def _watch(actors: list[Any], started: dict[Any, int], stopping: threading.Event
             actors[0].send.remote(signal.SIGTERM)  # which ends the others
         done, pending = ray.wait(pending, timeout=_LOOK_S)
         faults += [fault for one in done if (fault := _fault(started[one], one))]
-        if faults and pending:  # the first says why; the others are to end by themselves
+        is_over = faults or (is_told and len(pending) < len(started))
+        if is_over and pending:  # the first says why; the others are to end by themselves
             ray.wait(pending, num_returns=len(pending), timeout=_END_S)
             break
     if faults:

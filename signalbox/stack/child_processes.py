@@ -14,30 +14,28 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from rpc.lifetime.parent import PARENT_PID, is_watched
+from rpc.lifetime.stop_signals import stopping_later
 from signalbox.settings.environment import CHILD_VARIABLES, ENV_PREFIX, VLLM_PREFIX
 from signalbox_kernels.native import ISA_VARIABLE
 
-PARENT_PID, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABLES)
+_, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABLES)
 
 SERVING, STARTING, WAITING = "serving", "starting", "waiting"
 """Kinds of a child's announcements: with the model's name, with a phase and its progress, and with
 what the child waits for, which is nothing at the end of the wait."""
 
 _PROGRAM = "signalbox"
-_PR_SET_PDEATHSIG = 1
-_PARENT_POLL_S = 0.5
 _ARG_START, _ARG_END = 45, 46
 """Places in /proc/PID/stat, counted from the state, of the memory that holds the arguments."""
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Started(NamedTuple):
@@ -130,13 +128,14 @@ def start(
             sys.exit(import_module(f"{_PROGRAM}.__main__").main())
         started = Started(name, pid, readable, partial(_status, pid))
     else:
-        process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, *arguments],
-            env=variables,
-            pass_fds=(writable,),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with stopping_later():  # until the program can act on it
+            process = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM, *arguments],
+                env=variables,
+                pass_fds=(writable,),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         started = Started(name, process.pid, readable, process.wait)
     os.close(writable)
     return started
@@ -164,23 +163,14 @@ async def watch(started: Started) -> Child:
 
 
 def may_fork() -> bool:
-    """Returns whether a copy of this process can go on: it would lack all threads but one.
+    """Returns whether a copy of this process can go on: it would lack all threads but one, and
+    the one that watches the parent.
 
     To be asked before numpy is imported. Its BLAS starts threads, but ends them before a fork.
     gRPC starts some with its first channel or server, which no copy can use.
     """
     threads = Path("/proc/self/task")
-    return threads.is_dir() and len([*threads.iterdir()]) == 1
-
-
-@contextmanager
-def stopping_later() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM wait until the block ends."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+    return threads.is_dir() and len([*threads.iterdir()]) == 1 + is_watched()
 
 
 def _status(pid: int) -> int:
@@ -203,7 +193,6 @@ def _become(
     os.environ.update(variables)
     logging.getLogger().handlers.clear()
     _show_as(name)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
 
 
 def _show_as(name: str) -> None:
@@ -247,22 +236,3 @@ def announce(kind: str, text: str) -> None:
 def process_name(default: str) -> str:
     """Returns the name that the parent gave this process."""
     return os.environ.get(PROCESS_NAME, default)
-
-
-def end_with_parent() -> None:
-    """Makes this process end with its parent; to be called first in a child."""
-    parent_pid = int(os.environ.pop(PARENT_PID, "0"))
-    if not parent_pid:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent_pid,), daemon=True).start()
-    if os.getppid() != parent_pid:  # the parent ended before the signal was set
-        os._exit(1)
-
-
-def _watch(parent_pid: int) -> None:
-    while os.getppid() == parent_pid:
-        time.sleep(_PARENT_POLL_S)
-    os._exit(1)

@@ -14,6 +14,7 @@ from functools import partial
 
 from contract.startup import StartupPhase, StartupProgress
 from router.config import RouterSettings
+from rpc.lifetime.stop_signals import stopping_later
 from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
@@ -24,7 +25,6 @@ from signalbox.stack.child_processes import (
     Child,
     Started,
     start,
-    stopping_later,
     watch,
 )
 from signalbox.stack.stack_addresses import StackAddresses

@@ -1,12 +1,8 @@
 """The ports and sockets of a local stack, chosen before its first process starts."""
 
-import atexit
-import os
-import shutil
 import socket
-import tempfile
-from pathlib import Path
 
+from rpc.lifetime.private_folder import PrivateFolder
 from rpc.transport.listening_ports import UNSPECIFIED_HOSTS, BindError, check_free, join_address
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.start_checks import LOOPBACK
@@ -23,9 +19,7 @@ class StackAddresses:
             self.grpc_port = self._free_port(settings.host, self.grpc_port)
         # The port after the router's is the one that `signalbox top` tries.
         self.scheduler_port = self._free_port(settings.scheduler_host, self.grpc_port + 1)
-        self._folder = Path(tempfile.mkdtemp(prefix="signalbox-"))
-        self._owner_pid = os.getpid()
-        atexit.register(self.close)
+        self._folder: PrivateFolder | None = None
         self._metrics_sockets: dict[str, str] = {}
 
     @property
@@ -57,7 +51,9 @@ class StackAddresses:
         """Returns the path of a process's metrics socket; None if the HTTP API is off."""
         if not self._settings.http:
             return None
-        path = self._folder / name.replace(" ", "-")
+        if self._folder is None:  # a process that is started next removes it if this one cannot
+            self._folder = PrivateFolder("stack")
+        path = self._folder.path / name.replace(" ", "-")
         return self._metrics_sockets.setdefault(name, str(path))
 
     @property
@@ -66,9 +62,9 @@ class StackAddresses:
         return ",".join(f"{name}={path}" for name, path in self._metrics_sockets.items())
 
     def close(self) -> None:
-        """Removes the folder of the sockets; does nothing in a process forked from its owner."""
-        if os.getpid() == self._owner_pid:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """Removes the folder of the sockets."""
+        if self._folder is not None:
+            self._folder.close()
 
     def _free_port(self, host: str, port: int) -> int:
         """Returns the port, or any if it is taken.

@@ -14,8 +14,8 @@ from unittest import mock
 
 import psutil
 
+from rpc.lifetime.parent import PARENT_PID
 from signalbox import cli
-from signalbox.stack.child_processes import PARENT_PID
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.ports import free_port
 from tests.waiting import EVENT_S, wait_until

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Runs the stack until it ends; returns the exit status."""
-    from signalbox import cli
+    from signalbox.__main__ import main as run
 
-    return cli.main(serve_arguments(sys.argv[1:] if arguments is None else arguments))
+    sys.argv[1:] = serve_arguments(sys.argv[1:])
+    return run()
 
 
 def serve_arguments(arguments: Sequence[str]) -> list[str]:

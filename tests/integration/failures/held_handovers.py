@@ -12,7 +12,7 @@ from typing import Any
 from gpu_worker.kv_peers.peer_moves import LentBlocks
 from scheduler_svc.kv_moves import handover_rounds
 from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
-from signalbox import cli
+from signalbox.__main__ import main as run
 
 HOLD, STATE = "TEST_HOLD", "TEST_STATE"
 """Environment variables: path of the file, and "copying" or "paused"."""
@@ -38,7 +38,7 @@ def main() -> int:
     handover_rounds.GRACE_S = 600.0
     HandoverRounds.begin = begin_and_hold  # type: ignore[method-assign]
     LentBlocks.copy_out = wait_and_copy  # type: ignore[method-assign]
-    return cli.main()
+    return run()
 
 
 if __name__ == "__main__":

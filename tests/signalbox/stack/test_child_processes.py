@@ -21,9 +21,11 @@ FORKING = """
 import json, logging, os, signal, sys, threading
 from pathlib import Path
 from types import SimpleNamespace
-from signalbox.stack.child_processes import announce, may_fork, process_name, start, stopping_later
+from rpc.lifetime.stop_signals import stopping_later, take_stop_signals
+from signalbox.stack.child_processes import announce, may_fork, process_name, start
 
 def report():
+    take_stop_signals()
     arguments = sys.argv[1:]
     def words(name):
         return Path("/proc/self", name).read_text().replace(chr(0), " ").split()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.adapters.private_folder import PrivateFolder, remove_leftovers
+from rpc.lifetime.private_folder import PrivateFolder, remove_leftovers
 
 OWNER = """
 import sys
@@ -45,9 +45,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_kept
         remove_leftovers()
         assert (folder / "adapter_config.json").exists()
         owner.kill()
-    own = PrivateFolder()
-    assert folder.exists()
-    remove_leftovers()
+    own = PrivateFolder("stack")
     assert list(temporary.iterdir()) == [own.path]
     own.close()
     assert not list(temporary.iterdir())
@@ -82,6 +80,6 @@ def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
         return made[-1]
 
     monkeypatch.setattr(tempfile, "mkdtemp", make_then_remove)
-    folder = PrivateFolder()
+    folder = PrivateFolder("stack")
     assert [str(folder.path)] == made[1:] and folder.path.exists()
     folder.close()
