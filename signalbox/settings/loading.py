@@ -101,8 +101,7 @@ def merge_sources(
     for source in sources:
         values = translate(source, fields, tell)
         if "grpc_port" in fields:
-            http_is_off = is_off(sources, default=fields["http"].default)
-            values = split_port(values, http_is_off=http_is_off, tell=tell)
+            values = split_port(values, http_is_off=is_off(sources), tell=tell)
         others = () if source.place else values.keys()  # a flag without a field is a bug
         found = {name: values[name] for name in values if name in fields or name in others}
         merged |= found

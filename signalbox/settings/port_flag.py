@@ -16,9 +16,9 @@ _GRPC = (
 _OFF = ("false", "no", "off", "f", "n", "0")
 
 
-def is_off(sources: Iterable[Source], *, default: bool) -> bool:
-    """Returns whether the HTTP API is turned off; later sources take precedence."""
-    serves = default
+def is_off(sources: Iterable[Source]) -> bool:
+    """Returns whether a source turns the HTTP API off; later ones take precedence."""
+    serves = True
     for source in sources:
         if "http" in source.values:
             serves = str(source.values["http"]).lower() not in _OFF
@@ -29,6 +29,8 @@ def split_port(
     values: Mapping[str, Any], *, http_is_off: bool, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Returns one source's settings with `port` renamed to the setting that it means.
+
+    A port of the HTTP API turns it on in a command where it is off by default.
 
     Args:
         tell: called with one line on how `port` is read, if not as the HTTP API's port.
@@ -43,4 +45,4 @@ def split_port(
     if http_is_off or "http_port" in rest:
         tell(_GRPC)
         return {**rest, "grpc_port": values["port"]}
-    return {**rest, "http_port": values["port"]}
+    return {"http": True, **rest, "http_port": values["port"]}

@@ -16,7 +16,7 @@ from signalbox.flags.parser import Parser
 from signalbox.flags.service_flags import add_flags, to_flags
 from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.loading import load
-from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.serve_settings import RunSettings, ServeSettings
 from signalbox.settings.sources import SettingsError
 
 COMMANDS = (RouterSettings, SchedulerSettings, WorkerSettings, ServeSettings)
@@ -393,3 +393,10 @@ def test_an_overriding_generation_config_is_refused_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(SettingsError, match=rf"--override-generation-config is .*{expected}"):
         load(ServeSettings, {"model": "m", "override_generation_config": text})
+
+
+def test_run_serves_http_where_its_port_is_given() -> None:
+    told: list[str] = []
+    settings = load(RunSettings, {"model": "m", "port": 8123}, tell=told.append)
+    assert (settings.http, settings.http_port, told) == (True, 8123, [])
+    assert not load(RunSettings, {"model": "m"}).http
