@@ -118,11 +118,13 @@ def _code(error: RpcError) -> str | None:
 
 
 def error_headers(error: RpcError) -> dict[str, str]:
-    """Returns the headers that say when or how to retry, or stop OpenAI's SDKs from doing so."""
+    """Returns the headers that say when, how or with what to retry, or stop OpenAI's SDKs from doing so."""
     if isinstance(error, Retryable) and error.retry_after_s is not None:
         return {"retry-after": str(math.ceil(error.retry_after_s))}
     if isinstance(error, UnsupportedCoding):
         return {"accept-encoding": "gzip, identity"}  # RFC 9110, 15.5.16
+    if error.code is Code.UNAUTHENTICATED:
+        return {"www-authenticate": "Bearer"}  # RFC 9110, 15.5.2
     if error.code is Code.RESOURCE_EXHAUSTED:
         return {"x-should-retry": "false"}
     return {}

@@ -167,6 +167,7 @@ async def test_pages_of_allowed_origins_may_call(origins: str, tmp_path: Path) -
         assert preflight.headers["access-control-allow-origin"] == origins
         answer = await http.raw.post("/v1/completions", json={"prompt": "a"}, headers=ours)
         assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["access-control-allow-origin"] == origins
 
 
