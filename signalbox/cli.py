@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import signalbox
 from rpc.lifetime.parent import leave
 from signalbox.flags.parser import Parser
+from signalbox.foreign_commands import POINTERS, as_ours
 from signalbox.settings.environment import (
     CLIENT_VARIABLES,
     ENV_PREFIX,
@@ -134,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Returns the parsed command line. Ends the process if it is invalid."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = as_ours(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
     if not given:
         print(parser.format_help(), end="", file=sys.stderr)
@@ -186,7 +187,8 @@ def make_parser() -> Parser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=signalbox.__version__)
+    parser.add_argument("-v", "--version", action="version", version=signalbox.__version__)
+    parser.remedies |= POINTERS
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for summaries, fill in (
         (_SERVICES, _fill_service),

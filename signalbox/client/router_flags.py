@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.client.connection import add_connection_flags
+from signalbox.client.foreign_flags import add_other_names
 from signalbox.named_files import reading
 from signalbox.settings.environment import ENV_PREFIX
 
@@ -30,7 +31,7 @@ _STRUCTURES = {"json_schema": "FILE", "regex": "PATTERN", "grammar": "FILE"}
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds --router, the TLS flags, --api-key and --debug."""
+    """Adds --router, the TLS flags, --api-key and --debug; comes after the other flags."""
     parser.add_argument(
         "--router",
         metavar="HOST:PORT",
@@ -39,6 +40,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_connection_flags(parser, api_key=True)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_other_names(parser)
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:

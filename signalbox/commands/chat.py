@@ -15,6 +15,7 @@ from rich.text import Text
 
 from contract.wording import counted
 from signalbox.client.connection import connection, router_client
+from signalbox.client.foreign_flags import TEXT_FLAGS, add_text_flags, text_of
 from signalbox.client.piped_input import with_piped
 from signalbox.client.router_flags import (
     add_model_flag,
@@ -61,11 +62,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
     add_model_flag(parser)
     add_router_flags(parser)
+    add_text_flags(parser, *TEXT_FLAGS)
 
 
 def run(options: dict[str, Any]) -> None:
     """Prints the answer to one message, or to each message typed."""
-    asyncio.run(talk({**options, "message": with_piped(options["message"])}))
+    asyncio.run(talk({**options, "message": with_piped(text_of(options, "message"))}))
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ import asyncio
 from typing import Any
 
 from signalbox.client.connection import connection, router_client
+from signalbox.client.foreign_flags import TEXT_FLAGS, add_text_flags, text_of
 from signalbox.client.piped_input import read_input, with_piped
 from signalbox.client.router_flags import (
     add_model_flag,
@@ -36,11 +37,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
     add_model_flag(parser)
     add_router_flags(parser)
+    add_text_flags(parser, *TEXT_FLAGS)
 
 
 def run(options: dict[str, Any]) -> None:
     """Prints the continuation of a prompt."""
-    given = options["prompt"]
+    given = text_of(options, "prompt")
     asyncio.run(_generate(options, read_input() if given is None else with_piped(given) or ""))
 
 

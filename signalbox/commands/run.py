@@ -15,12 +15,15 @@ from typing import Any
 from gpu_worker.loading.model_source import model_name
 from rpc.telemetry import logs
 from signalbox.client.connection import router_client
+from signalbox.client.foreign_flags import add_other_names, add_text_flags, text_of
 from signalbox.client.piped_input import with_piped
 from signalbox.client.router_flags import DEFAULT_ROUTER, add_sampling_flags
 from signalbox.commands import chat
 from signalbox.flags.parser import Parser
 from signalbox.flags.service_flags import add_flags as add_service_flags
 from signalbox.settings.environment import ENV_PREFIX
+from signalbox.settings.flag_kinds import Alias
+from signalbox.settings.foreign_flags import FOREIGN_FLAGS
 from signalbox.settings.loading import in_words_of_flags, load
 from signalbox.settings.serve_settings import RunSettings
 from signalbox.stack.local_stack import LocalStack, running
@@ -36,7 +39,12 @@ Flags of serve and of chat both work; --help=WORD shows those that are about a w
 PROBE_S = 2.0
 """Seconds for a running server to answer with the name of its model."""
 _CHAT = "conversation"
-_SHAREABLE = {"model", "model_tag", "simulate", "served_model_name", "debug", "log_level"}
+_MODEL_FLAGS = {
+    name
+    for name, flag in FOREIGN_FLAGS.items()
+    if isinstance(flag, Alias) and flag.setting == "model"
+}
+_SHAREABLE = _MODEL_FLAGS | {"model", "simulate", "served_model_name", "debug", "log_level"}
 """Settings that a running server can satisfy."""
 
 
@@ -53,19 +61,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     of_chat.add_argument("--system", metavar="TEXT", help="instructions before the message")
     of_chat.add_argument("--json", action="store_true", help="print one JSON object an answer")
     add_sampling_flags(of_chat)
+    add_text_flags(of_chat, "-p", "--prompt")  # -q is --quantization
+    add_other_names(of_chat)
     group = parser.add_argument_group(_CHAT)
     for action in of_chat._actions:
         group._add_action(action)
-    parser.set_defaults(chat_options=[action.dest for action in of_chat._actions])
+    parser.set_defaults(chat_options={action.dest for action in of_chat._actions})
 
 
 def run(options: dict[str, Any]) -> None:
     """Answers the prompt, or each message typed."""
     words, names = options.pop("prompt"), options.pop("chat_options")
     asked = {name: options.pop(name) for name in names}
-    if options.get("simulate") and "model" in options:  # with --simulate there is no MODEL
+    has_model = options.get("simulate") or _MODEL_FLAGS & options.keys()
+    if has_model and "model" in options:  # then the first word is no MODEL
         words.insert(0, options.pop("model"))
-    asked["message"] = with_piped(" ".join(words) or None)
+    asked["message"] = with_piped(text_of({**asked, "words": " ".join(words) or None}, "words"))
     notices: list[str] = []
     settings = load(RunSettings, options, tell=notices.append)
     for notice in notices:

@@ -12,26 +12,16 @@ from typing import Any, NoReturn
 from signalbox.spelling import did_you_mean
 
 _NAME = re.compile(r"--[\w-]+")
-_SHORT_NAME = re.compile(r"-[A-Za-z]{1,3}")
+_SHORT_NAME = re.compile(r"-[A-Za-z]{1,5}")
 _VALUE_FOR_NONE = re.compile(r"ignored explicit argument .*", re.DOTALL)
 """Reason of argparse, with the value, for a flag that takes none."""
 ALL = "all"
 """Word of --help that shows every group, as in vLLM."""
 LIST_GROUPS = "listgroup"
 """Word of --help that lists the titles of the groups, as in vLLM."""
-_NAMES_ELSEWHERE = {
-    "-c": "--max-model-len",
-    "-m": "--model",
-    "-np": "--max-num-seqs",
-    "-t": "--num-threads",
-    "--ctx-size": "--max-model-len",
-    "--n-predict": "--max-tokens",
-    "--num-prompts": "--requests",
-    "--parallel": "--max-num-seqs",
-    "--temp": "--temperature",
-    "--threads": "--num-threads",
-}
-"""Flags of llama.cpp and `vllm bench` with ours; error messages suggest ours."""
+_ADDRESSES = ("--router", "--scheduler", "--address")
+"""Flags with the address that a command calls."""
+_ADDRESSES_ELSEWHERE = {"--url", "--base-url", "--endpoint", "--host", "--port", "-u"}
 
 _MOST_NAMED = 4
 """Commands with a flag that an error message names."""
@@ -50,6 +40,8 @@ class Parser(argparse.ArgumentParser):
         """Name of the last positional argument, if it takes words between flags too."""
         self.siblings: Mapping[str, Parser] = {}
         """Parsers of all commands, by name; error messages name those that have a flag."""
+        self.remedies: dict[str, str] = {}
+        """What to use in the place of flags, and of commands, that other programs have."""
         self.add_argument(
             "-h",
             "--help",
@@ -62,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reads underscores in names as dashes, and refuses names that it does not know."""
-        self._fill_once()
+        self.fill_once()
         given = sys.argv[1:] if args is None else args
         found, rest = super().parse_known_args(self._with_dashes(given), namespace)
         if self.words and not any(one.startswith("-") for one in rest):
@@ -124,7 +116,7 @@ class Parser(argparse.ArgumentParser):
         """Returns the flags of all commands that are about a word, as "serve: --port"."""
         for action in self._actions:
             for name, command in _commands(action).items():
-                command._fill_once()
+                command.fill_once()
                 for group in command._action_groups:
                     for one in group._group_actions:
                         is_flag = one.option_strings and not isinstance(one, _Help)
@@ -133,7 +125,8 @@ class Parser(argparse.ArgumentParser):
                             yield f"{name}: {flag}"
                 yield from (f"{name} {line}" for line in command.flags_about(word))
 
-    def _fill_once(self) -> None:
+    def fill_once(self) -> None:
+        """Adds the flags unless that is done."""
         if self.fill is not None:
             fill, self.fill = self.fill, None
             fill(self)
@@ -141,6 +134,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuses an unknown command, and suggests the closest one."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            if remedy := self.remedies.get(str(value)):
+                raise argparse.ArgumentError(None, f"there is no command {value}; {remedy}")
             close = did_you_mean(str(value), action.choices)
             name = f"command {value}" if str(value).isalpha() else "such command"
             raise argparse.ArgumentError(None, f"there is no {name}{close}")
@@ -160,17 +155,29 @@ class Parser(argparse.ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Returns the flags that an argument begins with: -n for -n2, but not -tp for -t.
 
-        argparse completes a name after one dash even if `allow_abbrev` is false.
+        argparse completes a name after one dash even if `allow_abbrev` is false. What follows -n
+        must be a number, and nothing follows -h, so that -ngl and -hf are not taken for them.
         """
         return [
             one
             for one in super()._get_option_tuples(option_string)
             if option_string.startswith(one[1])
+            and not isinstance(one[0], _Help)
+            and (one[0].type is not int or option_string.removeprefix(one[1]).isdecimal())
         ]
 
     def _with_dashes(self, args: Sequence[str]) -> list[str]:
         ends = args.index("--") if "--" in args else len(args)
-        return [*map(self._with_dash, args[:ends]), *args[ends:]]
+        named = [*map(self._with_dash, args[:ends])]
+        following = [*named[1:], ""]
+        return [*map(self._with_own_value, named, following), *args[ends:]]
+
+    def _with_own_value(self, argument: str, following: str) -> str:
+        """Returns -fa=on for -fa that is followed by something else than one of its values."""
+        action = self._option_string_actions.get(argument)
+        if action is None or action.nargs != "?" or not action.choices:
+            return argument
+        return argument if following in action.choices else f"{argument}={action.const}"
 
     def _with_dash(self, argument: str) -> str:
         """Returns --max-num-seqs=1 for --max_num_seqs=1, and --config-of=1 for --config-of.part=1.
@@ -190,9 +197,11 @@ class Parser(argparse.ArgumentParser):
         if not names:
             return "more arguments than the command takes; quote an argument with spaces"
         name, known = names[0], self._option_string_actions
-        ours = _NAMES_ELSEWHERE.get(name)
-        if ours in known:
-            hint = f"; did you mean {ours}?"
+        address = next((one for one in _ADDRESSES if one in known), None)
+        if remedy := self.remedies.get(name):
+            hint = f"; {remedy}"
+        elif address and name in _ADDRESSES_ELSEWHERE:
+            hint = f"; {address} HOST:PORT is the address, of gRPC"
         elif others := [other for other in self.siblings if self._has(other, name)]:
             more = ", ..." if len(others) > _MOST_NAMED else ""
             hint = f"; it is a flag of signalbox {', '.join(others[:_MOST_NAMED])}{more}"
@@ -201,9 +210,15 @@ class Parser(argparse.ArgumentParser):
         return f"there is no flag {name}{hint}"
 
     def _has(self, command: str, flag: str) -> bool:
-        """Says whether another command has a flag."""
-        self.siblings[command]._fill_once()
-        return flag in self.siblings[command]._option_string_actions
+        """Says whether another command has a flag, and under this name."""
+        other = self.siblings[command]
+        other.fill_once()
+        return any(
+            flag in action.option_strings
+            for group in other._action_groups
+            for action in group._group_actions
+            if group.title not in other.unlisted and action.help != argparse.SUPPRESS
+        )
 
 
 class _Help(argparse.Action):

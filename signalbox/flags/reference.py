@@ -1,9 +1,10 @@
-"""Writes the tables of docs/reference/ (configuration, flags of vLLM) from their declarations.
+"""Writes the tables of docs/reference/ (configuration, foreign flags) from their declarations.
 
 `python -m signalbox.flags.reference` rewrites each page below its marker; a test compares them.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
@@ -12,10 +13,13 @@ from gpu_worker.worker_settings import WorkerSettings
 from router.config import RouterSettings
 from rpc.settings.service_settings import Settings, flag_name
 from scheduler_svc.config import SchedulerSettings
-from signalbox.flags.service_flags import choices_of, groups_of
+from signalbox.flags.service_flags import choices_of, groups_of, spelling_of
+from signalbox.settings.flag_kinds import SWITCH, ForeignFlag
+from signalbox.settings.foreign_flags import other_names
+from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import effect
-from signalbox.settings.vllm_flags import SHORT_FLAGS, SWITCH, VLLM_FLAGS
+from signalbox.settings.vllm_flags import VLLM_FLAGS
 
 MARKER = "<!-- The tables below are generated: make docs -->\n"
 SERVICES: dict[str, type[Settings]] = {
@@ -65,24 +69,26 @@ def _choices(field: FieldInfo) -> str:
     return f"{', '.join(names)}: " if names else ""
 
 
-def vllm_table() -> str:
-    """Returns a Markdown table with a row for each flag of vLLM that is not also a setting's
-    name."""
-    rows = (f"| {_vllm_flags(name)} | {effect(name)} |\n" for name in VLLM_FLAGS)
-    return "| flag of `vllm serve` | here |\n|---|---|\n" + "".join(rows)
+def foreign_table(program: str, flags: Mapping[str, ForeignFlag]) -> str:
+    """Returns a Markdown table with a row for each flag of another server that is not also a
+    setting's name."""
+    rows = (f"| {_spellings(name, flag)} | {effect(name)} |\n" for name, flag in flags.items())
+    return f"| flag of {program} | here |\n|---|---|\n" + "".join(rows)
 
 
-def _vllm_flags(name: str) -> str:
-    long = flag_name("model" if name == "model_tag" else name)
-    if VLLM_FLAGS[name].takes == SWITCH:
+def _spellings(name: str, flag: ForeignFlag) -> str:
+    long = spelling_of(name)
+    if flag.takes == SWITCH:
         long = f"--[no-]{long.removeprefix('--')}"
-    short = [short for short, of in SHORT_FLAGS.items() if of == name]
-    return ", ".join(f"`{flag}`" for flag in (long, *short))
+    return ", ".join(f"`{one}`" for one in (long, *other_names(name), *flag.off))
 
 
 PAGES: Mapping[Path, Callable[[], str]] = {
     Path("docs", "reference", "configuration.md"): tables,
-    Path("docs", "reference", "vllm_flags.md"): vllm_table,
+    Path("docs", "reference", "vllm_flags.md"): partial(foreign_table, "`vllm serve`", VLLM_FLAGS),
+    Path("docs", "reference", "llama_cpp_flags.md"): partial(
+        foreign_table, "`llama-server` or `ollama run`", LLAMA_CPP_FLAGS
+    ),
 }
 """Generator of each page's tables, by its path from the root of the repository."""
 

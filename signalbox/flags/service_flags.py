@@ -2,7 +2,7 @@
 
 import argparse
 import inspect
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
@@ -13,24 +13,28 @@ from rpc.settings.secrets import in_plain_text, is_secret
 from rpc.settings.service_settings import Settings, flag_name
 from signalbox.flags.parser import Parser
 from signalbox.settings.environment import ENV_PREFIX
+from signalbox.settings.flag_kinds import (
+    ON_OR_OFF,
+    OPTIONAL,
+    SEVERAL,
+    SWITCH,
+    Alias,
+    ForeignFlag,
+    Refused,
+)
+from signalbox.settings.foreign_flags import MODEL_FLAG, other_names
+from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
 from signalbox.settings.setting_names import REMOVED, effect
 from signalbox.settings.sources import CONFIG_FILE
-from signalbox.settings.vllm_flags import (
-    SEVERAL,
-    SHORT_FLAGS,
-    SWITCH,
-    VLLM_FLAGS,
-    Alias,
-    Refused,
-    VllmFlag,
-)
+from signalbox.settings.vllm_flags import VLLM_FLAGS
 
 POSITIONAL = "model"
-MODEL_FLAG = "model_tag"
-"""Destination of --model; separate, so that --model together with MODEL is detected."""
 PORT = "port"
 """Destination of --port in a command with two APIs; see `signalbox.settings.port_flag`."""
-VLLM_GROUP = "flags of vllm serve"
+FOREIGN_GROUPS: Mapping[str, Mapping[str, ForeignFlag]] = {
+    "flags of vllm serve": VLLM_FLAGS,
+    "flags of llama-server and ollama run": LLAMA_CPP_FLAGS,
+}
 _WIDEST_METAVAR = 50
 """Characters of the values of a flag that are shown beside its name; more stand in its help."""
 
@@ -55,7 +59,7 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
             )
         else:
             group = groups[titles[name]]
-            group.add_argument(flag_name(name), *_short(name), **_options(field))
+            group.add_argument(flag_name(name), *other_names(name), **_options(field))
     general = groups[Settings.GROUP]
     general.add_argument(
         flag_name(CONFIG_FILE),
@@ -70,37 +74,66 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
             default=argparse.SUPPRESS,
             help="the HTTP API's port, as in vLLM: --http-port",
         )
-    _add_vllm_flags(parser, settings_class)
+    for title, flags in FOREIGN_GROUPS.items():
+        _add_foreign_flags(parser, settings_class, title, flags)
     for name, flag in REMOVED.items():
         parser.add_argument(flag_name(name), help=argparse.SUPPRESS, **_taken(flag))
 
 
-def _add_vllm_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
+def _add_foreign_flags(
+    parser: argparse.ArgumentParser,
+    settings_class: type[Settings],
+    title: str,
+    flags: Mapping[str, ForeignFlag],
+) -> None:
+    """Adds the flags of another server; of one service, only other names of its settings."""
+    assert isinstance(parser, Parser)
     fields = settings_class.model_fields
-    is_whole = settings_class.IS_WHOLE_STACK
-    group = parser.add_argument_group(VLLM_GROUP)
-    for name, flag in VLLM_FLAGS.items():
-        if name in fields or not (is_whole or (isinstance(flag, Alias) and flag.setting in fields)):
-            continue
-        flags = [flag_name("model" if name == MODEL_FLAG else name), *_short(name)]
-        group.add_argument(*flags, dest=name, help=effect(name).replace("%", "%%"), **_taken(flag))
-    if isinstance(parser, Parser):
-        parser.unlisted.add(VLLM_GROUP)
-    if is_whole:
-        parser.epilog = f"{parser.epilog} --help=vllm shows what vLLM's flags do here."
+    group = parser.add_argument_group(title)
+    for name, flag in flags.items():
+        names = [spelling_of(name), *other_names(name)]
+        if not settings_class.IS_WHOLE_STACK:
+            if not isinstance(flag, Alias):
+                parser.remedies |= dict.fromkeys(names, effect(name))
+                continue
+            if flag.setting not in fields:
+                continue
+        group.add_argument(*names, dest=name, help=effect(name).replace("%", "%%"), **_taken(flag))
+        if flag.off:
+            off: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            group.add_argument(*flag.off, dest=name, action="store_const", const=False, **off)
+    parser.unlisted.add(title)
+    if settings_class.IS_WHOLE_STACK:
+        parser.epilog = f"{parser.epilog} --help={title.split()[2]} shows the {title}."
 
 
-def _taken(flag: VllmFlag) -> dict[str, Any]:
+class _Named(argparse.Action):
+    """Stores the spelling that was given, in the place of the value, which may be a secret."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        _values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, option_string)
+
+
+def spelling_of(name: str) -> str:
+    """Returns the flag of a row."""
+    return flag_name("model" if name == MODEL_FLAG else name)
+
+
+def _taken(flag: ForeignFlag) -> dict[str, Any]:
     options: dict[str, Any] = {"default": argparse.SUPPRESS}
     if flag.takes == SWITCH:
         return {**options, "action": argparse.BooleanOptionalAction}
+    if flag.takes == OPTIONAL:
+        return {**options, "nargs": "?", "const": "on", "choices": ON_OR_OFF, "metavar": "on|off"}
     if isinstance(flag, Refused):  # with a value or without, it is refused by its name
-        return {**options, "nargs": "?", "metavar": "VALUE"}
+        return {**options, "action": _Named, "nargs": "?", "metavar": "VALUE"}
     return {**options, "metavar": "VALUE", **({"nargs": "+"} if flag.takes == SEVERAL else {})}
-
-
-def _short(name: str) -> Iterable[str]:
-    return (short for short, long in SHORT_FLAGS.items() if long == name)
 
 
 def groups_of(settings_class: type[Settings]) -> dict[str, str]:

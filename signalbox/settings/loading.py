@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from rpc.settings.secrets import is_secret
 from rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
+from signalbox.settings.foreign_flags import FOREIGN_FLAGS
 from signalbox.settings.port_flag import is_off, split_port
 from signalbox.settings.setting_names import REMOVED, check_known, translate
 from signalbox.settings.sources import (
@@ -21,7 +22,6 @@ from signalbox.settings.sources import (
     environment,
     vllm_environment,
 )
-from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox.spelling import did_you_mean
 
 S = TypeVar("S", bound=Settings)
@@ -84,7 +84,7 @@ def check_environment() -> None:
     from signalbox.settings.all_settings import KNOWN
 
     others = {name.lower() for name in CLIENT_VARIABLES | OTHER_VARIABLES}
-    known = {*KNOWN, *others, *VLLM_FLAGS, *REMOVED}
+    known = {*KNOWN, *others, *FOREIGN_FLAGS, *REMOVED}
     for name in sorted(given):
         if name not in known:
             hint = did_you_mean(name.upper(), map(str.upper, known), prefix=ENV_PREFIX)

@@ -1,11 +1,12 @@
-"""Resolves names of settings: of fields, of vLLM's flags, and unknown ones."""
+"""Resolves names of settings: of fields, of flags of other servers, and unknown ones."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rpc.settings.service_settings import flag_name
+from signalbox.settings.flag_kinds import Alias, NoEffect, Refused
+from signalbox.settings.foreign_flags import FOREIGN_FLAGS
 from signalbox.settings.sources import SettingsError, Source
-from signalbox.settings.vllm_flags import VLLM_FLAGS, Alias, NoEffect, Refused
 from signalbox.spelling import did_you_mean
 
 Tell = Callable[[str], None]
@@ -20,14 +21,14 @@ REMOVED = {
 
 
 def check_known(source: Source, known: Iterable[str]) -> None:
-    """Raises SettingsError for a name that is neither a setting's nor a flag of vLLM's."""
+    """Raises SettingsError for a name of no setting and of no flag of another server."""
     for message in unknown_names(source, known).values():
         raise SettingsError(message)
 
 
 def unknown_names(source: Source, known: Iterable[str]) -> dict[str, str]:
     """Returns each name of a source that is not known, with the message about it."""
-    names = {*known, *VLLM_FLAGS, *REMOVED}
+    names = {*known, *FOREIGN_FLAGS, *REMOVED}
     return {
         name: f"{source.place}: no setting is called {name}{did_you_mean(name, names)}"
         for name in sorted(source.values)
@@ -42,7 +43,7 @@ def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, An
         fields: of the command; an alias of any other field is left out.
         tell: called with one line for each flag that has no effect.
 
-    Raises SettingsError for a refused flag or value, and for one setting given twice.
+    Raises SettingsError for a refused flag or value, and for one setting given two values.
     """
     translated: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -50,7 +51,11 @@ def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, An
         for setting, ours in _translate(source, name, value, tell).items():
             if name != setting and setting not in fields:
                 continue
-            if setting in names:
+            if setting in names and _is_member(name) and _is_member(names[setting]):
+                ours = {**translated[setting], **ours}
+            elif setting in names and ours == translated[setting]:
+                continue
+            elif setting in names:
                 both = f"{_shown(source, names[setting])} and {_shown(source, name)}"
                 raise SettingsError(f"{both} are the same setting; give one of them")
             names[setting] = name
@@ -59,20 +64,38 @@ def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, An
 
 
 def _translate(source: Source, name: str, value: Any, tell: Tell) -> Mapping[str, Any]:
-    flag = VLLM_FLAGS.get(name) or REMOVED.get(name)
+    flag = FOREIGN_FLAGS.get(name) or REMOVED.get(name)
     if flag is None:
         return {name: value}
     shown, text = _shown(source, name), _text(value)
     if isinstance(flag, Refused):
-        raise SettingsError(f"{shown} is not served: {flag.remedy}")
+        is_spelling = source.kind == "flag" and isinstance(value, str)
+        raise SettingsError(f"{value if is_spelling else shown} is not served: {flag.remedy}")
     if isinstance(flag, Alias):
-        return {flag.setting: _converted(flag, shown, value)}
+        ours = _converted(flag, shown, value)
+        return {flag.setting: _members(flag, shown, ours) if flag.member else ours}
     if flag.values and text.lower() not in flag.values:
         given = f"{shown} {text}" if not isinstance(value, bool) else _switched(shown, on=value)
         raise SettingsError(f"{given} is not served: {flag.otherwise}")
     if not flag.beside & source.values.keys():
         tell(f"{shown} has no effect: {flag.why}")
     return {}
+
+
+def _is_member(name: str) -> bool:
+    flag = FOREIGN_FLAGS.get(name)
+    return isinstance(flag, Alias) and bool(flag.member)
+
+
+def _members(flag: Alias, shown: str, value: Any) -> dict[str, int | float]:
+    """Returns what the flag sets of a JSON object; nothing for None."""
+    if value is None:
+        return {}
+    try:
+        number = float(value)
+        return {flag.member: int(number) if number.is_integer() else number}
+    except (ValueError, OverflowError):
+        raise SettingsError(f"{shown} is {_text(value)!r}: it is no number") from None
 
 
 def _converted(flag: Alias, shown: str, value: Any) -> Any:
@@ -98,8 +121,8 @@ def _shown(source: Source, name: str) -> str:
 
 
 def effect(name: str) -> str:
-    """Returns the effect of a flag of vLLM's here, as one line of Markdown."""
-    flag = VLLM_FLAGS[name]
+    """Returns the effect of another server's flag here, as one line of Markdown."""
+    flag = FOREIGN_FLAGS[name]
     if isinstance(flag, Alias):
         meaning = f" ({flag.meaning})" if flag.meaning else ""
         setting = "MODEL" if flag.setting == "model" else flag_name(flag.setting)

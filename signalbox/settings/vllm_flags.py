@@ -1,69 +1,32 @@
 """Maps each flag of `vllm serve`: to a setting of another name, to no effect, or to an error.
 
-A flag is in the table unless a setting has its very name. The table is the one source of the
-command line, of the keys of a YAML file, and of docs/reference/vllm_flags.md. A flag is without
-effect only if it changes no result.
+A flag is in the table unless a setting has its very name.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
-SWITCH, ONE, SEVERAL = "switch", "one", "several"
-"""Number of values that a flag takes; a switch has a --no- form."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alias:
-    """Another name of a setting."""
-
-    setting: str
-    takes: str = ONE
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """The setting's value for each of the flag's; any other is taken as it is."""
-    convert: Callable[[str], Any] | None = None
-    """Converts the flag's text. Raises ValueError."""
-    meaning: str = ""
-    """Text for the documentation, if the setting's value differs from the flag's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoEffect:
-    """A flag that is accepted without effect; one log line names it."""
-
-    why: str
-    takes: str = ONE
-    values: tuple[str, ...] = ()
-    """Accepted values, in lower case; empty accepts all."""
-    otherwise: str = ""
-    """Remedy in the error for any other value."""
-    beside: frozenset[str] = frozenset()
-    """Flags beside which it says nothing new, so that no line names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A flag that ends the command with an error that names the remedy."""
-
-    remedy: str
-    takes: str = ONE
-
-
-VllmFlag = Alias | NoEffect | Refused
+from signalbox.settings.flag_kinds import (
+    SEVERAL,
+    SWITCH,
+    Alias,
+    ForeignFlag,
+    NoEffect,
+    Refused,
+)
 
 POOLING_TASKS = ("embed", "embedding", "classify", "score")
 """Values of vLLM's earlier option `task` that ask for vectors."""
 _BYTES_PER_GIB = 1 << 30
 _OURS_ALONE = "there is one implementation"
 _NO_GRAPH_SIZES = "the sizes are chosen; --max-cudagraph-capture-size bounds them"
-_NO_MEDIA = "requests with images, audio or video are refused"
+NO_MEDIA = "requests with images, audio or video are refused"
 _LORA_DTYPE = "adapters are computed in the type of activations"
 _NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
-_NO_DRAFTS = "speculative decoding is not served"
-_NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
-_POOLS_AS_SAVED = "a model pools as the sentence-transformers modules beside it say"
-_CONFIG_JSON = "change the model's config.json"
-_CORS = "answer browsers of other origins through a proxy"
+NO_DRAFTS = "speculative decoding is not served"
+NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
+POOLS_AS_SAVED = "a model pools as the sentence-transformers modules beside it say"
+CONFIG_JSON = "change the model's config.json"
+CORS = "answer browsers of other origins through a proxy"
 
 
 def _gib(text: str) -> float:
@@ -72,16 +35,16 @@ def _gib(text: str) -> float:
     return whole_number(text) / _BYTES_PER_GIB
 
 
-VLLM_FLAGS: Mapping[str, VllmFlag] = {
+VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     # The model and its name.
-    "model_tag": Alias(setting="model"),
+    "model_tag": Alias(setting="model", also=("-m",)),
     "task": Alias(
         setting="runner",
         values=dict.fromkeys(POOLING_TASKS, "pooling"),
         meaning="`pooling` for " + ", ".join(f"`{task}`" for task in POOLING_TASKS),
     ),
-    "pooler_config": Refused(remedy=_POOLS_AS_SAVED),
-    "override_pooler_config": Refused(remedy=_POOLS_AS_SAVED),
+    "pooler_config": Refused(remedy=POOLS_AS_SAVED),
+    "override_pooler_config": Refused(remedy=POOLS_AS_SAVED),
     "tokenizer": Refused(remedy="the tokenizer that comes with MODEL is used"),
     "tokenizer_mode": NoEffect(why=_OURS_ALONE, values=("auto",), otherwise="leave it auto"),
     "tokenizer_revision": Refused(remedy="--revision is that of weights and tokenizer"),
@@ -89,14 +52,14 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "skip_tokenizer_init": Refused(
         remedy="leave it out: requests with token ids are served as well", takes=SWITCH
     ),
-    "hf_token": Refused(remedy="set HF_TOKEN in the environment"),
+    "hf_token": Refused(remedy="set HF_TOKEN in the environment", also=("-hft",)),
     "hf_config_path": Refused(remedy="put config.json beside the weights"),
     "config_format": NoEffect(
         why="MODEL shows its format", values=("auto", "hf"), otherwise="leave it auto"
     ),
-    "hf_overrides": Refused(remedy=_CONFIG_JSON),
-    "rope_scaling": Refused(remedy=_CONFIG_JSON),
-    "rope_theta": Refused(remedy=_CONFIG_JSON),
+    "hf_overrides": Refused(remedy=CONFIG_JSON),
+    "rope_scaling": Refused(remedy=CONFIG_JSON),
+    "rope_theta": Refused(remedy=CONFIG_JSON),
     "download_dir": Refused(remedy="set HF_HUB_CACHE in the environment"),
     "safetensors_load_strategy": NoEffect(why="files are mapped into memory"),
     "model_loader_extra_config": Refused(remedy="weights are read from files or the hub"),
@@ -142,25 +105,25 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     # Devices.
     "data_parallel_size": Alias(setting="workers"),
     "data_parallel_size_local": Alias(setting="workers"),
-    "data_parallel_rank": Refused(remedy=_NO_RANKS),
-    "data_parallel_start_rank": Refused(remedy=_NO_RANKS),
-    "data_parallel_address": Refused(remedy=_NO_RANKS),
-    "data_parallel_rpc_port": Refused(remedy=_NO_RANKS),
+    "data_parallel_rank": Refused(remedy=NO_RANKS),
+    "data_parallel_start_rank": Refused(remedy=NO_RANKS),
+    "data_parallel_address": Refused(remedy=NO_RANKS),
+    "data_parallel_rpc_port": Refused(remedy=NO_RANKS),
     "data_parallel_backend": NoEffect(
-        why="workers are processes", values=("mp",), otherwise=_NO_RANKS
+        why="workers are processes", values=("mp",), otherwise=NO_RANKS
     ),
-    "data_parallel_hybrid_lb": Refused(remedy=_NO_RANKS, takes=SWITCH),
-    "data_parallel_external_lb": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "data_parallel_hybrid_lb": Refused(remedy=NO_RANKS, takes=SWITCH),
+    "data_parallel_external_lb": Refused(remedy=NO_RANKS, takes=SWITCH),
     "decode_context_parallel_size": NoEffect(
         why="a sequence is not divided",
         values=("1",),
         otherwise="--tensor-parallel-size divides the model",
     ),
-    "nnodes": NoEffect(why="serve is for one machine", values=("1",), otherwise=_NO_RANKS),
-    "node_rank": NoEffect(why="serve is for one machine", values=("0",), otherwise=_NO_RANKS),
-    "master_addr": Refused(remedy=_NO_RANKS),
-    "master_port": Refused(remedy=_NO_RANKS),
-    "headless": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "nnodes": NoEffect(why="serve is for one machine", values=("1",), otherwise=NO_RANKS),
+    "node_rank": NoEffect(why="serve is for one machine", values=("0",), otherwise=NO_RANKS),
+    "master_addr": Refused(remedy=NO_RANKS),
+    "master_port": Refused(remedy=NO_RANKS),
+    "headless": Refused(remedy=NO_RANKS, takes=SWITCH),
     "enable_expert_parallel": NoEffect(
         why="experts are divided as --tensor-parallel-size says", takes=SWITCH
     ),
@@ -171,10 +134,10 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "distributed_executor_backend": NoEffect(
         why="ranks are processes of this machine",
         values=("mp", "uni"),
-        otherwise=_NO_RANKS,
+        otherwise=NO_RANKS,
     ),
-    "worker_use_ray": Refused(remedy=_NO_RANKS, takes=SWITCH),
-    "engine_use_ray": Refused(remedy=_NO_RANKS, takes=SWITCH),
+    "worker_use_ray": Refused(remedy=NO_RANKS, takes=SWITCH),
+    "engine_use_ray": Refused(remedy=NO_RANKS, takes=SWITCH),
     "disable_custom_all_reduce": NoEffect(why="NCCL reduces", takes=SWITCH),
     "max_parallel_loading_workers": NoEffect(why="each rank reads its own part"),
     "worker_cls": Refused(remedy="--attention-backend and --model-plugin take your own code"),
@@ -195,12 +158,12 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "max_num_partial_prefills": NoEffect(why="--prefill-spread divides a step among prompts"),
     "max_long_partial_prefills": NoEffect(why="--prefill-spread divides a step among prompts"),
     "long_prefill_token_threshold": NoEffect(why="--prefill-spread divides a step among prompts"),
-    "num_lookahead_slots": NoEffect(why=_NO_DRAFTS),
+    "num_lookahead_slots": NoEffect(why=NO_DRAFTS),
     "num_scheduler_steps": NoEffect(why="the next step is planned while one runs"),
     "multi_step_stream_outputs": NoEffect(why="each step's tokens are streamed", takes=SWITCH),
     "scheduler_delay_factor": NoEffect(why="prompts wait for room alone"),
     "scheduler_cls": Refused(remedy="--scheduling-policy takes your own class"),
-    "disable_chunked_mm_input": NoEffect(why=_NO_MEDIA, takes=SWITCH),
+    "disable_chunked_mm_input": NoEffect(why=NO_MEDIA, takes=SWITCH),
     "compilation_config": NoEffect(why="kernels need no compilation by torch.compile"),
     "optimization_level": NoEffect(why="kernels need no compilation by torch.compile"),
     "performance_mode": NoEffect(why="there is one mode"),
@@ -209,9 +172,9 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
     "max_seq_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "max_context_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "disable_cascade_attn": NoEffect(why="there is no cascade attention", takes=SWITCH),
-    "speculative_config": Refused(remedy=_NO_DRAFTS),
-    "speculative_model": Refused(remedy=_NO_DRAFTS),
-    "num_speculative_tokens": Refused(remedy=_NO_DRAFTS),
+    "speculative_config": Refused(remedy=NO_DRAFTS),
+    "speculative_model": Refused(remedy=NO_DRAFTS, also=("--draft-model",)),
+    "num_speculative_tokens": Refused(remedy=NO_DRAFTS),
     "additional_config": Refused(remedy="each option is a flag of its own"),
     # Chat, tools, structured output.
     "chat_template_content_format": NoEffect(
@@ -276,9 +239,9 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
         why="certificates are looked at in each handshake", takes=SWITCH
     ),
     "ssl_ciphers": Refused(remedy="the ciphers are those of the Python that runs"),
-    "allowed_methods": Refused(remedy=_CORS),
-    "allowed_headers": Refused(remedy=_CORS),
-    "allow_credentials": Refused(remedy=_CORS, takes=SWITCH),
+    "allowed_methods": Refused(remedy=CORS),
+    "allowed_headers": Refused(remedy=CORS),
+    "allow_credentials": Refused(remedy=CORS, takes=SWITCH),
     "root_path": Refused(remedy="let the proxy strip the path"),
     "middleware": Refused(remedy="put a proxy in front"),
     "enable_request_id_headers": NoEffect(why="every answer has x-request-id", takes=SWITCH),
@@ -314,20 +277,20 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {
         why=_NO_LORA_RANKS, takes=SWITCH, values=("false",), otherwise=_NO_LORA_RANKS
     ),
     # Images and audio.
-    "limit_mm_per_prompt": NoEffect(why=_NO_MEDIA, takes=SEVERAL),
-    "language_model_only": NoEffect(why=_NO_MEDIA, takes=SWITCH),
-    "mm_processor_kwargs": NoEffect(why=_NO_MEDIA),
-    "mm_processor_cache_gb": NoEffect(why=_NO_MEDIA),
-    "mm_processor_cache_type": NoEffect(why=_NO_MEDIA),
-    "mm_encoder_tp_mode": NoEffect(why=_NO_MEDIA),
-    "mm_encoder_attn_backend": NoEffect(why=_NO_MEDIA),
-    "media_io_kwargs": NoEffect(why=_NO_MEDIA),
-    "skip_mm_profiling": NoEffect(why=_NO_MEDIA, takes=SWITCH),
-    "interleave_mm_strings": NoEffect(why=_NO_MEDIA, takes=SWITCH),
-    "disable_mm_preprocessor_cache": NoEffect(why=_NO_MEDIA, takes=SWITCH),
-    "allowed_local_media_path": NoEffect(why=_NO_MEDIA),
-    "allowed_media_domains": NoEffect(why=_NO_MEDIA, takes=SEVERAL),
-    "enable_mm_embeds": Refused(remedy=_NO_MEDIA, takes=SWITCH),
+    "limit_mm_per_prompt": NoEffect(why=NO_MEDIA, takes=SEVERAL),
+    "language_model_only": NoEffect(why=NO_MEDIA, takes=SWITCH),
+    "mm_processor_kwargs": NoEffect(why=NO_MEDIA),
+    "mm_processor_cache_gb": NoEffect(why=NO_MEDIA),
+    "mm_processor_cache_type": NoEffect(why=NO_MEDIA),
+    "mm_encoder_tp_mode": NoEffect(why=NO_MEDIA),
+    "mm_encoder_attn_backend": NoEffect(why=NO_MEDIA),
+    "media_io_kwargs": NoEffect(why=NO_MEDIA),
+    "skip_mm_profiling": NoEffect(why=NO_MEDIA, takes=SWITCH),
+    "interleave_mm_strings": NoEffect(why=NO_MEDIA, takes=SWITCH),
+    "disable_mm_preprocessor_cache": NoEffect(why=NO_MEDIA, takes=SWITCH),
+    "allowed_local_media_path": NoEffect(why=NO_MEDIA),
+    "allowed_media_domains": NoEffect(why=NO_MEDIA, takes=SEVERAL),
+    "enable_mm_embeds": Refused(remedy=NO_MEDIA, takes=SWITCH),
     "enable_prompt_embeds": Refused(remedy="send text or token ids", takes=SWITCH),
     # Logs, traces, metrics.
     "disable_log_requests": Alias(

@@ -44,6 +44,16 @@ def test_the_answer_alone_is_on_standard_output_and_the_stack_ends() -> None:
     assert "4 tokens" not in done.stdout
 
 
+def test_a_prompt_is_taken_as_llama_cli_takes_it(tmp_path: Path) -> None:
+    """With -p, and behind a model that a flag names."""
+    flags = ("--simulate", "--json", "--max-tokens=2", "--ignore-eos")
+    as_argument, as_flag = run(*flags, "Hi there"), run(*flags, "-p", "Hi there", "--temp", "0")
+    assert prompt_tokens(as_argument) == prompt_tokens(as_flag)
+    missing = run("-m", str(tmp_path / "no.gguf"), "Hi", "there")
+    assert missing.stderr.startswith("signalbox run: model not found: ")
+    assert run(*flags, "Hi", "-p", "there").returncode == 1
+
+
 def test_a_server_that_serves_the_model_is_used_unless_flags_ask_for_another(
     tmp_path: Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Each flag of `vllm serve` does what its row says: an alias, without effect, or refused."""
+"""Each flag of another server does what its row says: an alias, without effect, or refused."""
 
 import os
 import re
@@ -11,43 +11,48 @@ from router.config import RouterSettings
 from rpc.settings.service_settings import flag_name
 from scheduler_svc.config import SchedulerSettings
 from signalbox import cli
-from signalbox.flags.service_flags import to_environment, to_flags
+from signalbox.flags.service_flags import spelling_of, to_environment, to_flags
 from signalbox.settings.all_settings import SERVICES
+from signalbox.settings.flag_kinds import ONE, OPTIONAL, SWITCH, Alias, NoEffect, Refused
+from signalbox.settings.foreign_flags import FOREIGN_FLAGS, other_names
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings, ServeSettings
-from signalbox.settings.sources import SettingsError
-from signalbox.settings.vllm_flags import (
-    SHORT_FLAGS,
-    SWITCH,
-    VLLM_FLAGS,
-    Alias,
-    NoEffect,
-    Refused,
-)
+from signalbox.settings.setting_names import translate
+from signalbox.settings.sources import SettingsError, Source
+from signalbox.settings.vllm_flags import SHORT_FLAGS, VLLM_FLAGS
 
 pytestmark = pytest.mark.slow
 
 PAGE = Path("docs", "reference", "vllm_flags.md")
 SECRET = "sk-do-not-show"
 FIELDS = {field for service in SERVICES for field in service.model_fields}
-WITHOUT_EFFECT = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, NoEffect)]
-REFUSED = [name for name, flag in VLLM_FLAGS.items() if isinstance(flag, Refused)]
+ALIASES = [name for name, flag in FOREIGN_FLAGS.items() if isinstance(flag, Alias)]
+WITHOUT_EFFECT = [name for name, flag in FOREIGN_FLAGS.items() if isinstance(flag, NoEffect)]
+REFUSED = [name for name, flag in FOREIGN_FLAGS.items() if isinstance(flag, Refused)]
 
 
 def parse(*arguments: str) -> tuple[ServeSettings, list[str]]:
     """Returns the settings of `signalbox serve ARGUMENTS`, and what is told."""
-    options = cli.parse(["serve", *arguments])
-    flags = {name: value for name, value in options.items() if name not in ("command", "run")}
     told: list[str] = []
-    return load(ServeSettings, flags, tell=told.append), told
+    return load(ServeSettings, flags_of(*arguments), tell=told.append), told
 
 
-def arguments_of(name: str) -> list[str]:
-    flag = VLLM_FLAGS[name]
-    values = flag.values if isinstance(flag, NoEffect) else ()
-    if flag.takes == SWITCH:
-        return [flag_name(f"no_{name}" if "false" in values else name)]
-    return [flag_name(name), values[0] if values else "7"]
+def flags_of(*arguments: str) -> dict[str, object]:
+    options = cli.parse(["serve", *arguments])
+    return {name: value for name, value in options.items() if name not in ("command", "run")}
+
+
+def arguments_of(name: str) -> list[list[str]]:
+    """Returns what gives the flag, with a value that is accepted, in each of its spellings."""
+    flag = FOREIGN_FLAGS[name]
+    spellings = [spelling_of(name), *other_names(name)]
+    values = [*flag.values] if isinstance(flag, NoEffect | Alias) else []
+    if flag.takes == SWITCH and "false" in values and "true" not in values:
+        named = [flag_name("no" + one[1:]) for one in spellings if one.startswith("--")]
+        return [[one] for one in (*named, *flag.off)]
+    if flag.takes in (SWITCH, OPTIONAL):
+        return [[one] for one in spellings]
+    return [[one, values[0] if values else "7"] for one in spellings]
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +61,23 @@ def _without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_no_row_hides_a_setting() -> None:
-    assert not VLLM_FLAGS.keys() & FIELDS
-
-
-def test_every_alias_is_of_a_setting_of_serve() -> None:
-    settings = {flag.setting for flag in VLLM_FLAGS.values() if isinstance(flag, Alias)}
-    assert settings <= ServeSettings.model_fields.keys()
+def test_no_row_hides_a_setting_or_another_row() -> None:
+    assert not FOREIGN_FLAGS.keys() & FIELDS
+    spellings = [one for name in FOREIGN_FLAGS for one in (spelling_of(name), *other_names(name))]
+    assert len(spellings) == len(set(spellings))
     assert set(SHORT_FLAGS.values()) <= FIELDS | VLLM_FLAGS.keys()
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_each_spelling_of_an_alias_sets_the_same_setting(name: str) -> None:
+    found = [
+        translate(Source(values=flags_of(*given)), ServeSettings.model_fields, tell=pytest.fail)
+        for given in arguments_of(name)
+    ]
+    flag = FOREIGN_FLAGS[name]
+    assert isinstance(flag, Alias)
+    assert found[0].keys() == {flag.setting} <= ServeSettings.model_fields.keys()
+    assert all(one == found[0] for one in found)
 
 
 def test_the_page_names_the_flags_that_are_the_same() -> None:
@@ -75,16 +89,17 @@ def test_the_page_names_the_flags_that_are_the_same() -> None:
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_a_flag_without_effect_says_so_and_changes_nothing(name: str) -> None:
     plain, _ = parse("--simulate")
-    settings, told = parse("--simulate", *arguments_of(name))
-    assert settings == plain
-    assert told == [f"{flag_name(name)} has no effect: {VLLM_FLAGS[name].why}"]  # type: ignore[union-attr]
+    for given in arguments_of(name):
+        settings, told = parse("--simulate", *given)
+        assert settings == plain
+        assert told == [f"{flag_name(name)} has no effect: {FOREIGN_FLAGS[name].why}"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in WITHOUT_EFFECT if getattr(VLLM_FLAGS[name], "values", ())]
+    "name", [name for name in WITHOUT_EFFECT if getattr(FOREIGN_FLAGS[name], "values", ())]
 )
 def test_a_value_that_would_change_something_is_refused_with_a_remedy(name: str) -> None:
-    flag = VLLM_FLAGS[name]
+    flag = FOREIGN_FLAGS[name]
     assert isinstance(flag, NoEffect) and flag.otherwise
     other = [flag_name(name if "false" in flag.values else f"no_{name}")]
     given = other if flag.takes == SWITCH else [flag_name(name), "other"]
@@ -94,18 +109,20 @@ def test_a_value_that_would_change_something_is_refused_with_a_remedy(name: str)
     assert given[0] in str(caught.value)
 
 
-@pytest.mark.parametrize("form", ["--{} secret", "--{}=secret", "--{}"])
+@pytest.mark.parametrize("form", ["{} secret", "{}=secret", "{}"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_flag_is_named_with_its_remedy_and_without_its_value(
     name: str, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if VLLM_FLAGS[name].takes == SWITCH and "=" in form:
+    takes = FOREIGN_FLAGS[name].takes
+    if takes == SWITCH and "=" in form:
         return
-    given = form.format(name.replace("_", "-")).split()
-    with pytest.raises(SettingsError) as caught:
-        parse("--simulate", *given)
-    assert f"{flag_name(name)} is not served: " in str(caught.value)
-    assert "secret" not in str(caught.value) + capsys.readouterr().err
+    for spelling in (spelling_of(name), *other_names(name)):
+        with pytest.raises(SettingsError) as caught:
+            parse("--simulate", *form.format(spelling).split())
+        named = spelling if takes == ONE else flag_name(name)
+        assert f"{named} is not served: " in str(caught.value)
+        assert "secret" not in str(caught.value) + capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -169,6 +186,44 @@ def test_vllms_names_of_a_models_settings_set_ours(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["-hf", "org/name:Q8_0"], {"model": "org/name:Q8_0"}),
+        (["-m", "m", "-a", "a,b"], {"model": "m", "served_model_name": ("a", "b")}),
+        (["m", "-c", "8192", "-np", "4"], {"max_model_len": 8192, "max_num_seqs": 4}),
+        (["m", "-c", "0", "-t", "-1"], {"max_model_len": None, "num_threads": None}),
+        (["m", "-b", "512", "-t", "3"], {"max_num_batched_tokens": 512, "num_threads": 3}),
+        (["m", "-ngl", "0"], {"device": "cpu"}),
+        (["-ngl", "99", "m"], {"device": "auto"}),
+        (["m", "-ctk", "q8_0", "-ctv", "q8_0"], {"kv_cache_dtype": "int8"}),
+        (["m", "-cram", "2048"], {"swap_space": 2.0}),
+        (["m", "--embedding", "--rerank"], {"runner": "pooling"}),
+        (["m", "--log-disable"], {"log_level": "error"}),
+        (["m", "--no-cache-prompt"], {"prefix_caching": False}),
+        (["m", "--ssl-cert-file=c", "--ssl-key-file=k"], {"tls_cert": "c", "tls_key": "k"}),
+        (
+            ["m", "--temp", "0.5", "--top-k", "40", "-n", "-1"],
+            {"override_generation_config": '{"temperature": 0.5, "top_k": 40}'},
+        ),
+    ],
+)
+def test_llama_cpps_names_set_ours(arguments: list[str], expected: dict[str, object]) -> None:
+    settings, told = parse(*arguments)
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert told == []
+
+
+@pytest.mark.parametrize("given", [["-fa"], ["-fa", "on"], ["-fa=off"], ["--flash-attn", "auto"]])
+def test_a_value_that_may_be_left_out_is_never_the_model(given: list[str]) -> None:
+    settings, told = parse(*given, "m")
+    assert settings.model == "m"
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["m", "-ctk", "q8_0", "-ctv", "f32"], "are the same setting"),
+        (["m", "-ngl", "many"], "it is no number"),
+        (["m", "--temp", "warm"], "it is no number"),
         (["m", "--max-model-len", "2x"], "--max-model-len is '2x': give a whole number"),
         (["--simulate", "--max-num-seqs", "1.5K"], "--max-num-seqs is '1.5K': give a whole number"),
         (["--simulate", "--enable-log-requests", "--log-requests=none"], "are the same setting"),

@@ -1,0 +1,41 @@
+"""Commands of Ollama and vLLM: the names of ours that do the same, or what to use instead."""
+
+from collections.abc import Mapping, Sequence
+
+ALIASES: Mapping[str, Sequence[str]] = {
+    "ls": ["list"],
+    "ps": ["models"],
+    "start": ["serve"],
+    "complete": ["generate"],
+    "collect-env": ["doctor"],
+    "version": ["--version"],
+    "download": ["pull"],
+    "remove": ["rm"],
+    "delete": ["rm"],
+}
+"""What each name of another program is here."""
+POINTERS: Mapping[str, str] = {
+    "show": "`signalbox models` shows what a router serves, `signalbox list` what was fetched",
+    "stop": "Ctrl-C or SIGTERM ends a server, and `signalbox drain` lets a worker leave",
+    "run-batch": "`LLM.generate` takes many prompts in a program, and `signalbox bench` a file",
+    "create": "flags of serve take the place of a Modelfile, such as --override-generation-config",
+    "cp": "--served-model-name gives a model several names",
+    "push": "models are files, of which nothing is published",
+    "launch": "`signalbox serve` starts all services, and each is a command of its own",
+    "signin": "set HF_TOKEN in the environment",
+    "signout": "unset HF_TOKEN in the environment",
+    "quantize": "--quantization int8 or int4 quantises a model as it is loaded",
+}
+HELP = "help"
+
+
+def as_ours(arguments: Sequence[str]) -> list[str]:
+    """Returns a command line with our command for another program's: `help serve` is `serve
+    --help`."""
+    if not arguments:
+        return []
+    command, *rest = arguments
+    if command == HELP:
+        named = [one for one in rest if not one.startswith("-")][:1]
+        return [*as_ours(named), "--help"]
+    return [*ALIASES.get(command, [command]), *rest]
