@@ -83,6 +83,7 @@ _QUESTIONS = {
     "health": "tell by the exit status whether a router, scheduler or worker is serving",
     "doctor": "show what this machine offers, what will be used, and what is wrong",
     "config": "show the settings of a command and their sources, or check a file of settings",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
     "top": "show what a scheduler and its workers do, live",
     "explain": "show what happened to one request, and why it took so long",
     "trace": "draw where one request's time went, from its spans",
@@ -109,6 +110,7 @@ _MODULES = {
     "health": "signalbox.commands.health",
     "doctor": "signalbox.commands.doctor",
     "config": "signalbox.config_command",
+    "completion": "signalbox.commands.completion",
     "top": "signalbox.inspect.top",
     "explain": "signalbox.inspect.explain",
     "trace": "signalbox.trace.command",
@@ -199,7 +201,7 @@ def make_parser() -> Parser:
             text = f"{summary[0].upper()}{summary[1:]}."
             command = commands.add_parser(name, help=summary, description=text)
             command.fill = partial(fill, name)
-            command.siblings = commands.choices
+            command.root, command.siblings = parser, commands.choices
     return parser
 
 

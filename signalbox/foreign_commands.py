@@ -12,6 +12,7 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "download": ["pull"],
     "remove": ["rm"],
     "delete": ["rm"],
+    "completions": ["completion"],
 }
 """What each name of another program is here."""
 POINTERS: Mapping[str, str] = {

@@ -38,6 +38,8 @@ class Parser(argparse.ArgumentParser):
         """Titles of groups that only --help=WORD shows."""
         self.words = ""
         """Name of the last positional argument, if it takes words between flags too."""
+        self.root: Parser = self
+        """Parser of the whole command line."""
         self.siblings: Mapping[str, Parser] = {}
         """Parsers of all commands, by name; error messages name those that have a flag."""
         self.remedies: dict[str, str] = {}
