@@ -35,6 +35,7 @@ class Row(IntEnum):
     FLOATS = 1
     CODES = 2
     SHARED = 3
+    WIDE_CODES = 4
 
 
 class OpKind(IntEnum):
@@ -282,6 +283,9 @@ def _addresses(arrays: object, names: Iterable[str]) -> dict[str, int]:
 
 
 def arithmetic_of(ops: Iterable[SbOp], buffers: Sequence[SbBuffer], element: Element) -> str:
-    """Returns the type of the factors of most products: "8 bits", or the elements'."""
+    """Returns the type of the factors of most products: "8 bits", "16 bits", or the elements'."""
     rows = [buffers[op.src].row for op in ops if op.kind == OpKind.LINEAR]
-    return "8 bits" if rows.count(Row.CODES) > len(rows) // 2 else element.name.lower()
+    for row, name in ((Row.CODES, "8 bits"), (Row.WIDE_CODES, "16 bits")):
+        if rows.count(row) > len(rows) // 2:
+            return name
+    return element.name.lower()

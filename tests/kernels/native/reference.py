@@ -34,13 +34,14 @@ def size_of_terms(x: AnyArray, weight: AnyArray) -> Doubles:
     return linear(np.abs(wide(x)), np.abs(wide(weight)))
 
 
-def quantised_linear(x: AnyArray, weight: AnyArray) -> Doubles:
-    """The product of rows in 8 bits, with a scale for each 32, with the values of blocks."""
+def quantised_linear(x: AnyArray, weight: AnyArray, most: int = 127) -> Doubles:
+    """The product of rows in codes up to `most`, with a scale for each 32, with the values of
+    blocks."""
     rows = to_float32(x)
     groups = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32))).reshape(len(rows), -1, 32)
     top = np.abs(groups).max(axis=-1, keepdims=True)
-    codes = np.round(groups * (np.float32(127) / np.where(top > 0, top, np.float32(1))))
-    coded = (codes * (top / np.float32(127))).reshape(len(rows), -1)
+    codes = np.round(groups * (np.float32(most) / np.where(top > 0, top, np.float32(1))))
+    coded = (codes * (top / np.float32(most))).reshape(len(rows), -1)
     return linear(coded[:, : rows.shape[1]], weight)
 
 

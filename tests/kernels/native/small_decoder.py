@@ -46,10 +46,12 @@ class Form:
     storage: Storage
     element: Element = Element.FLOAT32
     kv_element: Element = Element.FLOAT32
-    is_coded: bool = False
+    factors: Row = Row.ELEMENTS
+    """Rows that matrices are multiplied with."""
 
     def __str__(self) -> str:
-        factors = "8 bits" if self.is_coded else self.element.name.lower()
+        names = {Row.CODES: "8 bits", Row.WIDE_CODES: "16 bits"}
+        factors = names.get(self.factors, self.element.name.lower())
         elements = f"{self.element.name.lower()} and {self.kv_element.name.lower()}"
         return f"{self.storage.name} in {factors} with {elements}"
 
@@ -57,13 +59,14 @@ class Form:
 def forms_of(isa: Isa) -> Iterator[Form]:
     """Yields the forms that an instruction set computes."""
     yield from (Form(storage) for storage in Storage)
-    yield from (Form(storage, is_coded=True) for storage in QUANTISED)
+    for row in (Row.CODES, Row.WIDE_CODES):
+        yield from (Form(storage, factors=row) for storage in QUANTISED)
     narrow = Element.BFLOAT16
     yield from (Form(Storage.F32, kv_element=kv_element) for kv_element in tuple(Element)[1:])
     if native.multiplies_bfloat16(isa):
         yield from (Form(Storage.BF16, narrow, kv_element) for kv_element in Element)
         yield from (Form(storage, narrow, narrow) for storage in FLOAT_CODES)
-        yield from (Form(storage, narrow, narrow, is_coded=True) for storage in QUANTISED)
+        yield from (Form(storage, narrow, narrow, Row.CODES) for storage in QUANTISED)
 
 
 def angles() -> Floats:
@@ -138,18 +141,18 @@ class SmallDecoder:
         )
         builder = ProgramBuilder(shape, Arena())
         residual = builder.buffer(HIDDEN, row=Row.FLOATS)
-        left = builder.buffer(HIDDEN, row=Row.CODES if self.form.is_coded else Row.ELEMENTS)
+        left = builder.buffer(HIDDEN, row=self.form.factors)
         wide = builder.buffer(len(self.bias), row=Row.FLOATS)
         turned, attended = builder.buffer(QUERIES), builder.buffer(HIDDEN)
         gated = builder.buffer(HIDDEN)
 
         def factors(elements: int) -> int:
-            if not self.form.is_coded:
+            if self.form.factors is Row.ELEMENTS:
                 return elements
             builder.code(elements, left)
             return left
 
-        plain = builder.buffer(HIDDEN) if self.form.is_coded else left
+        plain = left if self.form.factors is Row.ELEMENTS else builder.buffer(HIDDEN)
         shrunk = builder.buffer(3 * 6)
 
         def normed(norm: str) -> None:

@@ -23,6 +23,7 @@ from tests.kernels.native.programs import (
 
 ROWS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 33, 200)  # more than matrix registers pass at once, too
 MOST_ROWS = max(ROWS)
+MOST_CODE = {Row.CODES: 127, Row.WIDE_CODES: 127 * 256 + 127}
 
 
 def run(program: Program, x: AnyArray, *, x_buffer: int, out: int, n: int) -> AnyArray:
@@ -33,21 +34,24 @@ def run(program: Program, x: AnyArray, *, x_buffer: int, out: int, n: int) -> An
     return program.view(out, width=n, num_tokens=MOST_ROWS, dtype=FLOAT32)[:rows, :n].copy()
 
 
-def assert_product(actual: AnyArray, x: AnyArray, weight: AnyArray, *, times: int = 1) -> None:
+def assert_product(
+    actual: AnyArray, x: AnyArray, weight: AnyArray, *, row: Row = Row.CODES, times: int = 1
+) -> None:
     """Terms may be wrong by what rounding a product of two scales to half precision costs."""
-    expected = times * reference.quantised_linear(x, weight)
+    expected = times * reference.quantised_linear(x, weight, MOST_CODE[row])
     allowed = 1e-3 * times * reference.size_of_terms(x, weight) + 1e-5
     assert (np.abs(actual - expected) <= allowed).all()
 
 
+@pytest.mark.parametrize("row", MOST_CODE)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("n", [1, 70])
-def test_products_equal_the_reference(isa: Isa, kind: Storage, n: int) -> None:
+def test_products_equal_the_reference(isa: Isa, kind: Storage, row: Row, n: int) -> None:
     k = 3 * kind.block_size
     weight, bias = make_blocks(kind, n, k), make_floats(n, seed=1)
     builder = make_builder(FLOAT32)
-    raw, codes = builder.buffer(k), builder.buffer(k, row=Row.CODES)
+    raw, codes = builder.buffer(k), builder.buffer(k, row=row)
     out = builder.buffer(n, row=Row.FLOATS)
     builder.code(raw, codes)
     builder.linear(codes, out, weight, bias, Epilogue.STORE)
@@ -56,7 +60,7 @@ def test_products_equal_the_reference(isa: Isa, kind: Storage, n: int) -> None:
     for rows in ROWS:
         x = make_floats(rows, k, seed=rows)
         actual = run(program, x, x_buffer=raw, out=out, n=n)
-        assert_product(actual - bias, x, values_of(weight), times=2)
+        assert_product(actual - bias, x, values_of(weight), row=row, times=2)
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
@@ -106,12 +110,13 @@ def test_tied_table_serves_lookup_and_head(isa: Isa, kind: Storage) -> None:
     assert arrays.argmax.tolist() == arrays.logits[[2, 0, 1]].argmax(axis=1).tolist()
 
 
+@pytest.mark.parametrize("row", MOST_CODE)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage) -> None:
+def test_rows_depend_on_nothing_but_themselves(isa: Isa, kind: Storage, row: Row) -> None:
     k, n = kind.block_size, 40
     builder = make_builder(FLOAT32)
-    raw, codes = builder.buffer(k), builder.buffer(k, row=Row.CODES)
+    raw, codes = builder.buffer(k), builder.buffer(k, row=row)
     out = builder.buffer(n, row=Row.FLOATS)
     builder.code(raw, codes)
     builder.linear(codes, out, make_blocks(kind, n, k), None, Epilogue.STORE)

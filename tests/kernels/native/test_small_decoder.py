@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from signalbox_kernels.native import Isa
-from signalbox_kernels.structs import Element
+from signalbox_kernels.structs import Element, Row
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.small_decoder import Form, SmallDecoder, digest, forms_of
 
@@ -18,10 +18,11 @@ def allowed_error(form: Form) -> float:
     Each of five products in sequence adds errors of its left side. In float32 these are of sums
     of 256 terms in random signs: at most gamma(256) times 16 sizes of the result, 2.4e-4. An
     element of bfloat16 is rounded by 2^-9, some ten times on the way. A code in 8 bits is wrong by
-    1/254 of the largest of 32 numbers, some 1 % of their root mean square; gates multiply two. K
-    and V in 8 bits are wrong by 1/254 of a head's largest, in E4M3 by 2^-4 of themselves at most.
+    1/254 of the largest of 32 numbers, some 1 % of their root mean square, and one in 16 bits by
+    4e-5 of it; gates multiply two. K and V in 8 bits are wrong by 1/254 of a head's largest, in
+    E4M3 by 2^-4 of themselves at most.
     """
-    if form.is_coded:
+    if form.factors is Row.CODES:
         return 0.2
     if form.kv_element is Element.FP8_E4M3:
         return 0.2

@@ -87,10 +87,10 @@ std::vector<uint8_t> random_blocks(const Blocks& kind, int64_t count) {
   return made;
 }
 
-// Few rows, and as many as matrix registers take. A row is coded in 8 bits before; sums within a
+// Few rows, and as many as matrix registers take. A row is coded in 8 or 16 bits before; sums within a
 // group of 32 are exact, and of the groups' `scale`, `minimum` and sum some ten operations are
 // rounded. In float32 each term of the sum is.
-void check_block_products(const Blocks& kind, bool reads_codes) {
+void check_block_products(const Blocks& kind, SbRow row) {
   constexpr int n = 70, groups = 3, k = groups * sb::kGroup;
   const std::vector<uint8_t> blocks = random_blocks(kind, n * groups);
   char* packed = aligned(CALL(sb_packed_bytes)(kind.type, n, k, 0));
@@ -99,32 +99,35 @@ void check_block_products(const Blocks& kind, bool reads_codes) {
   code.kind = SB_CODE;
   code.dst = 1;
   product.kind = SB_LINEAR;
-  product.src = reads_codes;
+  product.src = row != SB_ELEMENTS;
   product.dst = 2;
   product.n = n;
   product.weight = packed;
   product.storage = kind.type;
-  Run run(make_shape(SB_F32), {code, product}, {{k, SB_ELEMENTS}, {k, SB_CODES}, {n, SB_FLOATS}});
+  const SbRow coded_row = row == SB_ELEMENTS ? SB_CODES : row;
+  const int64_t group_bytes = sb::coded_group_bytes(sb::code_bytes(coded_row));
+  Run run(make_shape(SB_F32), {code, product}, {{k, SB_ELEMENTS}, {k, coded_row}, {n, SB_FLOATS}});
   for (const int rows : {5, 19}) {
     const std::vector<float> x = random_numbers(rows * k);
     std::memcpy(run.buffer(0, 32), x.data(), 4 * x.size());
     run.step(0, rows);
-    const auto* coded = reinterpret_cast<sb::CodedGroup*>(run.buffer(1, 32));
+    const char* coded = run.buffer(1, 32);
     const auto* out = reinterpret_cast<float*>(run.buffer(2, 32));
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < n; ++c) {
         double sum = 0, terms = 0;
         for (int i = 0; i < k; ++i) {
-          const sb::CodedGroup& group = coded[r * groups + i / sb::kGroup];
-          const double code = static_cast<double>(group.scale) * group.codes[i % sb::kGroup];
-          check_near("code", code, x[r * k + i], 0.51 * group.scale);
-          const double left = reads_codes ? code : x[r * k + i];
+          const auto& group = *reinterpret_cast<const sb::WideGroup*>(coded + (r * groups + i / sb::kGroup) * group_bytes);
+          const int place = i % sb::kGroup, high = group.codes[place];
+          const double code = double{group.scale} * (row == SB_WIDE_CODES ? 256 * high + group.low[place] : high);
+          check_near("code", code, x[r * k + i], 0.52 * group.scale);
+          const double left = row != SB_ELEMENTS ? code : x[r * k + i];
           const uint8_t* block = blocks.data() + (c * groups + i / sb::kGroup) * kind.bytes;
           const double term = left * kind.value(block, i % sb::kGroup);
           sum += term;
           terms += std::fabs(left) * 32 * std::fabs(half(block)) + std::fabs(term);
         }
-        const int roundings = reads_codes ? 16 : k + 2;
+        const int roundings = row != SB_ELEMENTS ? 16 : k + 2;
         const float result = out[r * sb::round_up(n, sb::kPanel) + c];
         check_near(kind.name, result, sum, roundings * kUnit * terms);
       }
@@ -281,7 +284,7 @@ int main(int argc, char** argv) {
     check_attention(SB_BF16);
   }
   for (const Blocks& kind : kBlocks)
-    for (const bool reads_codes : {true, false}) check_block_products(kind, reads_codes);
+    for (const SbRow row : {SB_ELEMENTS, SB_CODES, SB_WIDE_CODES}) check_block_products(kind, row);
   check_draws();
   std::printf("%d checks passed, %d failed\n", num_passed, num_failed);
   return num_failed ? 1 : 0;

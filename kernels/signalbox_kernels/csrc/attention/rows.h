@@ -74,23 +74,29 @@ inline void sum_tile(const sb::Phase& phase, const sb::Claim& claim) {
   phase.op->mode == SB_ADD ? sum_rows<true>(phase, range) : sum_rows<false>(phase, range);
 }
 
-// Writes a row's elements, or its codes, of the vectors that x(i) gives.
-template <class E, class F>
-SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& x) {
-  if (phase.op->rounding) return put_rounded<E>(phase, row, padded, x);
-  if (!phase.is_coded) {
-    auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;
-    for (int64_t i = 0; i < padded; i += W) E::store(out + i, x(i));
-    return;
-  }
-  auto* out = reinterpret_cast<CodedGroup*>(static_cast<char*>(phase.dst.data) +
-                                            row * phase.dst.stride);
+// Writes the codes of a row.
+template <class G, class F>
+SB_INLINE void put_groups(G* out, int64_t padded, F&& x) {
   for (int64_t i = 0; i < padded; i += kGroup, ++out) {
     V group[kGroupVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kGroupVectors; ++v) group[v] = x(i + v * W);
     code_group(group, out);
   }
+}
+
+// Writes a row's elements, or its codes, of the vectors that x(i) gives.
+template <class E, class F>
+SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& x) {
+  if (phase.op->rounding) return put_rounded<E>(phase, row, padded, x);
+  if (!phase.dst_code_bytes) {
+    auto* out = static_cast<typename E::scalar*>(phase.dst.data) + row * phase.dst.stride;
+    for (int64_t i = 0; i < padded; i += W) E::store(out + i, x(i));
+    return;
+  }
+  char* out = static_cast<char*>(phase.dst.data) + row * phase.dst.stride;
+  if (phase.dst_code_bytes == 2) return put_groups(reinterpret_cast<WideGroup*>(out), padded, x);
+  put_groups(reinterpret_cast<CodedGroup*>(out), padded, x);
 }
 
 template <class E>

@@ -1,7 +1,7 @@
 // Products of coded rows with quantised weights.
 //
-// Codes are multiplied as bytes and summed exactly within a group; groups are summed in float32, in
-// the order of the sum.
+// Codes are multiplied as bytes, those of 16 bits in two turns, and summed exactly within a group;
+// groups are summed in float32, in the order of the sum.
 #pragma once
 
 #include "matmul/coding.h"
@@ -99,7 +99,7 @@ SB_INLINE V add_scaled(const Scales<Q>& scales, VI dot, const CodedGroup& left, 
 }
 
 // Adds one part of group g, with its scales, to c[R, NV * W].
-template <class Q, int R, int NV>
+template <class Q, class G, int R, int NV>
 SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t g, int column,
                         int part, V (&sum)[R][NV]) {
   const auto group = [=](int r) SB_LAMBDA {
@@ -110,8 +110,16 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t 
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
-      dot[r][v] = start_of<Q>(*group(r), part) + VI{};
-  dot_words<Q>(dot, a, a_stride, reinterpret_cast<const word*>(b + Q::at(g)) + column, part);
+      dot[r][v] = (is_wide<G> ? 0 : start_of<Q>(*group(r), part)) + VI{};
+  const word* codes = reinterpret_cast<const word*>(b + Q::at(g)) + column;
+  dot_words<Q>(dot, a, a_stride, codes, part);
+  if constexpr (is_wide<G>) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) dot[r][v] = (dot[r][v] << 8) + start_of<Q>(*group(r), part);
+    dot_words<Q>(dot, a + sizeof(CodedGroup), a_stride, codes, part);  // the low bytes
+  }
   Scales<Q> scales[NV];
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) scales[v] = Scales<Q>::of(b, g, part, column + v * W);
@@ -123,7 +131,7 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t 
 }
 
 // c[R, NV * W] of the columns from `column` on; `next` is fetched meanwhile, if there is one.
-template <class Q, int R, int NV>
+template <class Q, class G, int R, int NV>
 static void coded_product(const char* a, int64_t a_stride, const char* b, int column,
                           int64_t groups, float* c, const char* next, const Spot& at) {
   V sum[R][NV];
@@ -134,7 +142,7 @@ static void coded_product(const char* a, int64_t a_stride, const char* b, int co
   // All parts fetch a share of the next panel: together they take as long as memory does.
   const int64_t lines = next ? ((Q::fetched + 63) / 64 + at.parts - 1) / at.parts : 0;
   next += at.part * groups * lines * 64;
-  for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup)) {
+  for (int64_t g = 0; g < groups; ++g, a += sizeof(G)) {
     if (lines && !at.part)
 #pragma GCC unroll 1
       for (int64_t line = g * Q::fetched; line < (g + 1) * Q::fetched; line += 64)
@@ -143,7 +151,7 @@ static void coded_product(const char* a, int64_t a_stride, const char* b, int co
     for (int64_t line = 0; line < lines; ++line, next += 64) prefetch_l2(next);
 #pragma GCC unroll 2
     for (int part = 0; part < Q::parts; ++part)
-      add_part<Q, R, NV>(a, a_stride, b, g, column, part, sum);
+      add_part<Q, G, R, NV>(a, a_stride, b, g, column, part, sum);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -159,7 +167,7 @@ constexpr int kCodedRows = 4;
 constexpr int kCodedRows = 2;  // no registers for more, and less to compile
 #endif
 
-template <class Q>
+template <class Q, class G>
 static void coded_tile(const sb::Phase& phase, const sb::Claim& claim, Finish finish) {
   auto* c = reinterpret_cast<float*>(claim.scratch);
   const auto* a = static_cast<const char*>(phase.src.data);
@@ -167,8 +175,8 @@ static void coded_tile(const sb::Phase& phase, const sb::Claim& claim, Finish fi
   over_parts<kCodedRows>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
     with_rows<kCodedRows>(at.rows, [&](auto count) SB_LAMBDA {
       for (int column = 0; column < kPanel; column += 2 * W)
-        coded_product<Q, decltype(count)::value, 2>(a + at.row * a_stride, a_stride, b, column,
-                                                    groups, c + column, column ? nullptr : next, at);
+        coded_product<Q, G, decltype(count)::value, 2>(a + at.row * a_stride, a_stride, b, column,
+                                                       groups, c + column, column ? nullptr : next, at);
     });
     finish(phase, at, c);
   });

@@ -41,17 +41,20 @@ SB_INLINE const word* codes_of(const char* b, word* unpacked) {
 }
 
 struct CodedScratch {
-  int32_t dot[kTileRows * kPanel];
+  int32_t dot[2 * kTileRows * kPanel];  // of codes and of low bytes
   word unpacked[kGroupWords * kPanel];
   float sum[sb::kRowsAtOnce * kPanel];
 };
 static_assert(sizeof(CodedScratch) <= sb::kProductScratch);
 
 // One part of one group: what 16 rows at a time are multiplied with.
-template <class Q>
+template <class Q, class G>
 struct PartOfGroup {
   static constexpr int half = kPanel / 2;
   static_assert(half == W);
+
+  // The first sum of the next 16 rows: another one, unless low bytes have the others.
+  static constexpr int next_of(int first) { return is_wide<G> ? 0 : 2 - first; }
 
   const char* a;  // the group in the first row
   int64_t a_stride;
@@ -71,27 +74,46 @@ struct PartOfGroup {
     tile_load<7>(right + half, 4 * kPanel);
   }
 
-  // Sums First and First + 1 of 16 rows from `first` on, of which only some may be there.
+  // Sums First and First + 1 of the bytes at `left`.
   template <int First>
-  SB_LAMBDA void multiply_rows(int first) const {
+  SB_LAMBDA void multiply_bytes(const char* left) const {
     tile_zero<First>();
     tile_zero<First + 1>();
-    tile_load<4>(a + first * a_stride + part * kGroup / 2, a_stride);
+    tile_load<4>(left + part * kGroup / 2, a_stride);
     tile_multiply_bytes<First, 4, 6>();
     tile_multiply_bytes<First + 1, 4, 7>();
+  }
+
+  // Sums of 16 rows from `first` on, of which only some may be there: First and First + 1 of their
+  // codes; 2 and 3 of low bytes.
+  template <int First>
+  SB_LAMBDA void multiply_rows(int first) const {
+    const char* left = a + first * a_stride;
+    multiply_bytes<First>(left);
+    if constexpr (is_wide<G>) multiply_bytes<2>(left + sizeof(CodedGroup));
+  }
+
+  // The exact sums of W columns.
+  SB_INLINE VI stored_sums(const int32_t* dot) {
+    const VI sums = load_ints(dot);
+    return is_wide<G> ? (sums << 8) + load_ints(dot + kTileRows * kPanel) : sums;
   }
 
   template <int First>
   SB_LAMBDA void add_rows(int first, int rows, int32_t* dot, float* c) const {
     tile_store<First>(dot, 4 * kPanel);
     tile_store<First + 1>(dot + half, 4 * kPanel);
-    if (first + kTileRows < rows) multiply_rows<2 - First>(first + kTileRows);
+    if constexpr (is_wide<G>) {
+      tile_store<2>(dot + kTileRows * kPanel, 4 * kPanel);
+      tile_store<3>(dot + kTileRows * kPanel + half, 4 * kPanel);
+    }
+    if (first + kTileRows < rows) multiply_rows<next_of(First)>(first + kTileRows);
     for (int r = first; r < rows && r < first + kTileRows; ++r, dot += kPanel) {
       const auto& left = *reinterpret_cast<const CodedGroup*>(a + r * a_stride);
       const int32_t start = start_of<Q>(left, part);
       float* to = c + r * kPanel;
-      store(to, add_scaled(low, load_ints(dot) + start, left, load(to)));
-      store(to + half, add_scaled(high, load_ints(dot + half) + start, left, load(to + half)));
+      store(to, add_scaled(low, stored_sums(dot) + start, left, load(to)));
+      store(to + half, add_scaled(high, stored_sums(dot + half) + start, left, load(to + half)));
     }
   }
 
@@ -100,12 +122,12 @@ struct PartOfGroup {
     multiply_rows<0>(0);
     for (int first = 0; first < rows; first += 2 * kTileRows) {
       add_rows<0>(first, rows, dot, c);
-      if (first + kTileRows < rows) add_rows<2>(first + kTileRows, rows, dot, c);
+      if (first + kTileRows < rows) add_rows<next_of(0)>(first + kTileRows, rows, dot, c);
     }
   }
 };
 
-template <class Q>
+template <class Q, class G>
 static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim, Finish finish) {
   auto& scratch = *reinterpret_cast<CodedScratch*>(claim.scratch);
   const int64_t a_stride = phase.src.stride, groups = phase.depth;
@@ -113,13 +135,13 @@ static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim, Finish f
   over_parts<sb::kRowsAtOnce>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
     const char* a = static_cast<const char*>(phase.src.data) + at.row * a_stride;
     std::memset(scratch.sum, 0, sizeof(float) * static_cast<size_t>(at.rows) * kPanel);
-    for (int64_t g = 0; g < groups; ++g, a += sizeof(CodedGroup)) {
+    for (int64_t g = 0; g < groups; ++g, a += sizeof(G)) {
       if (next && !at.part)
         for (int64_t line = g * Q::fetched; line < (g + 1) * Q::fetched; line += 64)
           prefetch_l2(next + line);
       const word* codes = codes_of<Q>(b + Q::at(g), scratch.unpacked);
       for (int part = 0; part < Q::parts; ++part) {
-        const PartOfGroup<Q> group(a, a_stride, b, g, part);
+        const PartOfGroup<Q, G> group(a, a_stride, b, g, part);
         group.load_right(codes);
         group.add_all(at.rows, scratch.dot, scratch.sum);
       }

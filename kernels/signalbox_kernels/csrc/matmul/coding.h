@@ -1,4 +1,4 @@
-// Codes rows in 8 bits.
+// Codes rows in 8 or 16 bits.
 #pragma once
 
 #include <cmath>
@@ -12,6 +12,7 @@ namespace SB_NS {
 using sb::CodedGroup;
 using sb::kGroup;
 using sb::kGroupWords;
+using sb::WideGroup;
 
 constexpr int kGroupVectors = kGroup / W;
 
@@ -30,16 +31,43 @@ SB_INLINE int32_t sum_of_bytes(const int8_t* p) {
 #endif
 }
 
+// Returns the sum of 16 codes.
+SB_INLINE int32_t sum_of_codes(const CodedGroup& group, int first) {
+  return sum_of_bytes(group.codes + first);
+}
+
+SB_INLINE int32_t sum_of_codes(const WideGroup& group, int first) {
+  return 256 * sum_of_bytes(group.codes + first) + sum_of_bytes(group.low + first);
+}
+
 // Fills in the sums of a group's codes.
-SB_INLINE void sum_codes(CodedGroup* out) {
-  out->minus_part[0] = -sum_of_bytes(out->codes);
-  out->minus_part[1] = -sum_of_bytes(out->codes + 16);
+template <class G>
+SB_INLINE void sum_codes(G* out) {
+  out->minus_part[0] = -sum_of_codes(*out, 0);
+  out->minus_part[1] = -sum_of_codes(*out, 16);
   out->minus = out->minus_part[0] + out->minus_part[1];
   out->total = static_cast<float>(-out->minus);
 }
 
+// Stores W codes at place `i` of a group.
+SB_INLINE void store_codes(CodedGroup* out, int i, VI codes) { store_bytes(out->codes + i, codes); }
+
+SB_INLINE void store_codes(WideGroup* out, int i, VI codes) {
+  const VI high = (codes + 128) >> 8;
+  store_bytes(out->codes + i, high);
+  store_bytes(out->low + i, codes - (high << 8));
+}
+
+template <class G>
+constexpr bool is_wide = sizeof(G) > sizeof(CodedGroup);
+
+// The largest code: both bytes of a wide one are signed.
+template <class G>
+constexpr float kMostCode = is_wide<G> ? 127.0f * 256.0f + 127.0f : 127.0f;
+
 // Codes 32 values. If one is not finite, the codes are arbitrary and the scale is NaN.
-SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
+template <class G>
+SB_INLINE void code_group(const V (&x)[kGroupVectors], G* out) {
   VI most{};  // magnitudes are ordered as their bits are, and what is not finite is above all
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupVectors; ++i) {
@@ -50,13 +78,13 @@ SB_INLINE void code_group(const V (&x)[kGroupVectors], CodedGroup* out) {
   float top;
   std::memcpy(&top, &top_bits, sizeof top);
   const bool is_finite = top_bits < 0x7f800000;
-  const V inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
-  out->scale = is_finite ? top * (1.0f / 127.0f) : NAN;
+  const V inverse = splat(top > 0.0f ? kMostCode<G> / top : 0.0f);
+  out->scale = is_finite ? top * (1.0f / kMostCode<G>) : NAN;
   const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupVectors; ++i) {
     const VI codes = reinterpret_cast<VI>(bits(x[i] * inverse + magic) - bits(magic));
-    store_bytes(out->codes + i * W, codes);
+    store_codes(out, i * W, codes);
   }
   sum_codes(out);
 }

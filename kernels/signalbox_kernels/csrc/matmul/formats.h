@@ -13,8 +13,8 @@
 // Codes of floats (FP8, NF4, FP4, MXFP4) lie so, too, each line of scales before the groups that share
 // it. They are multiplied as floats alone.
 //
-// Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 bits and a scale
-// per group (llama.cpp's Q8 blocks do the same), so that a row's result depends on nothing but the row.
+// Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 or 16 bits and a
+// scale per group (llama.cpp's Q8 blocks have 8), so that a row's result depends on nothing but the row.
 #pragma once
 
 #include "program/step.h"
@@ -32,6 +32,17 @@ struct CodedGroup {
   int32_t minus;          // the same, negative
   int32_t minus_part[2];  // likewise of the first and the last 16
 };
+
+// The same with codes of 16 bits, which are 256 * codes + low; the sums are theirs.
+struct WideGroup : CodedGroup {
+  int8_t low[kGroup];
+};
+
+constexpr int32_t code_bytes(int32_t row) { return row == SB_WIDE_CODES ? 2 : row == SB_CODES ? 1 : 0; }
+
+constexpr int64_t coded_group_bytes(int32_t code_bytes) {
+  return static_cast<int64_t>(code_bytes == 2 ? sizeof(WideGroup) : sizeof(CodedGroup));
+}
 
 // `Bits` per code; `Part` codes share a scale. With a minimum a weight is scale * code + minimum,
 // without one it is scale * (code - zero).
@@ -216,10 +227,6 @@ __attribute__((always_inline)) inline auto with_storage(int32_t storage, F&& f) 
 // Bytes of a panel; depth is a multiple of 32.
 inline int64_t panel_bytes(int32_t storage, int64_t depth) {
   return with_storage(storage, [=](auto s) { return decltype(s)::panel_bytes(depth); });
-}
-
-constexpr int64_t coded_row_bytes(int64_t width) {
-  return round_up(width, kGroup) / kGroup * static_cast<int64_t>(sizeof(CodedGroup));
 }
 
 }  // namespace sb

@@ -11,7 +11,7 @@ void coded_product_tile(const sb::Phase& phase, const sb::Claim& claim, Finish f
 
 template <class E>
 static void product_tile(const sb::Phase& phase, const sb::Claim& claim) {
-  if (phase.reads_codes) return coded_product_tile(phase, claim, finish<E>);
+  if (phase.src_code_bytes) return coded_product_tile(phase, claim, finish<E>);
 #if defined(__AVX512BF16__)
   if constexpr (E::G == 2) {
     if (!sb::is_float_codes(phase.op->storage)) return bfloat_tile<sb::Bfloat16>(phase, claim);

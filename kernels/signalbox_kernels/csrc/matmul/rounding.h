@@ -91,7 +91,7 @@ SB_INLINE void put_rounded(const sb::Phase& phase, int64_t row, int64_t padded, 
   for (int64_t first = 0; first < padded; first += size) {
     const int64_t end = first + size < padded ? first + size : padded;
     const Step step = step_of(op, first, end, x);
-    if (phase.is_coded) {
+    if (phase.dst_code_bytes) {
       put_codes(phase, row, first, end, step, x);
       continue;
     }

@@ -26,6 +26,7 @@ bool is_valid_rounding(const SbOp& op, const SbBuffer* buffers) {
   const bool has_zero = op.rounding == SB_ROUND_INT8_WITH_ZERO || op.zero != 0.0f;
   const bool is_int8 = op.rounding == SB_ROUND_INT8;
   if (buffers[op.dst].row == SB_CODES && (has_zero || !is_int8)) return false;
+  if (buffers[op.dst].row == SB_WIDE_CODES) return false;
   return op.rounding > 0 && op.rounding <= SB_ROUND_E4M3 && op.group >= 0 && op.group % sb::kGroup == 0;
 }
 
@@ -37,7 +38,7 @@ bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
   if (op.kind == SB_EMBED && op.mode & SB_ADDED && 4 * int64_t{buffers[op.dst].width} > sb::kProductScratch)
     return false;
   if (op.kind != SB_LINEAR && op.kind != SB_HEAD) return true;
-  if (buffers[op.src].row == SB_CODES) return sb::is_blocks(op.storage);
+  if (sb::code_bytes(buffers[op.src].row)) return sb::is_blocks(op.storage);
   return element == SB_F32 || op.storage == SB_STORED_BF16 || sb::is_float_codes(op.storage);
 }
 

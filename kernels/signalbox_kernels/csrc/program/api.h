@@ -50,9 +50,9 @@ enum SbIntegers : int32_t {
   SB_CODES_8 = 8,      // 4 bits without it
 };
 
-// Format of a buffer's rows. SB_SHARED is float32 in the memory of the program's group: this rank's slot
-// of the next exchange, which the next SB_SUM joins.
-enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2, SB_SHARED = 3 };
+// Format of a buffer's rows. Codes have 8 bits, wide ones 16. SB_SHARED is float32 in the memory of
+// the program's group: this rank's slot of the next exchange, which the next SB_SUM joins.
+enum SbRow : int32_t { SB_ELEMENTS = 0, SB_FLOATS = 1, SB_CODES = 2, SB_SHARED = 3, SB_WIDE_CODES = 4 };
 
 enum SbOpKind : int32_t {
   SB_EMBED = 0,   // an SbIndex of tokens -> dst (float32): scaled rows of a packed matrix, zeros of those it

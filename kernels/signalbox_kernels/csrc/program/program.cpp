@@ -39,7 +39,7 @@ void take_better(Best& best, const Best& other) {
 }
 
 int64_t bytes_of_row(const Phase& phase, int32_t element) {
-  if (phase.reads_codes) return phase.src.stride;
+  if (phase.src_code_bytes) return phase.src.stride;
   return phase.src.stride * (element == SB_F32 ? 4 : 2);
 }
 
@@ -69,7 +69,9 @@ Stretch weight_of_share(const Phase& phase, int32_t first, int32_t end) {
 }
 
 int64_t stride(const SbBuffer& buffer) {
-  return buffer.row == SB_CODES ? coded_row_bytes(buffer.width) : round_up(buffer.width, kPanel);
+  const int64_t padded = round_up(buffer.width, kPanel);
+  const int32_t bytes = code_bytes(buffer.row);
+  return bytes ? padded / kGroup * coded_group_bytes(bytes) : padded;
 }
 
 }  // namespace
@@ -124,7 +126,7 @@ bool Program::reserve(int64_t num_rows) {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     if (buffers_[i].row == SB_SHARED) continue;
     const int64_t size =
-        buffers_[i].row == SB_CODES                                 ? 1
+        code_bytes(buffers_[i].row)                                ? 1
         : buffers_[i].row == SB_FLOATS || shape_.element == SB_F32 ? 4
                                                                     : 2;
     if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
@@ -261,8 +263,8 @@ Stretch Program::after_phase(int32_t phase, int32_t thread) const {
   return after_[i + static_cast<size_t>(thread)];
 }
 
-bool Program::has_codes(int32_t buffer) const {
-  return buffers_[static_cast<size_t>(buffer)].row == SB_CODES;
+int32_t Program::code_bytes_of(int32_t buffer) const {
+  return code_bytes(buffers_[static_cast<size_t>(buffer)].row);
 }
 
 View Program::view(int32_t buffer) const {
@@ -282,10 +284,10 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && (op.mode & SB_OF_ROWS));
   phase.rows = is_of_rows ? batch.num_rows : batch.num_tokens;
   phase.gate = view(op.gate);
-  phase.reads_codes = has_codes(op.src);
-  phase.is_coded = has_codes(op.dst);
-  phase.depth = phase.reads_codes ? phase.src.stride / static_cast<int64_t>(sizeof(CodedGroup))
-                                  : phase.src.stride;
+  phase.src_code_bytes = code_bytes_of(op.src);
+  phase.dst_code_bytes = code_bytes_of(op.dst);
+  phase.depth = phase.src_code_bytes ? phase.src.stride / coded_group_bytes(phase.src_code_bytes)
+                                     : phase.src.stride;
   phase.pool = pool_memory_;
   phase.block_bytes = block_bytes_;
   phase.tasks = tasks_.data();
@@ -316,7 +318,7 @@ void Program::plan_product(Phase& phase) const {
   const SbOp& op = *phase.op;
   const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_GATED;
   phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
-  phase.panel_bytes = panel_bytes(op.storage, phase.depth * (phase.reads_codes ? kGroup : 1));
+  phase.panel_bytes = panel_bytes(op.storage, phase.depth * (phase.src_code_bytes ? kGroup : 1));
   if (!phase.rows) return;
   phase.rows_per_tile = rows_of_tile(phase, shape_.element);
   const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile);

@@ -55,7 +55,7 @@ class Program final : public Pool::Work {
   void plan_attention(const SbBatch& batch);
   void plan_adapters(const SbBatch& batch);
   void plan_adapter(Phase& phase) const;
-  bool has_codes(int32_t buffer) const;
+  int32_t code_bytes_of(int32_t buffer) const;
   View view(int32_t buffer) const;
   void plan_sum(Phase& phase);
   bool fits_group(int64_t num_rows) const;

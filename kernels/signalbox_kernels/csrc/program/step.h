@@ -50,8 +50,8 @@ struct Phase {
   const SbShape* shape;
   const SbBatch* batch;
   View src, dst, gate;
-  bool reads_codes;  // whether src is codes
-  bool is_coded;     // whether dst is codes
+  int32_t src_code_bytes;  // of each code; 0 where src is no codes
+  int32_t dst_code_bytes;
   int64_t rows;
   int64_t depth;    // of a product's sum: padded elements, or groups of codes
   int64_t panels;   // of a product
