@@ -33,7 +33,7 @@ Serves a large language model over gRPC and OpenAI's HTTP API: a router (text),
 a scheduler (tokens and KV-cache blocks) and workers (tensors), each a process.
 
   on one machine
-    signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf
+    signalbox serve models/SmolLM2-135M-Instruct.Q4_1.gguf --dtype int16
     signalbox chat "What is the capital of South Korea?"
   or both in one
     signalbox run models/SmolLM2-135M-Instruct.Q4_1.gguf "Hello"

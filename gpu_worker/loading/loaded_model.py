@@ -15,7 +15,7 @@ from gpu_worker.attention import AttentionBackend, choose_attention_backend
 from gpu_worker.batch.runner_protocol import BackendInUse
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import INT16, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from gpu_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
 from gpu_worker.device.keys import Keys
 from gpu_worker.device.memory import bytes_in_use, tensor_bytes
@@ -92,6 +92,10 @@ def load_model(
     others_bytes = bytes_in_use(device)
     group = replace(join(parallel_config, device, keys), layers=layers)
     opened = opened or open_with_config(model_config, progress)
+    if model_config.dtype == INT16:
+        raise ModelError(
+            f"dtype is '{INT16}', which takes a native program, but {why_not_natively}; use 'auto'"
+        )
     placement = Placement(device, _dtype(model_config.dtype, opened.source, device))
     if model_config.load_format == "dummy":
         placement = dummy_placement(placement)

@@ -42,7 +42,7 @@ def compile_decoder(
     max_model_len: int,
     num_threads: int,
     stage: StageLayers | None = None,
-    in_float32: bool = False,
+    factors: Row = Row.CODES,
     kv_dtype: str = "auto",
     kv_scales: KVScales | None = None,
     max_lora_rank: int = 0,
@@ -57,7 +57,7 @@ def compile_decoder(
 
     Args:
         stage: layers of a pipeline stage; None has all.
-        in_float32: multiplies blocks in float32, not in 8 bits.
+        factors: rows that blocks are multiplied with: codes, wide ones, or elements.
         kv_dtype: "float32", "bfloat16", "int8", "fp8", or "auto" for the type of activations.
         kv_scales: of K and V in "fp8", for all layers of the model; None for 1.0.
         max_lora_rank: largest rank of an adapter that will be set; 0 takes none.
@@ -80,7 +80,7 @@ def compile_decoder(
         config,
         weights,
         stage,
-        in_float32=in_float32,
+        factors=factors,
         kv_scales=kv_scales or ((1.0, 1.0),) * config.num_layers,
         max_model_len=max_model_len,
         max_lora_rank=max_lora_rank,
@@ -102,7 +102,7 @@ class _Compiler:
         weights: Weights,
         stage: StageLayers,
         *,
-        in_float32: bool,
+        factors: Row,
         kv_scales: KVScales,
         max_model_len: int,
         max_lora_rank: int,
@@ -118,12 +118,12 @@ class _Compiler:
         assert self._residual == RESIDUAL
         self._first_token = first_token
         self._shared = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else None
-        self._normed = ProductRows(builder, config.hidden_size, in_float32=in_float32)
+        self._normed = ProductRows(builder, config.hidden_size, factors=factors)
         whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own
         self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
         self._query = builder.buffer(heads)
-        self._attended = ProductRows(builder, heads, in_float32=in_float32)
-        self._activated = ProductRows(builder, config.intermediate_size, in_float32=in_float32)
+        self._attended = ProductRows(builder, heads, factors=factors)
+        self._activated = ProductRows(builder, config.intermediate_size, factors=factors)
         sliding, size = config.sliding_rope, config.head_size
         self._sliding_rotary = (
             None if sliding is None else rotary_table(sliding, size, max_model_len)

@@ -13,9 +13,9 @@ from gpu_worker.adapters.adapter_opener import AdapterOpener
 from gpu_worker.batch.arrays import FloatArray
 from gpu_worker.batch.stage_layers import StageLayers
 from gpu_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
-from gpu_worker.checkpoints.quantization import choose_quantization, describe_form
+from gpu_worker.checkpoints.quantization import Quantization, choose_quantization, describe_form
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from gpu_worker.config import INT16, USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.loading.dummy_source import DummySource
 from gpu_worker.loading.model_source import ModelSource
 from gpu_worker.loading.opened_model import OpenedModel, model_info
@@ -35,8 +35,12 @@ from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import best_isa, multiplies_bfloat16
 from signalbox_kernels.program import Program
+from signalbox_kernels.structs import Row
 
 logger = logging.getLogger(__name__)
+
+_CODES = {"8 bits": "int8", "16 bits": "int16"}
+"""Types of factors by the arithmetic of programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def load_natively(
         max_model_len=info.max_model_len,
         num_threads=num_threads,
         stage=layers,
-        in_float32=model_config.dtype == "float32" or quantization is None,
+        factors=_factors(model_config.dtype, quantization),
         kv_dtype=kv_dtype,
         kv_scales=kv_scales,
         max_lora_rank=opener.max_rank(given),
@@ -162,9 +166,8 @@ def describe_steps(program: Program) -> None:
 
 def arithmetic_of(program: Program, activations: str = "") -> Arithmetic:
     """Args: activations: type of codes that the checkpoint rounds them to, or empty."""
-    in_codes = program.arithmetic == "8 bits"
     return Arithmetic(
-        factors=activations or ("int8" if in_codes else program.arithmetic),
+        factors=activations or _CODES.get(program.arithmetic, program.arithmetic),
         kernels=f"native {program.isa.name.lower()}",
         kv_cache_dtype=program.shape.kv_element.name.lower(),
     )
@@ -184,8 +187,17 @@ def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> No
     progress(StartupProgress(StartupPhase.LOAD, num_taken, num_total))
 
 
+def _factors(dtype: str, quantization: Quantization | None) -> Row:
+    """Returns the rows that blocks and whole numbers are multiplied with."""
+    if dtype == "float32" or quantization is None:
+        return Row.ELEMENTS
+    return Row.WIDE_CODES if dtype == INT16 else Row.CODES
+
+
 def dtype_name(name: str, *, is_half: bool) -> str:
-    """Resolves the flag."""
+    """Returns the type of activations and of weights in floats."""
+    if name == INT16:
+        return "float32"
     if name != "auto":
         return name
     return dtype_for_half() if is_half else "float32"

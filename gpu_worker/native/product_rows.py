@@ -1,10 +1,9 @@
 """Rows that products of a native program read, in the forms that their matrices ask for.
 
-A matrix of floats multiplies elements, one of blocks codes of 8 bits. A checkpoint may also
-prescribe that rows are rounded, and have the columns of a matrix in another order.
+A matrix of floats multiplies elements, one of blocks codes of 8 or 16 bits, or elements too. A
+checkpoint may also prescribe that rows are rounded, and have the columns of a matrix in another
+order.
 """
-
-from functools import cached_property
 
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.rounding import Rounding
@@ -15,9 +14,10 @@ from signalbox_kernels.structs import Row
 class ProductRows:
     """Buffers of rows of one width; a layer's rows replace those of the layer before."""
 
-    def __init__(self, builder: ProgramBuilder, width: int, *, in_float32: bool) -> None:
-        self._builder, self.width, self._in_float32 = builder, width, in_float32
-        self._buffers: dict[Row, list[int]] = {Row.ELEMENTS: [], Row.CODES: []}
+    def __init__(self, builder: ProgramBuilder, width: int, *, factors: Row) -> None:
+        self._builder, self.width, self._factors = builder, width, factors
+        self._buffers: dict[Row, list[int]] = {row: [] for row in Row}
+        self._of_orders: dict[Row, int] = {}
         self._used: dict[tuple[Row, Rounding | None], int] = {}
         self.elements = self._buffer(Row.ELEMENTS, 0)
         """Buffer of the rows as they are, which adapters read, too."""
@@ -36,7 +36,7 @@ class ProductRows:
         if order is None:
             return self._written(matrix)
         row, rounding = self._form(matrix)
-        out = self._ordered_codes if row is Row.CODES else self._ordered_elements
+        out = self._ordered(row)
         self._builder.code(self.elements, out, order, rounding)
         return out
 
@@ -60,8 +60,10 @@ class ProductRows:
 
     def _form(self, matrix: Matrix) -> tuple[Row, Rounding | None]:
         rounding, is_quantised = stored(matrix).rounding, stored(matrix).type.is_quantised
-        in_codes = not self._in_float32 if rounding is None else rounding.is_scaled_codes
-        return Row.CODES if is_quantised and in_codes else Row.ELEMENTS, rounding
+        row = self._factors
+        if rounding is not None:
+            row = Row.CODES if rounding.is_scaled_codes else Row.ELEMENTS
+        return row if is_quantised else Row.ELEMENTS, rounding
 
     def _buffer(self, row: Row, number: int) -> int:
         buffers = self._buffers[row]
@@ -69,10 +71,8 @@ class ProductRows:
             buffers.append(self._builder.buffer(self.width, row=row))
         return buffers[number]
 
-    @cached_property
-    def _ordered_elements(self) -> int:
-        return self._builder.buffer(self.width)
-
-    @cached_property
-    def _ordered_codes(self) -> int:
-        return self._builder.buffer(self.width, row=Row.CODES)
+    def _ordered(self, row: Row) -> int:
+        """Returns the buffer of rows in the order of a matrix."""
+        if row not in self._of_orders:
+            self._of_orders[row] = self._builder.buffer(self.width, row=row)
+        return self._of_orders[row]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpu_worker.adapters.peft_adapter import check_adapter
 from gpu_worker.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
-from gpu_worker.config import GIB
+from gpu_worker.config import GIB, INT16
 from gpu_worker.device.ram import available_ram
 from gpu_worker.loading.model_source import weight_sizes
 from gpu_worker.ranks.needed_packages import check_packages
@@ -79,8 +79,9 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
         return "gguf"
     if settings.quantization in ("auto", sizes.quantised_form) and sizes.keeps_codes and natively:
         return sizes.quantised_form
-    if settings.dtype != "auto":
-        return OWN_TYPES if settings.dtype == "float32" and natively else settings.dtype
+    dtype = "float32" if settings.dtype == INT16 else settings.dtype
+    if dtype != "auto":
+        return OWN_TYPES if dtype == "float32" and natively else dtype
     usable = {"avx512_bf16"} if natively else {"avx512_bf16", "bf16"}  # the latter is Arm's
     has_bf16 = usable & {*machine_info.cpu_features()} and limit_permits_bfloat16()
     if sizes.is_half and has_bf16:

@@ -198,6 +198,12 @@ def test_blocks_that_ranks_cannot_run_natively_are_refused_with_the_reason(
         load_share(start)
 
 
+def test_16_bits_are_refused_in_pytorch(tiny: Path) -> None:
+    message = "dtype is 'int16', which takes a native program, but --cpu-backend is torch"
+    with pytest.raises(ModelError, match=message):
+        make_runner(tiny, dtype="int16", cpu_backend="torch")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_is_refused(tiny: Path) -> None:
     with pytest.raises(ValueError, match="PyTorch finds no CUDA device"):

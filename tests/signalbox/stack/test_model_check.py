@@ -86,6 +86,7 @@ def test_weights_must_fit_in_the_form_that_is_chosen(
         ({}, "gguf"),
         ({"dtype": "bfloat16"}, "gguf"),
         ({"dtype": "float32"}, "gguf"),
+        ({"dtype": "int16", "quantization": "none"}, "its own types"),
         ({"dtype": "float32", "quantization": "none"}, "its own types"),
         ({"dtype": "float32", "cpu_backend": "torch"}, "float32"),
         ({"quantization": "none"}, "bfloat16"),
