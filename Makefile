@@ -37,7 +37,7 @@ kernels: $(INSTALLED) ## the native CPU kernels of all instruction sets; a worke
 model: $(MODEL) ## the demo model, SmolLM2-135M-Instruct (98 MB)
 
 demo: $(SERVES) $(MODEL) ## installs what serving on a CPU needs, starts router, scheduler and worker, and asks them a question
-	@$(BIN)/signalbox demo $(MODEL)
+	@$(BIN)/signalbox demo $(MODEL) --dtype int16
 
 # The kernels of all sets of this machine are built before, since a test's time is limited. Groups
 # start in the order of the folders, not the ones with most tests first.

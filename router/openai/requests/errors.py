@@ -118,7 +118,7 @@ def _code(error: RpcError) -> str | None:
 
 
 def error_headers(error: RpcError) -> dict[str, str]:
-    """Returns the headers that say when, how or with what to retry, or stop OpenAI's SDKs from doing so."""
+    """Returns the headers that say when or how to retry, or stop OpenAI's SDKs from doing so."""
     if isinstance(error, Retryable) and error.retry_after_s is not None:
         return {"retry-after": str(math.ceil(error.retry_after_s))}
     if isinstance(error, UnsupportedCoding):
