@@ -22,10 +22,11 @@ from router.openai.requests.pooling_types import (
     RerankBody,
     ScoreBody,
 )
-from router.openai.streaming import json_content, until_disconnected
+from router.openai.streaming import json_content
 from router.pooler import Pooler
 from router.pooling.calls import EmbedCall
 from router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
+from rpc.http.disconnection import until_disconnected
 
 B = TypeVar("B", bound=PoolingBody | CohereEmbedBody)
 C = TypeVar("C")

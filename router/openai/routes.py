@@ -24,13 +24,13 @@ from router.openai.streaming import (
     GeneratedResponse,
     json_content,
     json_response,
-    until_disconnected,
 )
 from router.openai.tokenize_response import conversation_of, detokenized, tokenized
 from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest
 from router.schedulers.served_models import ANY, GENERATING
 from router.served_model import ServedModel
+from rpc.http.disconnection import until_disconnected
 
 OWNER = "signalbox"
 

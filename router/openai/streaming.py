@@ -1,10 +1,9 @@
 """Writes answers to HTTP clients, and ends the generation of a client that has disconnected."""
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -15,11 +14,11 @@ from router.openai.requests.errors import error_body, error_headers, status_of
 from router.openai.requests.types import Body
 from router.openai.response_fields import DONE, to_event, to_json
 from router.requests.active_request import Update
+from rpc.http.disconnection import until_disconnected
 
 logger = logging.getLogger(__name__)
 
 Headers = Mapping[str, str]
-T = TypeVar("T")
 
 NOT_CACHED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Headers of streams; the second makes nginx pass each event on at once."""
@@ -122,24 +121,3 @@ class GeneratedResponse(Response):
 
 def _part(content: bytes) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": True}
-
-
-async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the work's result. If the client leaves, cancels the work and raises
-    ClientDisconnect."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

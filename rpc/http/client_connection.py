@@ -18,7 +18,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from rpc.http import port_limits
 from rpc.http.connection_places import Place, Places
 from rpc.http.errors import HttpError
-from rpc.http.pipeline import PipelineFlow, cut_pipeline
+from rpc.http.head_gate import HEAD_LARGE
+from rpc.http.pipeline import cut_pipeline
 from rpc.http.port_limits import HttpLimits
 from rpc.http.unfinished_bodies import UnfinishedBodies
 
@@ -29,11 +30,11 @@ else:
 
 HEAD_LATE = HttpError(408, "the request's headers came too slowly", closes=True)
 BODY_LATE = HttpError(408, "the request's body came too slowly", closes=True)
-HEAD_LARGE = HttpError(
-    431, f"the headers have more than {port_limits.MAX_HEAD_BYTES} bytes", closes=True
-)
 _WITHOUT_PATH = re.compile(rb"^[a-z]+://[^/?#]+(?=[?#]|$)", re.IGNORECASE)
 """Target in absolute form whose path is empty, which is the same as / (RFC 9110, 4.2.3)."""
+FRAMING_LARGE = HttpError(
+    413, "the body's chunks are too small, or have too many extensions or trailers", closes=True
+)
 MALFORMED = HttpError(400, "the bytes are no request of HTTP/1.1", closes=True)
 
 
@@ -71,19 +72,28 @@ class Bounds(Parser):
         """Sets what the connection shares with others; call it before the connection is made."""
         self._place, self._places, self._bodies, self._limits = place, places, bodies, limits
         self._phase, self._phase_of = Phase.IDLE, self.cycle
+        self._answered: Any = None
+        """Cycle of the request that is being answered, while others are parsed behind it."""
         self._num_bytes = 0
         """Bytes received of the current head."""
+        self._framing_left = 0
+        """Bytes that the current body may yet take beyond its own."""
         self._patience_ends = math.inf
         """Time on the loop's clock when a body is cut off, unless more of it comes."""
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._message_of: Any = None
         """Cycle of the message whose body is being received, if httptools parses."""
+        self._kept = bytearray()
+        """Bytes of the next requests, which are parsed when the current one has been answered."""
+        self._is_full = False
+        """True if more came than is kept; the connection then ends with the last answer."""
         self._takes_no_more = False
+        self._num_discarded = 0
+        """Bytes that came after the last one that is taken."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = PipelineFlow(transport, self)
         self._place.close = self._close
         self._set_timer(port_limits.HEAD_S)
 
@@ -91,33 +101,82 @@ class Bounds(Parser):
         self._stop_timers()
         self._places.leave(self._place)
         self._bodies.end(self._place)
+        self._end_request()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """Ends the request: a client that sends no more has left. The transport then closes once
+        what is written has been read."""
+        if self._takes_no_more:
+            self._end_request()
+        else:
+            self._let_go(None)
+        if self._unread_timer is None:
+            self._watch_reading(math.inf)
+
     def get_buffer(self, sizehint: int) -> memoryview:
+        size = port_limits.READ_BYTES
+        if self._phase in (Phase.IDLE, Phase.HEAD):  # no read goes past the longest head
+            size = max(1, min(size, port_limits.MAX_HEAD_BYTES - self._num_bytes))
         # Under TLS, asyncio reads further records into slices, and one of a bytearray is a copy.
-        self._buffer = memoryview(bytearray(port_limits.READ_BYTES))
+        self._buffer = memoryview(bytearray(size))
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        if self._takes_no_more:
+        """Takes bytes. Reading goes on during an answer: only so a client is seen to leave."""
+        if self._takes_no_more or self._is_full:
+            self._num_discarded += len(data)
+            if self._num_discarded > port_limits.MAX_DISCARDED_BYTES:
+                self.transport.abort()
+        elif self._kept or self._phase is Phase.ANSWER:
+            room = port_limits.MAX_READ_AHEAD_BYTES - len(self._kept)
+            self._kept += data[:room]
+            self._is_full = len(data) > room
+        else:
+            self._parse(data)
+
+    def _parse_kept(self) -> None:
+        if self._phase is Phase.ANSWER or self._takes_no_more:
             return
-        before = self._phase
+        data = bytes(self._kept)
+        self._kept.clear()
+        if data:
+            self._parse(data)
+        elif self._is_full:
+            self._let_go(None)
+            self.transport.close()
+
+    def _parse(self, data: bytes) -> None:
+        before, cycle = self._phase, self.cycle
+        num_held = len(cycle.body) if before is Phase.BODY else 0
         self._num_bytes += len(data)
         super().data_received(data)
         if before is Phase.REST:
             self._num_bytes = 0
-        elif before is Phase.BODY:
-            self._extend_patience(len(data))
-            self._bodies.add(self._place, len(data))
+        elif before is Phase.BODY and not self._takes_no_more:
+            self._count_body(len(data), len(cycle.body) - num_held)
+        if self._takes_no_more:
+            return
         if cut_pipeline(self):
             self._takes_no_more = True
             self._places.answer(self._place)
+            self.flow.resume_reading()  # closing with unread bytes would reset the connection
         self._follow()
 
+    def _count_body(self, num_bytes: int, num_of_body: int) -> None:
+        self._framing_left += num_of_body - (num_bytes - num_of_body)
+        if self._framing_left < 0:
+            self._drop(FRAMING_LARGE)
+            return
+        self._extend_patience(num_of_body)
+        self._bodies.add(self._place, num_of_body)
+
     def on_response_complete(self) -> None:
+        waiting = getattr(self, "pipeline", None)
+        self._answered = waiting[-1][0] if waiting else None
         super().on_response_complete()
         self._follow()
         if self._unread_timer is None:
@@ -128,6 +187,7 @@ class Bounds(Parser):
 
     # Only httptools calls these methods.
     def on_headers_complete(self) -> None:
+        self._answered = self._running
         if not self.url.startswith(b"/"):
             self.url = _WITHOUT_PATH.sub(rb"\g<0>/", self.url)
         super().on_headers_complete()  # type: ignore[misc]
@@ -135,24 +195,33 @@ class Bounds(Parser):
         if self.scope["http_version"] == "1.0":
             _answer_http_1_0(self.cycle)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._message_of is None:  # else a trailer, which uvicorn would add to the headers
+            super().on_header(name, value)  # type: ignore[misc]
+
     def on_message_complete(self) -> None:
         super().on_message_complete()  # type: ignore[misc]
         self._message_of = None
 
+    @property
+    def _running(self) -> Any:
+        """The cycle that is being answered, or else the last one."""
+        return self._answered if getattr(self, "pipeline", None) else self.cycle
+
     def _follow(self) -> None:
         """Updates the phase and its timer."""
-        phase = self._now_in()
         if self._takes_no_more:
             return
-        if phase is Phase.HEAD and self._num_bytes > port_limits.MAX_HEAD_BYTES:
+        phase, cycle = self._now_in(), self._running
+        if phase is Phase.HEAD and self._num_bytes >= port_limits.MAX_HEAD_BYTES:
             self._drop(HEAD_LARGE)
-        elif (phase, self.cycle) != (self._phase, self._phase_of):
-            self._phase, self._phase_of = phase, self.cycle
+        elif (phase, cycle) != (self._phase, self._phase_of):
+            self._phase, self._phase_of = phase, cycle
             self._begin(phase)
 
     def _now_in(self) -> Phase:
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        cycle = self._running
+        if cycle is not None and not (cycle.response_complete or cycle.disconnected):
             return Phase.BODY if cycle.more_body else Phase.ANSWER
         if cycle is not None and self._is_within_body():
             return Phase.REST
@@ -173,12 +242,17 @@ class Bounds(Parser):
         self._bodies.end(self._place)
         if phase is Phase.BODY:
             self._bodies.begin(self._place)
+            self._framing_left = port_limits.FRAMING_BYTES
             self._patience_ends = self.loop.time() + port_limits.BODY_GRACE_S
             self._set_timer(port_limits.BODY_GRACE_S if self._limits.min_body_rate else math.inf)
         elif phase in (Phase.HEAD, Phase.REST):
             self._set_timer(port_limits.HEAD_S)
         else:  # uvicorn closes idle connections
             self._stop_timer()
+        if phase is Phase.ANSWER:
+            self.flow.resume_reading()
+        elif self._kept or self._is_full:
+            self.loop.call_soon(self._parse_kept)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -199,7 +273,7 @@ class Bounds(Parser):
     def _watch_reading(self, num_unread: float) -> None:
         """Ends the connection if its client reads nothing of the rest of an answer."""
         now = self.transport.get_write_buffer_size()
-        if now >= num_unread and self._phase is not Phase.ANSWER:
+        if now >= num_unread and self._now_in() is not Phase.ANSWER:
             self.transport.abort()
         elif now:
             self._unread_timer = self.loop.call_later(
@@ -219,10 +293,8 @@ class Bounds(Parser):
     def _drop(self, error: HttpError | None) -> None:
         """Ends the connection in a way that lets the client read the error."""
         self._let_go(error)
-        if self.transport.can_write_eof():
+        if self.transport.can_write_eof():  # which TLS cannot; its client knows the answer's length
             self.transport.write_eof()  # closing with bytes unread would discard the answer
-        else:
-            self.transport.close()
         self._unread_timer = self.loop.call_later(port_limits.LINGER_S, self.transport.abort)
 
     def _let_go(self, error: HttpError | None) -> None:
@@ -231,14 +303,22 @@ class Bounds(Parser):
         self._stop_timers()
         self._unset_keepalive_if_required()
         self._takes_no_more = True
-        cycle = self.cycle
+        self._kept.clear()
+        self.flow.resume_reading()
+        cycle = self._running
         is_answering = cycle is not None and not cycle.response_complete
         if error is not None and not (is_answering and cycle.response_started):
             scope: Any = cycle.scope if is_answering else None
             self.transport.write(error.to_bytes(scope))
-        if is_answering:
+        self._end_request()
+
+    def _end_request(self) -> None:
+        """Tells the application that its client has left; requests behind it are not begun."""
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+        self.flow.resume_writing()
 
     def _set_timer(self, delay_s: float) -> None:
         self._stop_timer()

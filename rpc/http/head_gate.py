@@ -7,12 +7,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rpc.http.errors import HttpError
 from rpc.http.host_check import ANY, HostCheck, HttpAccess, is_same_origin
+from rpc.http.port_limits import MAX_HEAD_BYTES
 
 logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 256
 """Most headers of a request. Browsers, proxies and SDKs send fewer than 50; a parser and an
 application spend time on each header, even a short one."""
+HEAD_LARGE = HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes", closes=True)
+"""For a head behind another request too, of which a connection does not count each byte."""
 MAX_SHOWN_CHARS = 200
 """Characters of a header's value that an error shows."""
 VERSIONS = ("1.0", "1.1")
@@ -46,9 +49,13 @@ class HeadGate:
             message = f"the request has {len(headers)} headers; at most {MAX_HEADERS} are read"
             yield HttpError(431, message, closes=True)
         read: dict[bytes, list[str]] = {name: [] for name in _READ}
+        num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
         for name, value in headers:
+            num_bytes += len(name) + len(value)
             if name in read:
                 read[name].append(value.decode("latin-1"))
+        if num_bytes > MAX_HEAD_BYTES:
+            yield HEAD_LARGE
         if read[_ENCODING] and (read[_LENGTH] or version == "1.0"):
             message = "Transfer-Encoding together with Content-Length, or in HTTP/1.0, is ambiguous"
             yield HttpError(400, message, closes=True)

@@ -11,10 +11,17 @@ from rpc.limits.open_files import open_files_limit
 READ_BYTES = 16 << 10
 """Bytes of one read. A parser may spend 1 us on each byte (chunks of one byte) while all other
 requests of the process wait."""
+MAX_READ_AHEAD_BYTES = 32 << 10
+"""Bytes behind the request that is being answered. What a client sends beyond, it sends again."""
+MAX_DISCARDED_BYTES = 16 << 20
+"""Bytes that a client may yet send after the last request that is taken: more than sockets hold."""
 MAX_HEAD_BYTES = 32 << 10
 """Bytes of a request line and headers: twice uvicorn's own limit for a head in several pieces."""
 HEAD_S = 60.0
 """Seconds for a request line and headers to arrive; gRPC allows its clients the same."""
+FRAMING_BYTES = 256 << 10
+"""Bytes of chunk sizes, extensions and trailers of a body, beyond as many as the body has. So
+chunks of one byte carry 50,000 bytes, and chunks of six any body."""
 BODY_GRACE_S = 20.0
 """Seconds that a body may lag behind the least rate; bytes that came early do not extend it."""
 MAX_UNFINISHED_BYTES = 192 << 20
@@ -29,8 +36,9 @@ SHARE_OF_FILES = 0.5
 """Share of the process's open files for the connections of one port. The rest is for gRPC's
 connections, pipes, tokenizers and log files."""
 MAX_PIPELINED = 64
-"""Requests of one connection that wait for earlier ones to be answered. A client that sends more at
-once sends the rest again on a new connection (RFC 9112, 9.3.2)."""
+"""Requests of one connection that are parsed and not answered, if httptools parses: it parses all
+that one read brings. A client that sends more at once sends the rest again on a new connection
+(RFC 9112, 9.3.2)."""
 METRICS_CONNECTIONS = 64
 """Connections of a metrics port, which few scrapers read."""
 

@@ -89,7 +89,7 @@ class Stack:
 
     def http_url(self) -> str:
         """Where the HTTP API is."""
-        found = re.search(r"and (http://\S+/v1); Ctrl-C", self.log.read_text())
+        found = re.search(r"and (https?://\S+/v1); Ctrl-C", self.log.read_text())
         assert found is not None
         return found[1]
 

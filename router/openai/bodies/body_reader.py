@@ -15,6 +15,7 @@ from router.openai.requests.errors import BodyTooLarge
 from router.openai.requests.types import Body
 from router.params import params_validation
 from rpc.http import request_ids
+from rpc.http.disconnection import until_disconnected
 from rpc.limits.garbage_collection import without_full_collections
 from rpc.limits.held_bytes import HeldBytes
 
@@ -45,7 +46,7 @@ class BodyReader:
         messages and the response header.
 
         Raises UnsupportedMediaType, UnsupportedCoding, BodyTooLarge, BadRequest, ResourceExhausted,
-        or the exceptions of `into`.
+        ClientDisconnect, or the exceptions of `into`.
         """
         require_json(request)
         with self._held.account() as hold:
@@ -58,8 +59,11 @@ class BodyReader:
             if len(content) <= SMALL_BODY_BYTES:
                 return self._read(request, bytes(content), kind, into)
             read = without_full_collections()(self._read)
-            async with self._parsing:
+            await until_disconnected(request.receive, self._parsing.acquire())
+            try:
                 return await asyncio.to_thread(read, request, bytes(content), kind, into)
+            finally:
+                self._parsing.release()
 
     def _read(
         self, request: Request, content: bytes, kind: type[B], into: Callable[[B], T]

@@ -286,7 +286,7 @@ async def test_requests_that_are_sent_ahead_by_thousands_are_not_kept(parser: st
         held.set()
         if parser == "httptools":
             answer = await sending
-            assert answer.count(b"HTTP/1.1 204") == num_begun == port_limits.MAX_PIPELINED + 1
+            assert answer.count(b"HTTP/1.1 204") == num_begun == port_limits.MAX_PIPELINED
         else:  # h11 parses a request when the one before it has been answered
             sending.cancel()
 
