@@ -77,6 +77,13 @@ class StepTimings(NamedTuple):
 _NO_TIMINGS = StepTimings()
 
 
+class MaskTimes(NamedTuple):
+    """CPU time that the masks of structured outputs took in a step, by sequence."""
+
+    seq_ids: Column
+    cpu_ns: Column
+
+
 @dataclass(slots=True, kw_only=True)
 class StepResult:
     """Result of one step; see ExecuteModelResponse in worker.proto.
@@ -106,6 +113,8 @@ class StepResult:
     timings: StepTimings = _NO_TIMINGS
     max_num_batched_tokens: int | None = None
     """Maximum of the next steps, if memory suffices for fewer than the worker announced."""
+    masks: MaskTimes | None = None
+    """Costs of masks; None if no sequence of the step has one."""
     moves: Sequence[MoveResult] = ()
     """Moves to and from the worker's store that have ended since the result before."""
 
@@ -158,6 +167,9 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
         message.prompt_logprobs.extend(map(_encode_prompt, result.prompt_logprobs))
     if result.pooled:
         message.pooled.CopyFrom(encode_pooled(result.pooled))
+    if result.masks is not None:
+        message.masks.seq_ids = result.masks.seq_ids.pack()
+        message.masks.cpu_ns = result.masks.cpu_ns.pack()
     if result.moves:
         message.moves.extend(map(encode_move_result, result.moves))
     for seq_id, failure in result.failures.items():
@@ -204,6 +216,8 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
         result.pooled = decode_pooled(message.pooled)
     if errors := message.errors:
         result.failures = {error.seq_id: _decode_failure(error) for error in errors}
+    if message.HasField("masks"):
+        result.masks = _decode_masks(message.masks)
     if moves := message.moves:
         result.moves = tuple(map(decode_move_result, moves))
     return result
@@ -225,6 +239,16 @@ def decode_stages(messages: Iterable[common_pb2.StageTimings]) -> Stages:
         )
         for one in messages
     )
+
+
+def _decode_masks(message: pb.MaskTimes) -> MaskTimes:
+    """Raises InvalidArgument if the columns differ in length, or a time is negative."""
+    masks = MaskTimes(
+        int64s(message.seq_ids, "masks.seq_ids"), int64s(message.cpu_ns, "masks.cpu_ns")
+    )
+    check_length("masks.cpu_ns", len(masks.cpu_ns), len(masks.seq_ids))
+    check_lowest("masks.cpu_ns", masks.cpu_ns.tolist(), 0)
+    return masks
 
 
 def _encode_prompt(run: PromptLogprobs) -> pb.PromptLogprobs:

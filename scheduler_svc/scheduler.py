@@ -200,6 +200,7 @@ class Scheduler:
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
         if plan.seqs or plan.has_sections:  # else it was sent to ask for the ends of moves
             self._observe_costs(plan, result.timings, now, seconds=seconds)
+            self.planner.mask_turns.observe(plan, result, seconds=seconds)
             self.steps.observe(plan, result, seconds=seconds)
         if self.store is not None and result.moves:
             self.store.process(result.moves, now)

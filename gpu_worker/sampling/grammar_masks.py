@@ -19,11 +19,13 @@ class Masks(NamedTuple):
 
     found: dict[int, Mask]
     refused: dict[int, str]
+    cpu_ns: dict[int, int]
+    """CPU time of each mask that was computed, or begun."""
 
 
 def step_masks(asked: Mapping[int, tuple[Grammar, Int32Array]]) -> Masks:
     """Computes the masks of sequences, each given by its grammar and its output so far."""
-    masks, cpu_ns = Masks({}, {}), 0
+    masks, cpu_ns = Masks({}, {}, {}), 0
     cheapest_first = sorted(asked, key=lambda owner: asked[owner][0].mask_ns)
     for owner in cheapest_first:
         grammar, output = asked[owner]
@@ -37,5 +39,6 @@ def step_masks(asked: Mapping[int, tuple[Grammar, Int32Array]]) -> Masks:
             masks.found[owner] = grammar.mask(output)
         except GrammarError as error:
             masks.refused[owner] = str(error)
+        masks.cpu_ns[owner] = grammar.mask_ns
         cpu_ns += grammar.mask_ns
     return masks

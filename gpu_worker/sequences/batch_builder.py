@@ -45,7 +45,9 @@ class PlannedBatch:
     pooling: PoolingRows | None = None
     """The sequences of a worker that pools, which draw nothing."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Reason by row, for draws to which no token is allowed."""
+    """Reason by draw, for those to which no token is allowed."""
+    mask_ns: dict[int, int] = field(default_factory=dict)
+    """CPU time of the mask of each sequence with a structured output, by its first draw."""
 
 
 def plan(
@@ -249,7 +251,9 @@ def _sample_rows(
     if state["has_logprob_tokens"].any():
         draws.logprob_tokens = draw_options.logprob_tokens(owners, rows)
     is_starved = state["min_tokens"] > state["num_tokens"] - state["num_prompt"]
-    add_rules = partial(draw_options.add_rules, draws, is_starved, owners, rows, planned.refused)
+    add_rules = partial(
+        draw_options.add_rules, draws, is_starved, owners, rows, planned.refused, planned.mask_ns
+    )
     is_unknown = rows.tokens[owners, state["num_tokens"] - 1] < 0
     if (is_unknown & (state["has_penalties"] | state["has_rules"])).any():
         return draws, add_rules

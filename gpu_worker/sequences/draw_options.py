@@ -37,10 +37,12 @@ def add_rules(
     owners: Int64Array,
     rows: SequenceRows,
     refused: dict[int, str],
+    mask_ns: dict[int, int],
 ) -> None:
     """Restricts the draws of sequences with rules, or with fewer tokens than min_tokens.
 
-    Adds to `refused` the draws to which their grammar leaves no token.
+    Adds to `refused` the draws to which their grammar leaves no token, and to `mask_ns` what the
+    mask of each sequence took, by its first draw.
     """
     candidates = np.flatnonzero(is_starved | rows.state["has_rules"][owners])
     found = [rows.rules[owner] for owner in owners[candidates].tolist()]
@@ -55,14 +57,14 @@ def add_rules(
     )
     draws.suppressed = token_constraints.suppressed(ruled, tokens=rows.tokens, num_rows=len(draws))
     draws.biases = token_constraints.biases(ruled, num_rows=len(draws))
-    masks = _grammar_masks(ruled, rows, refused)
+    masks = _grammar_masks(ruled, rows, refused, mask_ns)
     draws.allowed = token_constraints.allowed(ruled, grammar_masks=masks, num_rows=len(draws))
 
 
 def _grammar_masks(
-    ruled: RuledRows, rows: SequenceRows, refused: dict[int, str]
+    ruled: RuledRows, rows: SequenceRows, refused: dict[int, str], mask_ns: dict[int, int]
 ) -> list[Mask | None]:
-    """Returns the mask of each row, and records those whose sequence its grammar has failed."""
+    """Returns the mask of each row; records costs, and sequences that their grammar has failed."""
     owners: list[int] = ruled.owners.tolist()
     first_rows: dict[int, int] = {}
     for row, owner in zip(ruled.rows.tolist(), owners, strict=True):
@@ -74,5 +76,6 @@ def _grammar_masks(
     nothing = token_constraints.make_mask((), vocab_size=rows.vocab_size)
     for owner, reason in masks.refused.items():
         refused[first_rows[owner]] = reason
+    mask_ns |= {first_rows[owner]: cpu_ns for owner, cpu_ns in masks.cpu_ns.items()}
     found = {**masks.found, **dict.fromkeys(masks.refused, nothing)}
     return [found.get(owner) for owner in owners]

@@ -17,7 +17,7 @@ from contract.columns import int32s, int64s
 from contract.logprobs import TokenLogprobs
 from contract.model import ModelInfo, WorkerCapacity
 from contract.step import Step
-from contract.step_result import StepResult
+from contract.step_result import MaskTimes, StepResult
 from gpu_worker.batch.adapter_slots import AdapterSlots
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
@@ -203,6 +203,7 @@ class SequenceTable:
             ),
             failures=planned.failures,
             pooled=pooled_prompts.vectors_of(planned.seq_ids, samples.pooled, failed=reasons),
+            masks=_mask_times(planned),
         )
 
     def _failure_reasons(self, planned: PlannedBatch, samples: BatchOutput) -> dict[int, str]:
@@ -235,6 +236,14 @@ class SequenceTable:
         num_tokens = self._rows.state["num_tokens"]
         self._rows.tokens[own, num_tokens[own]] = token_ids[first]
         num_tokens[own] += 1
+
+
+def _mask_times(planned: PlannedBatch) -> MaskTimes | None:
+    if not planned.mask_ns:
+        return None
+    draws = np.fromiter(planned.mask_ns, dtype=np.int64)
+    seq_ids = planned.seq_ids[planned.drawers[draws]]
+    return MaskTimes(int64s(seq_ids), int64s(list(planned.mask_ns.values())))
 
 
 def _first_draws(planned: PlannedBatch, drawers: Int64Array) -> tuple[Int64Array, Int64Array]:

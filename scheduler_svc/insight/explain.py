@@ -53,6 +53,8 @@ class Explanation:
     """Reasons for which a waiting or loading request has waited since it was queued."""
     num_ahead: int = 0
     failure: RequestFailure | None = None
+    num_steps_sat_out: int = 0
+    """Steps in which it was not because its masks are dear."""
     stages: StageUse | None = None
     """Use of its worker's stages since the worker took it; None for a worker of one rank."""
 
@@ -134,6 +136,7 @@ def _explanation(
         waits=waits,
         num_ahead=num_ahead,
         failure=group.failure,
+        num_steps_sat_out=group.masks.num_sat_out if group.masks is not None else 0,
         stages=group.timeline.stage_use(),
     )
 

@@ -62,15 +62,19 @@ class StepPlan:
     """True if all its sequences are of one request, a suspect; see suspect_turns.py."""
     adapters: set[str] | None = None
     """SHA-256 of the adapters that may be in the step; None is all. See adapter_turns.py."""
+    dear: dict[SequenceGroup, float | None] = field(default_factory=dict)
+    """Groups whose masks are dear, with the nanoseconds that those of a group with a turn are
+    expected to take; the others, of None, sit the step out. See mask_turns.py."""
     trace: StepTrace | None = None
     """Set if a sampled request asks for it; see step_spans.py."""
 
     def takes(self, group: SequenceGroup) -> bool:
         """Returns whether the step may hold a group that runs.
 
-        Suspects have steps of their own, adapters may take turns, and what is paused takes none.
+        Suspects have steps of their own, adapters and dear masks may take turns, and what is paused
+        takes none.
         """
-        if group.is_paused:
+        if group.is_paused or (self.dear and self.dear.get(group, 0.0) is None):
             return False
         adapter = group.request.adapter
         sits_out = adapter and self.adapters is not None and adapter not in self.adapters

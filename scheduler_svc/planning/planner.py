@@ -19,6 +19,7 @@ from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.branch_recompute import BranchRecompute
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.planning.incoming_groups import IncomingGroups
+from scheduler_svc.planning.mask_turns import MaskTurns
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.planning.preemption import Preemption
 from scheduler_svc.planning.step_division import StepDivision
@@ -65,6 +66,9 @@ class Planner:
         self._trials = trials
         self._adapter_turns = AdapterTurns(books.queues, limits.max_adapters)
         self._has_turns = False  # in the step that is being filled
+        self.mask_turns = MaskTurns(
+            books.queues, books.decode_columns, num_stages=limits.num_stages
+        )
         self.division = StepDivision(limits.num_stages)
         self._branch_recompute = BranchRecompute(books, preemption=preemption)
         self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
@@ -78,6 +82,7 @@ class Planner:
             self._branch_recompute.make_room(plan, now)
         columns, queues, admission = self._decode_columns, self._queues, self._queues.admission
         self._has_turns, token_budget = self._adapter_turns.begin(plan), plan.token_budget
+        self.mask_turns.begin(plan)
         if self._has_turns or not columns.plan(plan):
             columns.release_all()
         all_in_columns = len(columns.seqs) == queues.num_sequence_slots
@@ -86,6 +91,8 @@ class Planner:
             self._fill_beside_columns(plan, now)
         if self._has_turns and self.is_empty(plan):
             self._take_other_turns(plan, token_budget, now)
+        if plan.dear:
+            self._finish_mask_turns(plan, now)
         if queues.only_decodes:
             return  # what waits does not wait for this worker
         if admission.groups or admission.waits.reason is not WaitReason.NEXT_STEP:
@@ -96,9 +103,18 @@ class Planner:
         for _ in range(len(self._queues.running)):  # at least as many as there are turns
             plan.token_budget = token_budget
             self._adapter_turns.begin(plan)
+            self.mask_turns.begin(plan)
             self._fill_beside_columns(plan, now)
             if not self.is_empty(plan):
                 return
+
+    def _finish_mask_turns(self, plan: StepPlan, now: float) -> None:
+        """Books the turns. Nobody sits out a step without which the worker would be idle."""
+        if self.is_empty(plan) and not plan.num_before:
+            plan.dear = {}
+            self._fill_beside_columns(plan, now)
+        if not self.is_empty(plan):
+            self.mask_turns.finish(plan)
 
     def _fill_beside_columns(self, plan: StepPlan, now: float) -> None:
         self._add_decodes(plan, now)
@@ -142,7 +158,9 @@ class Planner:
         others = plan.seqs[len(plan.decode_ids) :]
         decoding = dict.fromkeys(seq.group for seq in others if seq.decode_row < 0)  # in order
         self._decode_columns.join(
-            group for group in decoding if self._decode_columns.can_join(group)
+            group
+            for group in decoding
+            if group not in plan.dear and self._decode_columns.can_join(group)
         )
 
     # Running groups
@@ -273,7 +291,7 @@ class Planner:
         if self._incoming is not None:
             for group in self._incoming.take_in(now):
                 group.max_length = self._blocks.sizes.longest(group)
-                if self._adapter_turns.admits(plan, group):
+                if self._admits(plan, group):
                     for seq in group.unfinished:
                         self._continue_swapped(plan, seq)
 
@@ -287,7 +305,7 @@ class Planner:
                 num_blocks=self._blocks.num_distinct_blocks(group),
                 is_swap=True,
             )
-            if self._adapter_turns.admits(plan, group):
+            if self._admits(plan, group):
                 for seq in group.unfinished:
                     self._continue_swapped(plan, seq)
 
@@ -329,7 +347,7 @@ class Planner:
         if is_new:  # what is computed again is not the tenant's to pay
             num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
             admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)
-        if self._adapter_turns.admits(plan, group):
+        if self._admits(plan, group):
             self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
 
     def _bring_in_suspect(self, plan: StepPlan, now: float) -> None:
@@ -350,6 +368,10 @@ class Planner:
         if self._queues.swapped:
             return WaitReason.SWAPPED_FIRST
         return self._group_selection.obstacle if plan.token_budget else WaitReason.TOKENS
+
+    def _admits(self, plan: StepPlan, group: SequenceGroup) -> bool:
+        """Returns whether a group that comes to run may compute at once; else it has a turn."""
+        return self.mask_turns.admits(plan, group) and self._adapter_turns.admits(plan, group)
 
     def _resume(self, group: SequenceGroup, now: float) -> None:
         group.max_length = self._blocks.sizes.longest(group)

@@ -42,6 +42,7 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         waits=_waits(known.waits),
         num_ahead=known.num_ahead,
         role=_role(known.worker, cluster),
+        num_steps_sat_out=known.num_steps_sat_out,
     )
     if known.stages is not None:
         message.stages.CopyFrom(_stage_use(known.stages))

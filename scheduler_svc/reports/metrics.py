@@ -188,6 +188,16 @@ def _add_counters(step_loop: StepLoop, families: Families, of_worker: dict[str, 
         ("prefix_cache_queries", "Prompt tokens that were looked for.", planner.num_prefix_queries),
         ("prefix_cache_hits", "Prompt tokens that were found.", planner.num_prefix_hits),
         ("cpu_prefix_cache_hits", "Of those, found in CPU memory.", planner.num_cpu_prefix_hits),
+        (
+            "mask_turns_missed",
+            "Steps that requests sat out because the masks of their structured outputs are dear.",
+            planner.mask_turns.num_sat_out,
+        ),
+        (
+            "mask_seconds",
+            "CPU time that steps waited for masks of structured outputs.",
+            planner.mask_turns.mask_ns / 1e9,
+        ),
     ):
         families.counter(name, meaning, number, **of_worker)
 

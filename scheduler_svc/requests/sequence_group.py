@@ -13,6 +13,7 @@ from contract.request import Request
 from contract.sampling_params import SamplingParams
 from contract.updates import RequestFailure, RequestUpdates
 from scheduler_svc.requests.beam_search import BeamSearch
+from scheduler_svc.requests.mask_use import MaskUse
 from scheduler_svc.requests.open_spans import RequestTrace
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_ids import next_seq_id
@@ -73,6 +74,8 @@ class SequenceGroup:
     """Set if the request ended without a result of its own making."""
     arithmetic: Arithmetic | None = None
     """Arithmetic of the worker that took the group last; None before, or if it did not say."""
+    masks: MaskUse | None = None
+    """Set once a mask was dear, or the group sat a step out."""
     num_preemptions: int = 0
     num_handovers: int = 0
     """Times that it has gone from one worker to another with its blocks."""

@@ -46,6 +46,7 @@ class EventKind(Enum):
     FETCHED = auto()
     STORED = auto()
     HANDED_OVER = auto()
+    DEAR_MASKS = auto()
 
 
 class Event(NamedTuple):
@@ -61,7 +62,7 @@ class Event(NamedTuple):
     """Moved between GPU and CPU, or to or from a store or another worker, or given up."""
     num_bytes: int = 0
     seconds: float = 0.0
-    """Time that a move to or from a store, or from another worker, took."""
+    """Time that a move to or from a store, or from another worker, took, or that a mask takes."""
     source: str = ""
     """Address of the worker from which blocks came; empty of a store."""
     store: str = ""

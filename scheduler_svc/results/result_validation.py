@@ -43,6 +43,7 @@ def find_fault(
         or _fault_of_logprobs(plan, result, vocab_size)
         or _fault_of_prompts(plan, result)
         or _fault_of_timings(result)
+        or _fault_of_masks(plan, result)
         or _fault_of_moves(result)
     )
 
@@ -195,6 +196,18 @@ def _fault_of_timings(result: StepResult) -> str | None:
     longest = max(timings.wait_ns, timings.swap_ns, timings.forward_ns, timings.sample_ns)
     longest = max((longest, *(number for stage in timings.stages for number in stage)))
     return f"a time of {longest / 1e9:.0f} s" if longest > MAX_TIMING_S * 1e9 else None
+
+
+def _fault_of_masks(plan: StepPlan, result: StepResult) -> str | None:
+    if result.masks is None:
+        return None
+    seq_ids = result.masks.seq_ids.tolist()
+    if strangers := set(seq_ids).difference(plan.seq_ids):
+        return f"a mask of sequence {min(strangers)}, which is not in the step"
+    if len(set(seq_ids)) < len(seq_ids):
+        return f"{len(seq_ids)} masks of {len(set(seq_ids))} sequences"
+    longest = max(result.masks.cpu_ns.tolist(), default=0)
+    return f"a mask of {longest / 1e9:.0f} s" if longest > MAX_TIMING_S * 1e9 else None
 
 
 def _fault_of_moves(result: StepResult) -> str | None:

@@ -97,6 +97,9 @@ def _summary(answer: pb.ExplainResponse) -> Text:
         f" output {counted(answer.num_output_tokens, 'token')}{branches},"
         f" preempted {_times(answer.num_preemptions)}"
     )
+    if answer.num_steps_sat_out:
+        steps = _count(answer.num_steps_sat_out, "step")
+        text.append(f"\nsat out {steps}, since the masks of its structured output are dear")
     return text
 
 
@@ -179,6 +182,9 @@ def _details(event: pb.Event) -> str:
             return _moved(event)
         case pb.EVENT_KIND_HANDED_OVER:
             return f"to {event.worker}, {_moved(event)} without a token"
+        case pb.EVENT_KIND_DEAR_MASKS:
+            mask = f"{event.duration_ns / 1e6:.1f} ms"
+            return f"a token's takes {mask}: sits steps out while others run, step {event.step_id}"
         case pb.EVENT_KIND_ENDED:
             return event.detail.lower() if event.detail.isupper() else event.detail
         case _:

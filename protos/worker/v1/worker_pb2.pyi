@@ -411,7 +411,7 @@ class Pooled(_message.Message):
     def __init__(self, seq_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
-    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves")
+    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +425,7 @@ class ExecuteModelResponse(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     seq_ids: bytes
@@ -438,7 +439,16 @@ class ExecuteModelResponse(_message.Message):
     max_num_batched_tokens: int
     pooled: Pooled
     moves: _containers.RepeatedCompositeFieldContainer[MoveResult]
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ...) -> None: ...
+    masks: MaskTimes
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ..., masks: _Optional[_Union[MaskTimes, _Mapping]] = ...) -> None: ...
+
+class MaskTimes(_message.Message):
+    __slots__ = ("seq_ids", "cpu_ns")
+    SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    seq_ids: bytes
+    cpu_ns: bytes
+    def __init__(self, seq_ids: _Optional[bytes] = ..., cpu_ns: _Optional[bytes] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("seq_id", "first_position", "logprobs")

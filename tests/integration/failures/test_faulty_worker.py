@@ -92,6 +92,17 @@ def report_time(field: str) -> Spoil:
     return lambda answer: setattr(answer.timings, field, (1 << 64) - 1)
 
 
+def report_masks(*cpu_ns: int, seq_ids: list[int] | None = None) -> Spoil:
+    """By default of the sequences that drew, each once."""
+
+    def spoil(answer: pb.ExecuteModelResponse) -> None:
+        drew = sorted(set(unpack_int64(answer.seq_ids).tolist()))
+        answer.masks.seq_ids = pack_int64(drew * len(cpu_ns) if seq_ids is None else seq_ids)
+        answer.masks.cpu_ns = pack_int64(list(cpu_ns))
+
+    return spoil
+
+
 def report_prompt_of_another(answer: pb.ExecuteModelResponse) -> None:
     answer.prompt_logprobs.add(seq_id=1 << 40, first_position=1)
 
@@ -186,6 +197,11 @@ async def one_that_is_faulty(
             (report_time(field), "a time of 18446744074 s")
             for field in ("wait_ns", "swap_ns", "forward_ns", "sample_ns")
         ],
+        (report_masks(1, seq_ids=[1 << 40]), "a mask of sequence 1099511627776, which is not in"),
+        (report_masks(1, 1), "2 masks of 1 sequences"),
+        (report_masks(1, seq_ids=[]), "masks.cpu_ns: allowed: a column of 0"),
+        (report_masks(-1), "masks.cpu_ns: allowed: at least 0; given: -1"),
+        (report_masks((1 << 63) - 1), "a mask of 9223372037 s"),
         (skip_step, "it answered step 2 instead of 1"),
     ],
 )
