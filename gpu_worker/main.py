@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from gpu_worker.batch.runner_protocol import Runner
@@ -47,6 +47,7 @@ async def run(
     startup: Startup | None = None,
     *,
     launched_as: str = "",
+    try_files: Callable[[Mapping[str, bytes]], None] | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
@@ -54,6 +55,7 @@ async def run(
         make_runner: called on the execution thread; loads the model.
         startup: what loading reports to; the scheduler is told until it has accepted the worker.
         launched_as: name that the worker's launcher knows it by; empty if none keeps it.
+        try_files: called on a thread with the tokenizer's files; warns of what cannot be used.
 
     Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
     raises.
@@ -71,6 +73,8 @@ async def run(
         )
         server = make_server(worker, host=host, port=settings.port, tls=tls)
         try:
+            if try_files is not None:
+                asyncio.get_running_loop().run_in_executor(None, try_files, worker.tokenizer_files)
             bound_port = await server.start()
             server.set_serving(SERVICE_NAME, serving=True)
             _log_ready(worker, server)

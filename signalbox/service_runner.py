@@ -77,6 +77,7 @@ def run_worker(settings: "WorkerSettings") -> None:
         return
     from gpu_worker.main import run
     from gpu_worker.startup_client import Startup
+    from router.tokenization.tokenizer_settings import try_chat_template
     from signalbox.startup_display import log_progress
 
     network = None
@@ -95,7 +96,15 @@ def run_worker(settings: "WorkerSettings") -> None:
     else:
         make_runner = _model_runner(settings, startup.set, network)
     _configure_tracing("worker", settings)
-    asyncio.run(run(make_runner, settings, startup, launched_as=process_name("")))
+    asyncio.run(
+        run(
+            make_runner,
+            settings,
+            startup,
+            launched_as=process_name(""),
+            try_files=try_chat_template,
+        )
+    )
 
 
 def _run_on_ray(settings: "WorkerSettings") -> None:

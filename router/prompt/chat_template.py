@@ -1,144 +1,211 @@
-"""Renders conversations, by the model's own template or by one from the client.
+"""One chat template, and the processes that render conversations by it (`template_process`).
 
-The model's template runs in this process, on the caller's thread. A client's is untrusted: a
-process that lives for one conversation renders it, see `template_sandbox`.
+No template is rendered in this process. A process is kept for the next conversation, unless one has
+exceeded the limits: then another takes its place.
 """
 
-import asyncio
+import logging
+import queue
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 
-import jinja2
-
-from contract.errors import InvalidArgument
-from router.prompt import template_sandbox, tool_prompt
-from router.prompt.conversation import Conversation
+from contract.errors import InvalidArgument, Unavailable
+from router.prompt import tool_prompt
+from router.prompt.conversation import Conversation, Message
 from router.prompt.length_errors import TextTooLong
 from router.prompt.provenance import Text
-from router.prompt.template_facts import TemplateFacts, facts_of
-from router.work_limits.fair_slots import FairSlots
-from router.work_limits.payers import Payer
-from router.work_limits.sandbox_process import run_limited
+from router.prompt.template_renderer import (
+    RendererLost,
+    TemplateFailed,
+    TemplateRenderer,
+    TemplateTakesTooMuch,
+    TemplateTooLong,
+)
 from rpc.limits.garbage_collection import without_full_collections
 
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 0.05
+"""Seconds that a conversation waits for a process that renders another, before one is started."""
 MANY_MESSAGES = 1 << 10
 """Messages beyond which rendering delays full garbage collections."""
-MAX_PROCESSES = 3
-"""Templates of clients that are rendered at once; one payer gets one fewer."""
+MAX_TRIAL_BYTES = 1 << 20
+"""Bytes that a template may render of a greeting."""
+_ATTEMPTS = 2
+"""Processes that may be lost before a conversation is refused."""
+_GREETING = Conversation(messages=[Message("user", "Hello")])
 
-T = TypeVar("T")
+
+class Rendering:
+    """A rendering on one thread, which another thread may stop."""
+
+    def __init__(self) -> None:
+        self._renderer: TemplateRenderer | None = None
+        self.is_stopped = False
+
+    @contextmanager
+    def using(self, renderer: TemplateRenderer) -> Iterator[None]:
+        """Lets `stop` kill a process while the block runs."""
+        self._renderer = renderer
+        if self.is_stopped:
+            renderer.kill()
+        try:
+            yield
+        finally:
+            self._renderer = None
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        if (renderer := self._renderer) is not None:
+            renderer.kill()
 
 
 class ChatTemplate:
-    """A compiled template with the model's special tokens."""
+    """A template with the model's special tokens. Its methods block."""
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
-        """Compiles the template. Raises jinja2.TemplateSyntaxError."""
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str],
+        is_clients: bool = False,
+        rendering: Rendering | None = None,
+    ) -> None:
+        """Loads the template. Raises TemplateFailed, or RendererLost if `rendering` is stopped.
+
+        Args:
+            is_clients: True if it came with a request: errors name that field, and its process is
+                not replaced.
+        """
         self.source = source
         self.special_tokens = dict(special_tokens)
-        self.facts = facts_of(source)
-        self._template = template_sandbox.ENVIRONMENT.from_string(source)
+        self._is_clients = is_clients
+        self._idle: queue.SimpleQueue[TemplateRenderer] = queue.SimpleQueue()
+        self._running = set[TemplateRenderer]()
+        self._is_closed = False
+        renderer = self._start()
+        try:
+            with (rendering or Rendering()).using(renderer):
+                self.facts = renderer.load()
+        except BaseException:
+            self._forget(renderer)
+            raise
+        self._idle.put(renderer)
 
-    def render(self, conversation: Conversation, *, max_bytes: int) -> Text:
+    def try_out(self) -> None:
+        """Renders a greeting. Raises TemplateTakesTooMuch if that exceeds the limits."""
+        variables = _GREETING.variables(self.facts.content_form)
+        try:
+            self._ask(variables, max_bytes=MAX_TRIAL_BYTES, rendering=Rendering())
+        except TemplateTakesTooMuch:
+            self.close()
+            raise
+        except TemplateFailed:  # it may be for other conversations
+            return
+
+    def render(
+        self, conversation: Conversation, *, max_bytes: int, rendering: Rendering | None = None
+    ) -> Text:
         """Returns the prompt. Raises InvalidArgument if the template refuses the conversation."""
         forms = tool_prompt.forms_of(conversation, self.facts)
         is_large = len(conversation.messages) > MANY_MESSAGES
-        try:
-            with without_full_collections() if is_large else nullcontext():
-                return self._render(next(forms), max_bytes=max_bytes)
-        except InvalidArgument:
-            for form in forms:
-                with suppress(InvalidArgument):
-                    return self._render(form, max_bytes=max_bytes)
-            raise
+        rendering = rendering or Rendering()
+        with without_full_collections() if is_large else nullcontext():
+            try:
+                return self._render(next(forms), max_bytes=max_bytes, rendering=rendering)
+            except TemplateTakesTooMuch as error:
+                raise self._refused(conversation, error, max_bytes) from None
+            except TemplateFailed as error:
+                for form in forms:
+                    with suppress(TemplateFailed):
+                        return self._render(form, max_bytes=max_bytes, rendering=rendering)
+                raise self._refused(conversation, error, max_bytes) from None
 
-    def _render(self, conversation: Conversation, *, max_bytes: int) -> Text:
-        mark = _mark_of(conversation)
-        form = self.facts.content_form
-        try:
-            text = template_sandbox.render(
-                self._template,
-                conversation.variables(form, suffix=mark),
-                special_tokens=self.special_tokens,
-                max_bytes=max_bytes + len(mark),
-            )
-        except template_sandbox.TooLong:
-            allowed = f"at most {max_bytes} bytes when rendered"
-            raise TextTooLong("messages", _count(conversation), allowed) from None
-        except Exception as error:  # a template may raise any exception
-            allowed = f"what the model's chat template accepts ({error})"
-            raise InvalidArgument("messages", _count(conversation), allowed) from error
+    def close(self) -> None:
+        """Ends the idle processes; busy ones end with their work."""
+        self._is_closed = True
+        with suppress(queue.Empty):
+            while True:
+                self._forget(self._idle.get_nowait())
+
+    def _render(self, form: Conversation, *, max_bytes: int, rendering: Rendering) -> Text:
+        mark = _mark_of(form)
+        variables = form.variables(self.facts.content_form, suffix=mark)
+        text = self._ask(variables, max_bytes=max_bytes + len(mark), rendering=rendering)
         return _cut(text, mark)
 
-
-def make_chat_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
-    """Returns a compiled template. Raises InvalidArgument for an invalid one."""
-    try:
-        return ChatTemplate(source, special_tokens=special_tokens)
-    except jinja2.TemplateError as error:
-        allowed = f"a template that can be rendered ({error})"
-        raise InvalidArgument("chat_template", source, allowed) from None
-
-
-class ClientTemplates:
-    """Renders by clients' templates, a few at a time, shared fairly between payers."""
-
-    def __init__(self, *, special_tokens: Mapping[str, str]) -> None:
-        self._special_tokens = special_tokens
-        self._processes = FairSlots(MAX_PROCESSES)
-
-    async def render(self, conversation: Conversation, *, max_bytes: int, payer: Payer) -> Text:
-        """Returns the prompt. Raises InvalidArgument for a template that fails or takes too
-        long."""
-        async with self._processes.slot(payer):  # parsing a template may take half a second
-            facts = await _in_thread(facts_of, conversation.chat_template or "")
-        first, *others = await _in_thread(_forms_of, conversation, facts)
-        try:
-            return await self._render(first, facts, max_bytes=max_bytes, payer=payer)
-        except InvalidArgument:
-            for form in others:
-                with suppress(InvalidArgument):
-                    return await self._render(form, facts, max_bytes=max_bytes, payer=payer)
-            raise
-
-    async def _render(
-        self, conversation: Conversation, facts: TemplateFacts, *, max_bytes: int, payer: Payer
+    def _ask(
+        self, variables: Mapping[str, object], *, max_bytes: int, rendering: Rendering
     ) -> Text:
-        mark = _mark_of(conversation)
-        job = await _in_thread(self._job_of, conversation, facts, mark, max_bytes)
-        async with self._processes.slot(payer):
-            answer = await run_limited(
-                template_sandbox.__file__, job, cpu_limit_s=template_sandbox.CPU_LIMIT_S
-            )
-        if "text" not in answer:
-            raise _refused(conversation, answer["error"])
-        return _cut(template_sandbox.rendered(answer), mark)
+        """Renders; if the process is lost, another one does it again."""
+        for _ in range(_ATTEMPTS):
+            with suppress(RendererLost), self._renderer(rendering) as renderer:
+                return renderer.render(variables, max_bytes=max_bytes)
+            if rendering.is_stopped:
+                break
+        raise Unavailable("the process that renders chat templates was killed; send it again")
 
-    def _job_of(
-        self, conversation: Conversation, facts: TemplateFacts, mark: str, max_bytes: int
-    ) -> dict[str, Any]:
-        return template_sandbox.job_of(
-            conversation.chat_template or "",
-            conversation.variables(facts.content_form, suffix=mark),
-            special_tokens=self._special_tokens,
-            max_bytes=max_bytes + len(mark),
-        )
+    @contextmanager
+    def _renderer(self, rendering: Rendering) -> Iterator[TemplateRenderer]:
+        renderer = self._take()
+        try:
+            with rendering.using(renderer):
+                yield renderer
+        finally:
+            if renderer.is_ready and not self._is_closed:
+                self._idle.put(renderer)
+            else:
+                self._forget(renderer)
+                self._replace()
+
+    def _take(self) -> TemplateRenderer:
+        """Returns an idle process, or starts one if none becomes idle soon."""
+        while True:
+            try:
+                renderer = self._idle.get(timeout=PATIENCE_S if self._running else 0)
+            except queue.Empty:
+                return self._start()
+            if renderer.is_ready:
+                return renderer
+            self._forget(renderer)
+
+    def _start(self) -> TemplateRenderer:
+        try:
+            renderer = TemplateRenderer(self.source, self.special_tokens)
+        except OSError as error:
+            why = f"no process can be started to render chat templates ({error.strerror})"
+            raise Unavailable(why) from None
+        self._running.add(renderer)
+        return renderer
+
+    def _replace(self) -> None:
+        """Starts a process in the place of one, so that no other conversation waits for it."""
+        if not (self._is_clients or self._is_closed):
+            with suppress(Unavailable):
+                self._idle.put(self._start())
+
+    def _forget(self, renderer: TemplateRenderer) -> None:
+        self._running.discard(renderer)
+        renderer.end()
+
+    def _refused(
+        self, conversation: Conversation, error: TemplateFailed, max_bytes: int
+    ) -> InvalidArgument:
+        if self._is_clients:
+            return refused(self.source, error)
+        count = f"a conversation of {len(conversation.messages)} messages"
+        if isinstance(error, TemplateTooLong):
+            return TextTooLong("messages", count, f"at most {max_bytes} bytes when rendered")
+        if isinstance(error, TemplateTakesTooMuch):
+            logger.warning("the chat template exceeds its limits: %s", error)
+        allowed = f"what the model's chat template accepts ({error})"
+        return InvalidArgument("messages", count, allowed)
 
 
-def _forms_of(conversation: Conversation, facts: TemplateFacts) -> list[Conversation]:
-    return list(tool_prompt.forms_of(conversation, facts))
-
-
-async def _in_thread(call: Callable[..., T], *args: Any) -> T:
-    """Returns the call's result; it runs in a thread because many messages take 0.1 s."""
-    return await asyncio.to_thread(without_full_collections()(call), *args)
-
-
-def _refused(conversation: Conversation, reason: str) -> InvalidArgument:
-    allowed = f"a template that can be rendered ({reason})"
-    return InvalidArgument("chat_template", conversation.chat_template, allowed)
+def refused(source: str, error: TemplateFailed) -> InvalidArgument:
+    """Returns the error of a client's template."""
+    return InvalidArgument("chat_template", source, f"a template that can be rendered ({error})")
 
 
 def _mark_of(conversation: Conversation) -> str:
@@ -159,7 +226,3 @@ def _cut(text: Text, mark: str) -> Text:
         allowed = "false: the chat template does not render the last message as it is"
         raise InvalidArgument("continue_final_message", True, allowed)
     return before if after.startswith(" ") else before.rstrip()
-
-
-def _count(conversation: Conversation) -> str:
-    return f"a conversation of {len(conversation.messages)} messages"

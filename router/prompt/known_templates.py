@@ -7,10 +7,9 @@ model's makers describe. They refer to special tokens by their names in the toke
 from functools import cache
 from pathlib import Path
 
-import jinja2
-
 import router
-from router.prompt import template_sandbox
+from router.prompt.chat_template import ChatTemplate
+from router.prompt.template_renderer import TemplateFailed
 
 _FOLDER = Path(router.__file__).parent / "chat_templates"
 
@@ -24,7 +23,8 @@ def known_templates() -> tuple[str, ...]:
 def load_chat_template(name: str | None) -> str | None:
     """Returns the source of a known template, or of a file; None for None.
 
-    Raises ValueError if `name` is neither, or if the file is empty or no valid template.
+    Raises ValueError if `name` is neither, or if the file is empty, or no valid template that
+    renders a greeting within the limits.
     """
     if name is None:
         return None
@@ -32,15 +32,22 @@ def load_chat_template(name: str | None) -> str | None:
     path = _FOLDER / f"{name}.jinja" if is_known else Path(name).expanduser()
     try:
         source = path.read_text(encoding="utf-8")
-        template_sandbox.ENVIRONMENT.parse(source)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ValueError(
             f"chat_template is {name!r}: no file that can be read ({reason}), and none of"
             f" {', '.join(known_templates())}"
         ) from None
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"chat_template {name} is no valid template: {error}") from None
     if not source.strip():
         raise ValueError(f"chat_template {name} is empty")
+    _try_out(source, name)
     return source
+
+
+def _try_out(source: str, name: str) -> None:
+    try:
+        template = ChatTemplate(source, special_tokens={})
+        template.try_out()
+    except TemplateFailed as error:
+        raise ValueError(f"chat_template {name} is no valid template: {error}") from None
+    template.close()

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from contract.errors import FailedPrecondition
-from router.prompt.chat_template import ChatTemplate, ClientTemplates, make_chat_template
+from router.prompt.chat_template import ChatTemplate
+from router.prompt.chat_templates import ChatTemplates
 from router.prompt.conversation import Conversation
 from router.prompt.provenance import Text, plain
 from router.tokenization.control_tokens import ControlTokens
@@ -73,7 +73,11 @@ class Tokenizer:
         self._backend.no_padding()
         self.files = files
         self.vocabulary = Vocabulary(self._backend, vocab_size=vocab_size)
-        self._client_templates = ClientTemplates(special_tokens=self.settings.special_tokens)
+        self._templates = ChatTemplates(
+            self.settings.chat_template,
+            special_tokens=self.settings.special_tokens,
+            fault=self.settings.template_fault,
+        )
         self._pool = pool
         self._long_texts = LongTexts([files["tokenizer.json"], self._control_tokens.file])
 
@@ -189,12 +193,7 @@ class Tokenizer:
             last: number of tokens wanted from the end; None is all.
             payer: shares the processes for templates and long texts fairly with other payers.
         """
-        if conversation.chat_template is not None:
-            text = await self._client_templates.render(
-                conversation, max_bytes=max_bytes, payer=payer
-            )
-        else:
-            text = await self._run(partial(self.render_chat, conversation, max_bytes=max_bytes))
+        text = await self._templates.render(conversation, max_bytes=max_bytes, payer=payer)
         # The template writes all special tokens itself, including the first.
         if conversation.parse_special_tokens:
             encode = self.encode(plain(text), add_special_tokens=False, last=last, payer=payer)
@@ -229,20 +228,12 @@ class Tokenizer:
         return self._control_tokens.encode(text)
 
     def render_chat(self, conversation: Conversation, *, max_bytes: int) -> Text:
-        """Returns the prompt, rendered on the calling thread.
+        """Returns the prompt; blocks while it is rendered.
 
-        A conversation's own template is rendered in this process, so callers must trust it:
-        `encode_chat` does not. Raises FailedPrecondition if there is no template, and
-        InvalidArgument if it refuses the conversation.
+        Raises FailedPrecondition if there is no template, and InvalidArgument if it refuses the
+        conversation.
         """
-        if conversation.chat_template is not None:
-            own = make_chat_template(conversation.chat_template, self.settings.special_tokens)
-            return own.render(conversation, max_bytes=max_bytes)
-        if self.chat_template is None:
-            raise FailedPrecondition(
-                "the model has no chat template; use Generate, or give the router a --chat-template"
-            )
-        return self.chat_template.render(conversation, max_bytes=max_bytes)
+        return self._templates.render_blocking(conversation, max_bytes=max_bytes)
 
     async def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool, payer: Payer = ANYONE
@@ -263,8 +254,9 @@ class Tokenizer:
         return str((await self._run(partial(decode, [token_ids])))[0])
 
     def close(self) -> None:
-        """Ends the processes for long texts."""
+        """Ends the processes for long texts and for templates."""
         self._long_texts.close()
+        self._templates.close()
 
     async def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
         """Returns the same as `Vocabulary.decode_with_offsets`, computed in the pool."""

@@ -3,11 +3,11 @@
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-import jinja2
-
 from router.prompt.chat_template import ChatTemplate
+from router.prompt.template_renderer import TemplateFailed
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +23,10 @@ class TokenizerSettings:
         self.special_tokens = _special_tokens(self._settings)
         """bos_token, eos_token and so on, by their names in templates."""
         source = self._settings.get("chat_template") if chat_template is None else chat_template
+        self.template_fault = ""
+        """Why the model's own template cannot be used, if so."""
         self.chat_template = self._load_chat_template(source)
-        """The model's own template, if it has one."""
+        """The model's own template, if it has one that can be used."""
 
     @property
     def has_token_types(self) -> bool:
@@ -38,10 +40,17 @@ class TokenizerSettings:
         if not source:
             return None
         try:
-            return ChatTemplate(source, special_tokens=self.special_tokens)
-        except jinja2.TemplateSyntaxError as error:
-            logger.warning("the model's chat template is not valid, so Chat is off: %s", error)
+            template = ChatTemplate(source, special_tokens=self.special_tokens)
+            template.try_out()
+        except TemplateFailed as error:
+            logger.warning(
+                "the model's chat template cannot be used, so Chat is off without the router's"
+                " --chat-template: %s",
+                error,
+            )
+            self.template_fault = str(error)
             return None
+        return template
 
     def info(self) -> dict[str, Any]:
         """Returns the settings with special tokens as text.
@@ -55,6 +64,14 @@ class TokenizerSettings:
         if self.chat_template is not None:
             info["chat_template"] = self.chat_template.source
         return info
+
+
+def try_chat_template(files: Mapping[str, bytes]) -> None:
+    """Warns of a chat template in a tokenizer's files that the router cannot use."""
+    with suppress(Exception):  # whatever else is wrong with the files, their reader says it
+        settings = TokenizerSettings(files.get("tokenizer_config.json", b""))
+        if settings.chat_template is not None:
+            settings.chat_template.close()
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

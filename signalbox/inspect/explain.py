@@ -98,7 +98,7 @@ def _summary(answer: pb.ExplainResponse) -> Text:
         f" preempted {_times(answer.num_preemptions)}"
     )
     if answer.num_steps_sat_out:
-        steps = _count(answer.num_steps_sat_out, "step")
+        steps = counted(answer.num_steps_sat_out, "step")
         text.append(f"\nsat out {steps}, since the masks of its structured output are dear")
     return text
 

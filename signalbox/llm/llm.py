@@ -119,7 +119,7 @@ class LLM(PoolingMethods, Controls):
 
         Args:
             messages: OpenAI's: {"role": ..., "content": ...}, tool calls and results included.
-            chat_template: a Jinja template instead of the model's; it runs in this process.
+            chat_template: a Jinja template instead of the model's.
             add_generation_prompt: whether the template opens the assistant's turn.
             continue_final_message: whether the last message is left open, and the answer goes on
                 with it; needs add_generation_prompt=False.

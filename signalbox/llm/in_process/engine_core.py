@@ -252,6 +252,7 @@ class EngineCore:
         self.profiler.close()
         self._worker.close()
         self._pool.shutdown(cancel_futures=True)
+        self.model.tokenizer.close()
         self._answers.clear()
         self._channel.forget_all()
 

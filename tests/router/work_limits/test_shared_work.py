@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ import httpx2
 import pytest
 
 from router.params import structured_output_check
-from router.prompt import chat_template
+from router.prompt import chat_templates
+from router.prompt.chat_template import ChatTemplate
+from router.prompt.template_renderer import TemplateFailed
 from router.work_limits import sandbox_process
 from tests.router.keys.test_api_keys import entry, write_keys
 from tests.router.openai.clients import HI, Http, make_http
@@ -30,11 +33,12 @@ def with_grammar(name: str) -> dict[str, Any]:
 
 
 class Processes:
-    """Stands in for `run_limited`: a bomb's job runs until the test is over, others at once."""
+    """Stands in for what starts a process: a bomb's runs until the test is over, others at once."""
 
     def __init__(self) -> None:
         self.num_bombs = 0
         self.over = asyncio.Event()
+        self.threads_over = threading.Event()
 
     async def run(self, file: str, job: object, *, cpu_limit_s: float) -> dict[str, Any]:
         if BOMB in json.dumps(job):
@@ -43,12 +47,23 @@ class Processes:
             return {"error": f"it takes more than {cpu_limit_s:g} s"}
         return await sandbox_process.run_limited(file, job, cpu_limit_s=cpu_limit_s)
 
+    def load(self, source: str, **options: Any) -> ChatTemplate:
+        if BOMB in source:
+            self.num_bombs += 1
+            self.threads_over.wait()
+            raise TemplateFailed("it takes more than 2 s")
+        return ChatTemplate(source, **options)
+
+    def end(self) -> None:
+        self.over.set()
+        self.threads_over.set()
+
 
 @pytest.fixture
 async def processes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Processes]:
     fake = Processes()
-    for module in (chat_template, structured_output_check):
-        monkeypatch.setattr(module, "run_limited", fake.run)
+    monkeypatch.setattr(structured_output_check, "run_limited", fake.run)
+    monkeypatch.setattr(chat_templates, "ChatTemplate", fake.load)
     yield fake
 
 
@@ -68,7 +83,7 @@ async def bombed(
             await eventually(lambda: processes.num_bombs > 0)
             yield
         finally:
-            processes.over.set()
+            processes.end()
             answers = await asyncio.gather(*asked)
         assert {answer.status_code for answer in answers} == {400}
 
@@ -96,4 +111,4 @@ async def test_a_clients_bombs_leave_a_process_for_another_client(
         async with bombed(http, processes, fields, **bomber):
             answer = await http.raw.post("/v1/chat/completions", json=body, **honest)
             assert answer.status_code == 200, answer.text
-            assert processes.num_bombs == chat_template.MAX_PROCESSES - 1
+            assert processes.num_bombs == chat_templates.MAX_PROCESSES - 1

@@ -1,0 +1,151 @@
+"""A process that renders conversations by one chat template, one after the other.
+
+`template_renderer` runs this file and sends it the template, then jobs; each is a line of JSON, as
+each answer is. The kernel ends the process if a job takes too much time, and refuses it memory. A
+job that asks for too much memory ends the process too. The process ends when its input does. It
+imports little of ours, to start fast and isolated.
+"""
+
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+if __name__ == "__main__":  # the isolated process does not have the parent's module path
+    _folders = Path(__file__).resolve().parents
+    sys.path.insert(0, str(next(one for one in _folders if not (one / "__init__.py").exists())))
+
+from router.prompt.provenance import Text, writers_of
+from router.prompt.template_facts import facts_of
+from router.prompt.template_sandbox import ENVIRONMENT, TooLong, render
+
+CPU_LIMIT_S = 2.0
+CPU_LIMIT_S_PER_MIB = 0.5
+"""CPU seconds of a job by its size, of which the longest legal conversations have 10 MiB."""
+WALL_LIMIT_S = 60.0
+"""Seconds on the clock of a busy machine; normally the CPU limit applies first."""
+MEMORY_LIMIT_BYTES = 512 << 20
+OUT_OF_MEMORY = 3
+"""Exit status after a job that needs more."""
+_SLOW_S = 0.1
+"""CPU seconds after which a job goes on with a lower priority, and the process ends with it."""
+_LOWER = 10
+"""Niceness of such a process: it gets a tenth of a busy processor."""
+_COLLECT_EVERY = 16
+"""Jobs between two collections of garbage; a collection within a job would only find its data."""
+
+
+def cpu_limit_s(num_bytes: int) -> float:
+    """Returns the CPU seconds that a job of so many bytes may take."""
+    return CPU_LIMIT_S + CPU_LIMIT_S_PER_MIB * num_bytes / (1 << 20)
+
+
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """Returns the texts of a message's content, whose writers are sent with them."""
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def _restore_writers(message: dict[str, Any], writers: Sequence[str | None]) -> None:
+    texts = [
+        text if one is None else Text(text, one.encode())
+        for text, one in zip(texts_of(message), writers, strict=True)
+    ]
+    if isinstance(message["content"], str):
+        (message["content"],) = texts
+    else:
+        message["content"] = [{"type": "text", "text": text} for text in texts]
+
+
+class _Renderer:
+    """The template of this process."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = special_tokens
+        self._template = ENVIRONMENT.from_string(source)
+
+    def render(self, job: Mapping[str, Any]) -> dict[str, str]:
+        for i, writers in job["writers"]:
+            _restore_writers(job["messages"][i], writers)
+        text = render(
+            self._template,
+            {**job["variables"], "messages": job["messages"], "tools": job["tools"]},
+            special_tokens=self._special_tokens,
+            max_bytes=job["max_bytes"],
+        )
+        return {"text": text, "writers": writers_of(text).decode()}
+
+
+def _answers() -> Iterator[dict[str, Any] | None]:
+    """Yields the answer to each line; None if there was not enough memory for one."""
+    renderer: _Renderer | None = None
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_VIRTUAL, _SLOW_S)
+        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s(len(line)))
+        signal.setitimer(signal.ITIMER_REAL, WALL_LIMIT_S)
+        try:
+            job = json.loads(line)
+            if renderer is None:
+                renderer = _Renderer(job["source"], job["special_tokens"])
+                takes_tools, takes_calls, form = facts_of(job["source"])
+                yield {"facts": [takes_tools, takes_calls, form.name]}
+            else:
+                yield renderer.render(job)
+        except TooLong:
+            yield {"too_long": True}
+        except MemoryError:
+            yield None
+        except jinja2.TemplateSyntaxError as error:
+            yield {"error": f"{error.message} in line {error.lineno}"}
+        except Exception as error:  # a template may raise any exception
+            yield {"error": str(error)[:1000] or type(error).__name__}
+
+
+def _limit_this_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the router too
+    for kind, limit in (
+        (resource.RLIMIT_AS, MEMORY_LIMIT_BYTES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+
+
+def main() -> int:
+    """Returns the exit status once the input ends or a job has taken much."""
+    _limit_this_process()
+    is_slow = False
+
+    def lower_priority(*_: object) -> None:
+        nonlocal is_slow
+        is_slow = True
+        os.nice(_LOWER)
+
+    signal.signal(signal.SIGVTALRM, lower_priority)
+    gc.disable()
+    for number, answer in enumerate(_answers()):
+        if answer is None:
+            return OUT_OF_MEMORY
+        line = json.dumps(answer)
+        for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
+        sys.stdout.write(f'{line[:-1]}, "ends": {json.dumps(is_slow)}}}\n')
+        sys.stdout.flush()
+        if is_slow:
+            break
+        if not number:
+            gc.freeze()
+        elif number % _COLLECT_EVERY == 0:
+            gc.collect()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
