@@ -71,6 +71,14 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
         remedy="scales of a KV cache in FP8 come from the checkpoint"
     ),
     "override_attention_dtype": Refused(remedy="--dtype is that of attention too"),
+    "tokenizer_pool_size": NoEffect(
+        why="threads of the router tokenise",
+        also=("--tokenizer-pool-type", "--tokenizer-pool-extra-config"),
+    ),
+    "model_weights": Refused(remedy="MODEL is both configuration and weights"),
+    "allow_deprecated_quantization": NoEffect(why="no form of weights is hidden", takes=SWITCH),
+    "quantization_config": Refused(remedy="--quantization takes the name of a form"),
+    "weight_transfer_config": Refused(remedy="a new checkpoint takes a new worker"),
     # Memory and cache.
     "enable_prefix_caching": Alias(setting="prefix_caching", takes=SWITCH),
     "prefix_caching_hash_algo": NoEffect(why="blocks are found by one kind of hash"),
@@ -101,6 +109,9 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "mamba_cache_dtype": NoEffect(why="no model with a Mamba state is served"),
     "mamba_ssm_cache_dtype": NoEffect(why="no model with a Mamba state is served"),
     "mamba_block_size": NoEffect(why="no model with a Mamba state is served"),
+    "mamba_cache_mode": NoEffect(why="no model with a Mamba state is served"),
+    "mamba_config": NoEffect(why="no model with a Mamba state is served"),
+    "ec_transfer_config": Refused(remedy=NO_MEDIA),
     "enable_sleep_mode": Refused(remedy="stop the server to free its memory", takes=SWITCH),
     # Devices.
     "data_parallel_size": Alias(setting="workers"),
@@ -119,6 +130,22 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
         values=("1",),
         otherwise="--tensor-parallel-size divides the model",
     ),
+    "prefill_context_parallel_size": NoEffect(
+        why="a sequence is not divided",
+        values=("1",),
+        otherwise="--tensor-parallel-size divides the model",
+    ),
+    "cp_kv_cache_interleave_size": NoEffect(
+        why="a sequence is not divided", also=("--dcp-kv-cache-interleave-size",)
+    ),
+    "data_parallel_supervisor_port": Refused(
+        remedy=NO_RANKS,
+        also=(
+            "--dp-supervisor-probe-interval-s",
+            "--dp-supervisor-probe-timeout-s",
+            "--dp-supervisor-probe-failure-threshold",
+        ),
+    ),
     "nnodes": NoEffect(why="serve is for one machine", values=("1",), otherwise=NO_RANKS),
     "node_rank": NoEffect(why="serve is for one machine", values=("0",), otherwise=NO_RANKS),
     "master_addr": Refused(remedy=NO_RANKS),
@@ -131,6 +158,19 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "enable_eplb": NoEffect(why="experts exchange nothing between workers", takes=SWITCH),
     "eplb_config": NoEffect(why="experts exchange nothing between workers"),
     "enable_dbo": NoEffect(why="experts exchange nothing between workers", takes=SWITCH),
+    "dbo_decode_token_threshold": NoEffect(
+        why="experts exchange nothing between workers", also=("--dbo-prefill-token-threshold",)
+    ),
+    "expert_placement_strategy": NoEffect(why="experts exchange nothing between workers"),
+    "disable_nccl_for_dp_synchronization": NoEffect(
+        why="workers exchange nothing between steps", takes=SWITCH
+    ),
+    "enable_return_routed_experts": Refused(
+        remedy="answers do not name the experts of their tokens", takes=SWITCH
+    ),
+    "moe_backend": NoEffect(why=_OURS_ALONE, values=("auto",), otherwise=_OURS_ALONE),
+    "enable_fault_tolerance": NoEffect(why="a worker that is lost is started again", takes=SWITCH),
+    "fault_tolerance_config": Refused(remedy="a worker that is lost is started again"),
     "distributed_executor_backend": NoEffect(
         why="ranks are processes of this machine",
         values=("mp", "uni"),
@@ -173,8 +213,23 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "max_context_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "disable_cascade_attn": NoEffect(why="there is no cascade attention", takes=SWITCH),
     "speculative_config": Refused(remedy=NO_DRAFTS),
-    "speculative_model": Refused(remedy=NO_DRAFTS, also=("--draft-model",)),
+    "speculative_model": Refused(
+        remedy=NO_DRAFTS,
+        also=(
+            "--draft-model",
+            "--speculative-model-quantization",
+            "--speculative-draft-tensor-parallel-size",
+            "--speculative-max-model-len",
+            "--speculative-disable-by-batch-size",
+            "--spec-decoding-acceptance-method",
+            "--ngram-prompt-lookup-max",
+            "--ngram-prompt-lookup-min",
+        ),
+    ),
     "num_speculative_tokens": Refused(remedy=NO_DRAFTS),
+    "attention_config": Refused(remedy="--attention-backend chooses the implementation"),
+    "kernel_config": Refused(remedy="--linear-backend and --sampling-backend choose"),
+    "disable_async_output_proc": NoEffect(why="answers are read beside the steps", takes=SWITCH),
     "additional_config": Refused(remedy="each option is a flag of its own"),
     # Chat, tools, structured output.
     "chat_template_content_format": NoEffect(
@@ -197,6 +252,13 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
         takes=SWITCH,
         values=("true",),
         otherwise="--tool-call-parser none leaves calls in the text",
+    ),
+    "exclude_tools_when_tool_choice_none": Refused(
+        remedy="leave the tools out of a request with tool_choice none", takes=SWITCH
+    ),
+    "reasoning_parser_plugin": Refused(remedy="--reasoning-parser has the parsers that there are"),
+    "cohere_format": Refused(
+        remedy="OpenAI's endpoints have the chats", also=("--cohere-is-reasoning-model",)
     ),
     "tool_parser_plugin": Refused(remedy="--tool-call-parser has the parsers that there are"),
     "tool_server": Refused(remedy="tools are called by the client"),
@@ -244,6 +306,19 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "allow_credentials": Refused(remedy=CORS, takes=SWITCH),
     "root_path": Refused(remedy="let the proxy strip the path"),
     "middleware": Refused(remedy="put a proxy in front"),
+    "enable_offline_docs": NoEffect(why="/docs fetches nothing from elsewhere", takes=SWITCH),
+    "tokens_only": Refused(
+        remedy="requests with token ids are served beside the others", takes=SWITCH
+    ),
+    "fingerprint_mode": Refused(
+        remedy="system_fingerprint has the version and the model", also=("--fingerprint-value",)
+    ),
+    "shutdown_timeout": Alias(setting="drain_timeout"),
+    "enable_per_request_metrics": Refused(
+        remedy="`signalbox explain` has the times of a request", takes=SWITCH
+    ),
+    "enable_flash_late_interaction": NoEffect(why="a text has one vector", takes=SWITCH),
+    "io_processor_plugin": Refused(remedy="put a proxy in front"),
     "enable_request_id_headers": NoEffect(why="every answer has x-request-id", takes=SWITCH),
     "disable_fastapi_docs": Refused(remedy="hide /docs in a proxy", takes=SWITCH),
     "h11_max_incomplete_event_size": NoEffect(why="headers have a limit of their own"),
@@ -276,7 +351,24 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "fully_sharded_loras": NoEffect(
         why=_NO_LORA_RANKS, takes=SWITCH, values=("false",), otherwise=_NO_LORA_RANKS
     ),
+    "lora_extra_vocab_size": Refused(remedy="adapters add no tokens"),
+    "long_lora_scaling_factors": Refused(remedy="an adapter has a scale of its own"),
+    "enable_lora_bias": Refused(remedy="adapters have no biases", takes=SWITCH),
+    "specialize_active_lora": NoEffect(why=_OURS_ALONE, takes=SWITCH),
+    "enable_prompt_adapter": Refused(
+        remedy="--lora NAME=PATH names adapters of other matrices", takes=SWITCH
+    ),
+    "max_prompt_adapters": Refused(
+        remedy="--lora NAME=PATH names adapters of other matrices",
+        also=("--max-prompt-adapter-token",),
+    ),
+    "qlora_adapter_name_or_path": Refused(remedy="--lora NAME=PATH names adapters"),
+    "default_mm_loras": Refused(remedy=NO_MEDIA),
+    "enable_tower_connector_lora": Refused(remedy=NO_MEDIA, takes=SWITCH),
     # Images and audio.
+    "mm_shm_cache_max_object_size_mb": NoEffect(why=NO_MEDIA),
+    "mm_encoder_only": Refused(remedy=NO_MEDIA, takes=SWITCH),
+    "video_pruning_rate": NoEffect(why=NO_MEDIA),
     "limit_mm_per_prompt": NoEffect(why=NO_MEDIA, takes=SEVERAL),
     "language_model_only": NoEffect(why=NO_MEDIA, takes=SWITCH),
     "mm_processor_kwargs": NoEffect(why=NO_MEDIA),
@@ -307,6 +399,24 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     ),
     "enable_log_outputs": Refused(
         remedy="--log-requests prompts logs prompts; outputs are never logged", takes=SWITCH
+    ),
+    "enable_log_deltas": NoEffect(why="outputs are never logged", takes=SWITCH),
+    "enable_logging_iteration_details": NoEffect(
+        why="`signalbox top` shows each step", takes=SWITCH
+    ),
+    "kv_cache_metrics": NoEffect(
+        why="metrics are those of docs/reference/metrics.md",
+        takes=SWITCH,
+        also=("--cudagraph-metrics", "--enable-mfu-metrics"),
+    ),
+    "kv_cache_metrics_sample": NoEffect(why="metrics are those of docs/reference/metrics.md"),
+    "custom_histogram_buckets": Refused(remedy="the buckets of histograms do not change"),
+    "profiler_config": Refused(remedy="`signalbox profile` records a worker's steps"),
+    "enable_layerwise_nvtx_tracing": Refused(
+        remedy="`signalbox profile` records a worker's steps", takes=SWITCH
+    ),
+    "ray_workers_use_nsight": Refused(
+        remedy="`signalbox profile` records a worker's steps", takes=SWITCH
     ),
     "max_log_len": NoEffect(why="logged prompts have a limit of their own"),
     "disable_log_stats": Alias(
