@@ -33,8 +33,8 @@ opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common
 opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
 opentelemetry-exporter-otlp-proto-http opentelemetry-proto opentelemetry-sdk
 opentelemetry-semantic-conventions prometheus-client protobuf psutil pydantic pydantic-core
-pygments pytest-asyncio pytest-timeout requests rich smg-grpc-proto sortedcontainers starlette
-typing-extensions typing-inspection urllib3 uvicorn
+pygments pytest-asyncio pytest-timeout requests rich shtab smg-grpc-proto sortedcontainers
+starlette typing-extensions typing-inspection urllib3 uvicorn
 """
 NAMES = _NAMES.split()
 """Packages that our code and tests import, but those that PyTorch, transformers, pytest bring."""

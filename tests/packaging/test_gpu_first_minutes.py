@@ -18,7 +18,7 @@ from tests.waiting import wait_until_ended
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_first_minutes.sh"
-EXTRAS = ("cpu", "worker")
+EXTRAS = ("worker",)
 NOT_NEEDED = {"setuptools", "mpmath", "networkx", "sympy", "filelock", "fsspec", "triton"}
 THERE = ("torch", "transformers", "tokenizers", "numpy", "pytest", "pytest-xdist")
 """What a machine is to have, each with all that it needs."""
