@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +36,12 @@ from benchmarks.comparison.report import write
 from benchmarks.comparison.results import Result, Results
 from benchmarks.harness.closed_loop import WrongTokenCount, drive
 from benchmarks.peers.offline import OfflineProcess
-from benchmarks.peers.process import PeerUnavailable, ServerProcess
+from benchmarks.peers.process import (
+    FoundInCache,
+    PeerUnavailable,
+    ServerProcess,
+    finding_nothing,
+)
 from signalbox.bench.http_stream import HttpError
 from signalbox.bench.measurements import Measured, percentile_ms
 from signalbox_kernels.native import NativeUnavailable
@@ -49,10 +55,6 @@ _FAILURES = (
     EOFError,  # a server that ends within an answer
     grpc.aio.AioRpcError,
 )
-
-
-class FoundInCache(Exception):
-    """Tokens of prompts were in a prefix cache though no other prompt begins like them."""
 
 
 async def compare(
@@ -143,11 +145,10 @@ async def measure(participant: Participant, load: Load, prompts: list[list[int]]
     else:
         assert isinstance(process, ServerProcess)
         process.num_found = None
-        measured = await _stream(process, prompts, load)
+        with nullcontext() if load.may_find else finding_nothing(process):
+            measured = await _stream(process, prompts, load)
         num_found = process.num_found
     after = process.usage()
-    if num_found and not load.may_find:
-        raise FoundInCache(f"{load.name}: {num_found} tokens were found in its prefix cache")
     cpu_ms = {
         name: seconds / measured.num_tokens * 1e3
         for name, seconds in after.cpu_s_since(before).items()
@@ -185,6 +186,8 @@ async def _generate(
     batch = await process.generate(prompts, max_tokens=load.max_tokens)
     if batch.num_tokens != [load.max_tokens] * len(prompts):
         raise WrongTokenCount(f"{batch.num_tokens} tokens came, not {load.max_tokens} each")
+    if batch.num_found and not load.may_find:
+        raise FoundInCache(f"{batch.num_found} prompt tokens were found in its prefix cache")
     measured = Measured(duration_s=batch.seconds, num_tokens=sum(batch.num_tokens))
     return measured, batch.num_found
 

@@ -20,7 +20,7 @@ from benchmarks.comparison.turns import (
     table,
 )
 from benchmarks.harness.closed_loop import drive
-from benchmarks.peers.process import ServerProcess
+from benchmarks.peers.process import ServerProcess, finding_nothing
 from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import random_prompts
 
@@ -39,15 +39,19 @@ async def measure(
     vocab_size: int = VOCAB_SIZE,
     seed: int = 0,
 ) -> Measured:
-    """Puts the load to a server that is ready, after a small one that warms it up."""
+    """Puts the load to a server that is ready, after a small one that warms it up.
+
+    Raises FoundInCache.
+    """
     prompts = random_prompts(vocab_size=vocab_size, num_tokens=prompt_tokens, seed=seed)
     await drive(server.stream, list(islice(prompts, 2)), max_tokens=8, concurrency=2)
-    return await drive(
-        server.stream,
-        list(islice(prompts, num_requests)),
-        max_tokens=max_tokens,
-        concurrency=concurrency,
-    )
+    with finding_nothing(server):
+        return await drive(
+            server.stream,
+            list(islice(prompts, num_requests)),
+            max_tokens=max_tokens,
+            concurrency=concurrency,
+        )
 
 
 def participants(

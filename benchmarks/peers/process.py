@@ -11,8 +11,8 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,6 +30,10 @@ _LOG_TAIL_BYTES = 2000
 
 class PeerUnavailable(Exception):
     """A peer is not installed, or did not start; says why in one line."""
+
+
+class FoundInCache(Exception):
+    """Tokens of prompts were in a prefix cache that were to be computed."""
 
 
 class PeerProcess(ABC):
@@ -173,3 +177,12 @@ class ServerProcess(PeerProcess):
     def beams(self, token_ids: list[int], *, max_tokens: int, width: int) -> AsyncIterator[int]:
         """The same for beam search, all of the hypotheses. Raises PeerUnavailable."""
         raise PeerUnavailable("serves no beam search")
+
+
+@contextmanager
+def finding_nothing(server: ServerProcess) -> Iterator[None]:
+    """Raises FoundInCache at its end if the server has said meanwhile that it found something."""
+    server.num_found = None
+    yield
+    if server.num_found:
+        raise FoundInCache(f"{server.num_found} prompt tokens were found in its prefix cache")

@@ -122,7 +122,9 @@ async def test_a_run_fails_that_finds_tokens_in_a_prefix_cache(
     everybody = [Participant(process=ours, kinds=frozenset({Kind.STREAM}))]
     results = Results(loads=[TINY], beside={OURS: ""}, takes={OURS: ["tiny"]})
     await compare(everybody, [TINY], num_rounds=2, results=results)
-    assert re.fullmatch(r"signalbox: .*: \d+ tokens were found in its prefix cache", results.found)
+    assert re.fullmatch(
+        r"signalbox: \d+ prompt tokens were found in its prefix cache", results.found
+    )
     assert [run.num_found for run in results.of["tiny"][OURS]] == [0]
     assert len(results.start_to_ready_s[OURS]) == 1
     assert "**This run is no comparison**" in markdown(results)

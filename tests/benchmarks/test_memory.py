@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.comparison.turns import in_turns, table
 from benchmarks.memory import long_prompts, memory_pressure
-from benchmarks.peers.process import PeerUnavailable
+from benchmarks.peers.process import FoundInCache, PeerUnavailable
 from signalbox.bench.measurements import Measured
 
 
@@ -47,6 +47,18 @@ async def test_memory_pressure_sends_prompts_of_which_none_is_like_another() -> 
     assert measured.num_tokens == 30
     assert len(measured.first_token_s) == 6
     assert len({tuple(prompt[:16]) for prompt in server.prompts}) == 8  # two of the warm-up
+
+
+async def test_what_is_found_in_a_prefix_cache_ends_a_measurement() -> None:
+    class Finding(Echo):
+        async def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
+            self.num_found = 16
+            yield max_tokens
+
+    with pytest.raises(FoundInCache, match="16 prompt tokens"):
+        await memory_pressure.measure(
+            Finding(), concurrency=1, num_requests=1, prompt_tokens=32, max_tokens=2
+        )
 
 
 async def test_long_prompts_counts_what_the_streams_get_meanwhile() -> None:
