@@ -1,13 +1,12 @@
 """What a form of the weights, or of K and V, costs beside another: perplexity and greedy tokens.
 
-    python -m benchmarks.perplexity MODEL [--text FILE ...] [--context 512] [--forms float32 ...]
+    python -m benchmarks.perplexity MODEL [--text FILE] [--context 512] [--forms float32 int8 ...]
 
 As llama-perplexity defines it: the text's tokens in chunks of `context`, the rest left out; a chunk
 begins with the BOS token if the tokenizer adds one; its first half is context only, and of the
 second half each token after the first is predicted. The last column is the share of these places
 where the likeliest token is another one than in the first form. Computed through `LLM`, as users
-would, with prompt_logprobs. The text is our own, so that no model has read it; it is in this
-repository, so that a figure's commit has it.
+would, with prompt_logprobs. The text is our own, so that no model has read it.
 
 fp8 is for CUDA; on a CPU it is computed by the references of its ops, which round weights and
 activations to the same codes.
@@ -99,11 +98,11 @@ def measure(model: str, form: str, *, text: str, context: int) -> Predicted:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--text", type=Path, nargs="+", default=[TEXT], help="one after the other")
+    parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     args = parser.parse_args()
-    text = "".join(path.read_text(encoding="utf-8") for path in args.text)
+    text = args.text.read_text(encoding="utf-8")
     first: Predicted | None = None
     for form in args.forms:
         found = measure(args.model, form, text=text, context=args.context)

@@ -61,7 +61,7 @@ def claim(results: Results) -> str:
     if len(ratios) != len(SIZES) or results.found:
         return NO_CLAIM
     return (
-        f"- On {results.machine.partition(',')[0]} the demonstration's file gives"
+        f"- On {results.machine.partition(',')[0]} the demonstration's file, without a flag, gives"
         f" {' / '.join(ratios)} times the tokens/s of the best of\n"
         f"  {', '.join(sorted(peers))} in any form, with 1 / 8 / 32 clients"
         " ([our figures](benchmarks/README.md#beside-peers))."
