@@ -25,6 +25,13 @@ def test_what_is_printed_is_kept_if_the_benchmark_succeeds(
         assert printed.startswith("usage:")
 
 
+def test_every_figure_that_is_shown_has_its_file() -> None:
+    readme = Path(__file__).parents[2] / "benchmarks/README.md"
+    linked = re.findall(r"\((results/\S+)\)", readme.read_text(encoding="utf-8"))
+    assert linked
+    assert [path for path in linked if not (readme.parent / path).is_file()] == []
+
+
 def test_a_command_names_no_folder_of_a_machine() -> None:
     assert (
         as_typed(["-m", "x", "--peers", "/a/peers", "b/c d"]) == "python -m x --peers peers 'b/c d'"
