@@ -9,6 +9,7 @@ import asyncio
 import enum
 import math
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -19,6 +20,7 @@ from rpc.http import port_limits
 from rpc.http.connection_places import Place, Places
 from rpc.http.errors import HttpError
 from rpc.http.head_gate import HEAD_LARGE
+from rpc.http.parsing_share import FIRST_BYTES, ParsingShare, Slices
 from rpc.http.pipeline import cut_pipeline
 from rpc.http.port_limits import HttpLimits
 from rpc.http.unfinished_bodies import UnfinishedBodies
@@ -67,10 +69,19 @@ class Bounds(Parser):
         """Stays silent: the request is answered as one without `Upgrade`, by RFC 9110, 7.8."""
 
     def bind(
-        self, place: Place, places: Places, bodies: UnfinishedBodies, limits: HttpLimits
+        self,
+        place: Place,
+        places: Places,
+        bodies: UnfinishedBodies,
+        share: ParsingShare,
+        limits: HttpLimits,
     ) -> None:
         """Sets what the connection shares with others; call it before the connection is made."""
         self._place, self._places, self._bodies, self._limits = place, places, bodies, limits
+        self._share = share
+        self._slices = Slices(port_limits.READ_BYTES if hasattr(self, "parser") else FIRST_BYTES)
+        self._pause: asyncio.TimerHandle | None = None
+        """Ends a pause of parsing."""
         self._phase, self._phase_of = Phase.IDLE, self.cycle
         self._answered: Any = None
         """Cycle of the request that is being answered, while others are parsed behind it."""
@@ -85,7 +96,7 @@ class Bounds(Parser):
         self._message_of: Any = None
         """Cycle of the message whose body is being received, if httptools parses."""
         self._kept = bytearray()
-        """Bytes of the next requests, which are parsed when the current one has been answered."""
+        """Bytes to parse when the current request has been answered, or after a pause."""
         self._is_full = False
         """True if more came than is kept; the connection then ends with the last answer."""
         self._takes_no_more = False
@@ -131,6 +142,9 @@ class Bounds(Parser):
             self._num_discarded += len(data)
             if self._num_discarded > port_limits.MAX_DISCARDED_BYTES:
                 self.transport.abort()
+        elif self._pause is not None and self._phase is not Phase.ANSWER:
+            self._kept += data
+            self.transport.pause_reading()
         elif self._kept or self._phase is Phase.ANSWER:
             room = port_limits.MAX_READ_AHEAD_BYTES - len(self._kept)
             self._kept += data[:room]
@@ -139,7 +153,7 @@ class Bounds(Parser):
             self._parse(data)
 
     def _parse_kept(self) -> None:
-        if self._phase is Phase.ANSWER or self._takes_no_more:
+        if self._phase is Phase.ANSWER or self._pause is not None or self._takes_no_more:
             return
         data = bytes(self._kept)
         self._kept.clear()
@@ -150,6 +164,26 @@ class Bounds(Parser):
             self.transport.close()
 
     def _parse(self, data: bytes) -> None:
+        began = before = time.thread_time()
+        while data and not self._takes_no_more:
+            size = self._slices.num_bytes
+            self._parse_slice(data[:size])
+            data, now = data[size:], time.thread_time()
+            if self._slices.was_dear(now - before) and not self._takes_no_more:
+                ends = self._share.pause_after(now - began, self.loop.time())
+                self._pause = self.loop.call_at(ends, self._end_pause)
+            if self._pause is not None or self._phase is Phase.ANSWER:
+                self._kept += data
+                return
+            before = now
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+        self._parse_kept()
+
+    def _parse_slice(self, data: bytes) -> None:
         before, cycle = self._phase, self.cycle
         num_held = len(cycle.body) if before is Phase.BODY else 0
         self._num_bytes += len(data)
@@ -257,7 +291,8 @@ class Bounds(Parser):
     def _on_timer(self) -> None:
         self._timer = None
         if self._phase is Phase.BODY:
-            if self.flow.read_paused:  # the application has not read the bytes that came
+            is_ours = self.flow.read_paused or self._pause is not None
+            if is_ours:  # the application has not read, or the parser not had, the bytes that came
                 self._patience_ends = self.loop.time() + port_limits.BODY_GRACE_S
             if (left := self._patience_ends - self.loop.time()) > 0:
                 self._set_timer(left)
@@ -305,6 +340,7 @@ class Bounds(Parser):
         self._takes_no_more = True
         self._kept.clear()
         self.flow.resume_reading()
+        self.transport.resume_reading()
         cycle = self._running
         is_answering = cycle is not None and not cycle.response_complete
         if error is not None and not (is_answering and cycle.response_started):
@@ -332,6 +368,9 @@ class Bounds(Parser):
 
     def _stop_timers(self) -> None:
         self._stop_timer()
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None

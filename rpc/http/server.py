@@ -21,6 +21,7 @@ from rpc.http.connection_places import Place, Places
 from rpc.http.head_gate import HeadGate
 from rpc.http.host_check import NO_ACCESS, HttpAccess
 from rpc.http.http_semantics import HttpSemantics
+from rpc.http.parsing_share import ParsingShare
 from rpc.http.port_limits import NORMAL, HttpLimits
 from rpc.http.unfinished_bodies import UnfinishedBodies
 from rpc.transport.listening_ports import check_exposure, check_free, join_address
@@ -140,6 +141,7 @@ class _Server(uvicorn.Server):
             most=limits.places(), most_per_address=limits.max_connections_per_address
         )
         self._bodies = UnfinishedBodies(port_limits.MAX_UNFINISHED_BYTES, time.monotonic)
+        self._share = ParsingShare()
         self._limits = limits
         self._ending = asyncio.Event()
 
@@ -176,5 +178,5 @@ class _Server(uvicorn.Server):
             _loop=asyncio.get_running_loop(),
         )
         assert isinstance(connection, client_connection.Bounds)
-        connection.bind(place, self.places, self._bodies, self._limits)
+        connection.bind(place, self.places, self._bodies, self._share, self._limits)
         return connection

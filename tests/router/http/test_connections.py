@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.rpc.certificates import Authority
-from tests.signalbox.stacks import environment, serve
+from tests.signalbox.stacks import Stack, environment, serve
 from tests.waiting import EVENT_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -33,6 +34,7 @@ class Server:
     port: int
     parser: str
     context: ssl.SSLContext | None
+    stack: Stack
 
     def connect(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=EVENT_S)
@@ -47,6 +49,11 @@ class Server:
                 for part in parts:
                     connection.sendall(part)
             return read(connection)
+
+    def cpu_s(self) -> float:
+        """CPU time of all processes."""
+        times = [child.cpu_times() for child in self.stack.children().values()]
+        return sum(one.user + one.system for one in times)
 
     def load(self) -> int:
         answer = self.say(GET.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
@@ -88,7 +95,7 @@ def server(
         flags += [f"--tls-cert={cert}", f"--tls-key={key}"]
         context = ssl.create_default_context(cafile=authority.file)
     with serve(folder / "log", *flags, variables=variables) as stack:
-        yield Server(urlsplit(stack.http_url()).port or 0, parser, context)
+        yield Server(urlsplit(stack.http_url()).port or 0, parser, context, stack)
 
 
 def leave(connection: socket.socket, how: str) -> None:
@@ -194,3 +201,22 @@ def test_a_body_of_one_byte_chunks_is_read(server: Server) -> None:
     )
     assert b" 404 " in answer.partition(b"\r\n")[0]
     assert answer.endswith(b'{"server_load":0}')
+
+
+def test_chunks_of_a_byte_take_a_small_share_of_the_router(server: Server) -> None:
+    """A parser spends on a chunk what an ordinary body takes in all."""
+    chunks = b"1\r\n \r\n" * 3000
+    with contextlib.ExitStack() as exits:
+        connections = [exits.enter_context(server.connect()) for _ in range(8)]
+        for connection in connections:
+            connection.sendall(CHUNKED)
+            connection.settimeout(0)
+        cpu_s, began = server.cpu_s(), time.monotonic()
+        while (elapsed_s := time.monotonic() - began) < 2:
+            for connection in connections:
+                with contextlib.suppress(OSError):  # no room yet, or refused
+                    connection.send(chunks)
+            time.sleep(0.01)
+        used_s = server.cpu_s() - cpu_s
+    assert used_s < 0.6 * elapsed_s
+    assert server.load() == 0
