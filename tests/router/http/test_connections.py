@@ -53,7 +53,7 @@ class Server:
     def cpu_s(self) -> float:
         """CPU time of all processes."""
         times = [child.cpu_times() for child in self.stack.children().values()]
-        return sum(one.user + one.system for one in times)
+        return float(sum(one.user + one.system for one in times))
 
     def load(self) -> int:
         answer = self.say(GET.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
