@@ -10,7 +10,7 @@ of its payer: beyond a bound, all structured outputs of the payer have turns unt
 neither a cost that comes late nor requests that end before they are known get around the turns.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from contract.step_result import StepResult
 from scheduler_svc.planning.decode_columns import DecodeColumns
@@ -20,17 +20,18 @@ from scheduler_svc.requests.mask_use import MaskUse
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
 
-USUAL_NS = 250_000
-"""CPU time of a mask that is never dear; those of usual schemas take 10 to 100 microseconds."""
+USUAL_S = 0.00025
+"""CPU time of a mask that is never dear; those of usual schemas take a tenth of it."""
 SHARE = 0.125
 """Share of a step's own time that dear masks may take beside it; a mask that takes this share of
 what a token takes is not dear."""
 TIMES_CHEAPEST = 4
 """A mask is not dear if it takes up to so many times what those of the cheapest request do."""
-MAX_UNFORESEEN_NS = 50e6
+MAX_UNFORESEEN_S = 0.05
 """Time of unforeseen dear masks beyond which all of a payer's structured outputs have turns."""
 MAX_CHARGE_NS = 10**9
 """What one mask is charged at most, whatever the worker reports."""
+_USUAL_NS = 1e9 * USUAL_S
 _NEW = 0.125
 """Weight of a request's newest masks in their mean, and of the newest step."""
 
@@ -48,7 +49,8 @@ class MaskTurns:
         self._num_stages = num_stages
         self._known: dict[SequenceGroup, None] = {}
         """Groups that run and whose masks have been dear of late."""
-        self._level_ns: float = USUAL_NS  # what is more is dear
+        self._level_ns = _USUAL_NS  # what is more is dear
+        self._others_run = False  # whose masks are not dear
         self._token_ns = 0.0
         self._debt_ns = 0.0
         self._charged_ns: dict[str, float] = {}  # by payer, of those with dear masks
@@ -62,7 +64,8 @@ class MaskTurns:
         Where nobody else runs, none is taken as dear.
         """
         plan.dear = {}
-        self._level_ns = max(USUAL_NS, SHARE * self._token_ns)
+        self._level_ns = max(_USUAL_NS, SHARE * self._token_ns)
+        self._others_run = bool(self._queues.running)
         if not self._known and not self._unforeseen_ns:
             return
         self._known = {group: None for group in self._known if self._queues.runs(group)}
@@ -71,7 +74,8 @@ class MaskTurns:
         cheapest_ns = min(map(_mean_ns, known), default=0.0)
         self._level_ns = max(self._level_ns, TIMES_CHEAPEST * cheapest_ns)
         dear = [group for group in running if self._is_dear(group)]
-        if dear and not set(known).issubset(dear):
+        self._others_run = not set(known).issubset(dear)
+        if dear and self._others_run:
             self._columns.release(*dear)
             plan.dear = self._turns(dear)
 
@@ -79,7 +83,7 @@ class MaskTurns:
         """Returns whether a group that comes to run may compute at once; else it has a turn."""
         if group.masks is not None:
             self._known[group] = None
-        if plan.is_alone or len(self._queues.running) == 1 or not self._is_dear(group):
+        if plan.is_alone or not self._others_run or not self._is_dear(group):
             return True
         plan.dear[group] = None
         return False
@@ -108,7 +112,7 @@ class MaskTurns:
         if _mean_ns(group) > self._level_ns:
             return True
         is_constrained = group.params.structured_output is not None
-        return is_constrained and self._unforeseen_ns.get(group.payer, 0) > MAX_UNFORESEEN_NS
+        return is_constrained and self._unforeseen_ns.get(group.payer, 0) > 1e9 * MAX_UNFORESEEN_S
 
     def _turns(self, dear: list[SequenceGroup]) -> dict[SequenceGroup, float | None]:
         """Returns the groups with what their turn is expected to take; None if they have none."""
@@ -122,7 +126,7 @@ class MaskTurns:
             if debt_ns > 0:
                 break
             if not (group.awaits_answers and group.is_inflight):
-                booked_ns = max(USUAL_NS, _mean_ns(group)) * len(group.unfinished)
+                booked_ns = max(_USUAL_NS, _mean_ns(group)) * len(group.unfinished)
                 turns[group] = booked_ns
                 debt_ns += booked_ns
         return turns
@@ -139,29 +143,44 @@ class MaskTurns:
         if num_tokens := plan.total_tokens:
             self._token_ns += _NEW * (own_ns / num_tokens - self._token_ns)
         of_group: dict[SequenceGroup, list[int]] = {}
-        if masks is not None and (self._known or plan.dear or max(costs, default=0) > USUAL_NS):
+        if masks is not None and (self._known or plan.dear or max(costs, default=0) > _USUAL_NS):
             seqs = dict(zip(plan.seq_ids, plan.seqs, strict=True))
             for seq_id, cost in zip(masks.seq_ids.tolist(), costs, strict=True):
                 of_group.setdefault(seqs[seq_id].group, []).append(min(cost, MAX_CHARGE_NS))
         for group, booked_ns in plan.dear.items():
             if booked_ns is not None:
                 self._charge(group, sum(of_group.get(group, ())) - booked_ns)
+        if of_group:
+            self._charge_unforeseen(plan, of_group)
         for group, of_seqs in of_group.items():
-            self._follow(group, of_seqs)
-            if plan.dear.get(group) is None:
-                self._charge_unforeseen(group, of_seqs)
+            self._follow(group, sum(of_seqs) / len(of_seqs))
 
-    def _follow(self, group: SequenceGroup, costs: list[int]) -> None:
+    def _charge_unforeseen(
+        self, plan: StepPlan, of_group: Mapping[SequenceGroup, Iterable[int]]
+    ) -> None:
+        """Charges dear masks of groups that had no turn, if cheaper ones waited for them."""
+        excess_ns = {
+            group: sum(max(0.0, cost - self._level_ns) for cost in costs)
+            for group, costs in of_group.items()
+        }
+        if all(excess_ns.get(group) or _is_unknown(group) for group in _groups(plan)):
+            return
+        for group, group_ns in excess_ns.items():
+            if group_ns and plan.dear.get(group) is None:
+                self._charge(group, group_ns)
+                left_ns = self._unforeseen_ns.get(group.payer, 0.0)
+                self._unforeseen_ns[group.payer] = left_ns + group_ns
+
+    def _follow(self, group: SequenceGroup, mean_ns: float) -> None:
         """Moves the mean of a group that has had a dear mask, or has one now."""
-        mean_ns = sum(costs) / len(costs)
-        if group not in self._known and mean_ns <= USUAL_NS:
+        if group not in self._known and mean_ns <= _USUAL_NS:
             return
         use = _use(group)
-        if use.mean_ns or _NEW * mean_ns < USUAL_NS:
+        if use.mean_ns or _NEW * mean_ns < _USUAL_NS:
             use.mean_ns += _NEW * (mean_ns - use.mean_ns)
         else:  # by this one alone it is dear
             use.mean_ns = mean_ns
-        if use.mean_ns > _NEW * USUAL_NS and self._queues.runs(group):
+        if use.mean_ns > _NEW * _USUAL_NS and self._queues.runs(group):
             self._known[group] = None
         else:
             self._known.pop(group, None)
@@ -171,13 +190,6 @@ class MaskTurns:
         _use(group).charged_ns += cost_ns
         if group.payer in self._charged_ns:
             self._charged_ns[group.payer] += cost_ns
-
-    def _charge_unforeseen(self, group: SequenceGroup, costs: Iterable[int]) -> None:
-        excess_ns = sum(max(0.0, cost - self._level_ns) for cost in costs)
-        if excess_ns:
-            self._charge(group, excess_ns)
-            payers = self._unforeseen_ns
-            payers[group.payer] = payers.get(group.payer, 0.0) + excess_ns
 
     def _repay(self, repaid_ns: float) -> None:
         self._debt_ns = max(0.0, self._debt_ns - repaid_ns)
@@ -194,6 +206,10 @@ def _use(group: SequenceGroup) -> MaskUse:
     if group.masks is None:
         group.masks = MaskUse()
     return group.masks
+
+
+def _groups(plan: StepPlan) -> set[SequenceGroup]:
+    return {seq.group for seq in plan.seqs}
 
 
 def _is_unknown(group: SequenceGroup) -> bool:

@@ -37,7 +37,7 @@ class StepDivision:
 
     def observe(self, *, num_tokens: int, forward_ns: int) -> None:
         """Takes the time that a step was computed, in all stages together."""
-        if not self.is_used or not forward_ns:
+        if not (self.is_used and num_tokens and forward_ns):
             return
         self._steps = _KEPT * self._steps + 1
         self._tokens = _KEPT * self._tokens + num_tokens

@@ -15,7 +15,7 @@ from contract.logprobs import TokenLogprobs
 from contract.pooling import PoolingModel, Vector
 from contract.request import BeamSearchParams
 from contract.sections.block_moves import BlockMapping
-from contract.step_result import StepResult
+from contract.step_result import MaskTimes, StepResult, StepTimings
 from scheduler_svc.kv.block_allocator import BlockCopy
 from scheduler_svc.planning.plan import StepPlan
 from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
@@ -122,6 +122,8 @@ class FakeWorker:
     sequences: dict[int, Known] = field(default_factory=dict)
     loses_copies: bool = False
     store: FakeStore | None = None
+    mask_costs: tuple[int, ...] = ()
+    """Nanoseconds that it reports of masks of most sequences, in turns; none if it is empty."""
     num_swapped_in: int = 0
     num_swapped_out: int = 0
 
@@ -161,7 +163,17 @@ class FakeWorker:
             logprobs=drawn.logprobs,
             pooled=drawn.pooled,
             moves=self.store.pop_ended() if self.store is not None else (),
+            masks=self._masks(plan),
+            timings=StepTimings(forward_ns=10_000_000 if self.mask_costs else 0),
         )
+
+    def _masks(self, plan: "EncodedPlan") -> MaskTimes | None:
+        if not self.mask_costs:
+            return None
+        seq_ids = [seq_id for i, seq_id in enumerate(plan.seq_ids) if (i + plan.step_id) % 3]
+        first = plan.step_id // 5
+        costs = itertools.islice(itertools.cycle(self.mask_costs), first, first + len(seq_ids))
+        return MaskTimes(int64s(seq_ids), int64s(list(costs)))
 
     def _fork(self, plan: "EncodedPlan") -> None:
         parents = {fork.parent: self.sequences[fork.parent] for fork in plan.forks}

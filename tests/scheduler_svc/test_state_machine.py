@@ -72,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         endings=st.lists(ENDINGS, min_size=1, max_size=4),
         heeds_cancels=st.booleans(),
         step_s=st.sampled_from([0.01, 0.001, 1.0]),
+        mask_costs=st.sampled_from([(), (0, 10**5, 10**7, 4 * 10**7, 10**8, 0, 0)]),
     )
     def start(
         self, num_workers: int, depth: int, policy: str, costs: str, step_s: float, **options: Any
@@ -81,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.admission.adapters = frozenset("xyz")
         self.endings, self.heeds_cancels = options.pop("endings"), options.pop("heeds_cancels")
+        self.mask_costs = options.pop("mask_costs")
         self.options = options | {"num_stages": max(1, depth - 1)}
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
@@ -106,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         kept = None if scheduler.store is None else self.kept
         loop = make_loop(scheduler, depth=self.depth, kept=kept, step_s=self.step_s)
+        loop.worker.mask_costs = self.mask_costs
         if loop.worker.store is not None:
             loop.worker.store.endings = itertools.cycle(self.endings)
             loop.worker.store.heeds_cancels = self.heeds_cancels
