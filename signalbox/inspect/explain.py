@@ -183,8 +183,7 @@ def _details(event: pb.Event) -> str:
         case pb.EVENT_KIND_HANDED_OVER:
             return f"to {event.worker}, {_moved(event)} without a token"
         case pb.EVENT_KIND_DEAR_MASKS:
-            mask = f"{event.duration_ns / 1e6:.1f} ms"
-            return f"a token's takes {mask}: sits steps out while others run, step {event.step_id}"
+            return _dear(event)
         case pb.EVENT_KIND_ENDED:
             return event.detail.lower() if event.detail.isupper() else event.detail
         case _:
@@ -196,6 +195,13 @@ def _resumed(event: pb.Event) -> str:
     if event.is_swap:
         text += f", {counted(event.num_blocks, 'block')} swapped in"
     return text + (f"; waited for {_waits(event.waits)}" if event.waits else "")
+
+
+def _dear(event: pb.Event) -> str:
+    what = "the masks of its payer's requests take long"
+    if event.duration_ns:
+        what = f"the mask of a token takes {event.duration_ns / 1e6:.1f} ms"
+    return f"{what}: sits steps out while others run, step {event.step_id}"
 
 
 def _moved(event: pb.Event) -> str:

@@ -41,6 +41,8 @@ class ReportingWorker(WorkerServicer):
     steps: list[list[int]]
     mask_ns: list[int]
     """What all masks of each step took."""
+    measured: set[int]
+    """Requests of whose masks the worker itself reports a cost."""
 
     async def ExecuteModel(
         self, requests: AsyncIterator[pb.ExecuteModelRequest], context: Any
@@ -56,6 +58,7 @@ class ReportingWorker(WorkerServicer):
 
         async for answer in super().ExecuteModel(seen(), context):
             drew = [handles[seq_id] for seq_id in int64_list(answer.seq_ids)]
+            self.measured.update(map(handles.__getitem__, int64_list(answer.masks.seq_ids)))
             costs = [self.costs(one, sum(step.count(one) for step in self.steps)) for one in drew]
             self.steps.append(drew)
             self.mask_ns.append(sum(costs))
@@ -72,6 +75,7 @@ async def reporting(
         pass
 
     Double.costs, Double.steps, Double.mask_ns = staticmethod(costs), [], []
+    Double.measured = set()
     monkeypatch.setattr(stack, "WorkerServicer", Double)
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
@@ -191,7 +195,7 @@ async def test_no_step_is_sat_out_for_masks_that_harm_none(
     def costs(handle: int, _number: int) -> int:
         return mask_ns if handle in ruled else 0
 
-    async with reporting(monkeypatch, costs) as (client, _):
+    async with reporting(monkeypatch, costs) as (client, worker):
         handles = (*range(num_plain), *ruled)
         for handle in handles:
             params = CONSTRAINED if handle in ruled else None
@@ -199,3 +203,4 @@ async def test_no_step_is_sat_out_for_masks_that_harm_none(
         for got in await client.ended(*handles):
             got.assert_served()
         assert not any([await sat_out(client, handle) for handle in handles])
+        assert worker.measured == set(ruled)

@@ -55,6 +55,21 @@ def test_the_role_of_its_worker_is_named_if_that_has_one() -> None:
     assert "(" not in text_of(answer).splitlines()[0]
 
 
+def test_a_request_with_dear_masks_says_what_they_take_and_how_many_steps_it_sat_out() -> None:
+    kind = pb.EVENT_KIND_DEAR_MASKS
+    answer = pb.ExplainResponse(
+        num_steps_sat_out=41,
+        events=[
+            pb.Event(kind=kind, step_id=7, duration_ns=12_340_000),
+            pb.Event(kind=kind, step_id=8),
+        ],
+    )
+    text = text_of(answer)
+    assert "sat out 41 steps, since the masks of its structured output are dear" in text
+    assert "the mask of a token takes 12.3 ms: sits steps out while others run, step 7" in text
+    assert "the masks of its payer's requests take long: sits steps out" in text
+
+
 def test_a_request_that_loads_says_what_it_waits_for() -> None:
     wait = pb.Wait(reason=pb.WAIT_REASON_LOADING, duration_ns=8 * MS)
     answer = pb.ExplainResponse(state=pb.REQUEST_STATE_LOADING, age_ns=9 * MS, waits=[wait])
