@@ -2,8 +2,8 @@
 
 All sequences of a step wait for all its masks. Where others run, requests with dear masks compute
 in turns: what a turn's masks take becomes a debt, each step repays a share of its own time, and no
-other turn is given before the debt is repaid. Turns go to the payer that has been charged least,
-and to that one of its requests (stride scheduling, Waldspurger and Weihl, 1995).
+other turn is given before the debt is repaid, or small enough for one step to repay it. Turns go to the payer that has been
+charged least, and to that one of its requests (stride scheduling, Waldspurger and Weihl, 1995).
 
 A mask may become dear in a step that took its request as a cheap one. That is a debt, too, and one
 of its payer: beyond a bound, all structured outputs of the payer have turns until it is repaid. So
@@ -51,7 +51,8 @@ class MaskTurns:
         """Groups that run and whose masks have been dear of late."""
         self._level_ns = _USUAL_NS  # what is more is dear
         self._others_run = False  # whose masks are not dear
-        self._token_ns = 0.0
+        self._token_ns = 0.0  # of a step's own time, and that of a step
+        self._step_ns = 0.0
         self._debt_ns = 0.0
         self._charged_ns: dict[str, float] = {}  # by payer, of those with dear masks
         self._unforeseen_ns: dict[str, float] = {}  # by payer, not repaid
@@ -121,12 +122,15 @@ class MaskTurns:
         least = min((charged[payer] for payer in payers if payer in charged), default=0.0)
         self._charged_ns = charged = {payer: charged.get(payer, least) for payer in payers}
         turns: dict[SequenceGroup, float | None] = dict.fromkeys(dear)
-        debt_ns = self._debt_ns
+        debt_ns, most_ns = self._debt_ns, SHARE * self._step_ns
         for group in sorted(dear, key=lambda one: (charged[one.payer], _use(one).charged_ns)):
-            if debt_ns > 0:
+            of_mask_ns = _mean_ns(group)
+            if of_mask_ns <= self._level_ns:  # not known to be dear, so it has a turn alone
+                of_mask_ns = max(_USUAL_NS, most_ns)
+            booked_ns = of_mask_ns * len(group.unfinished)
+            if debt_ns > 0 and debt_ns + booked_ns > most_ns:
                 break
             if not (group.awaits_answers and group.is_inflight):
-                booked_ns = max(_USUAL_NS, _mean_ns(group)) * len(group.unfinished)
                 turns[group] = booked_ns
                 debt_ns += booked_ns
         return turns
@@ -137,11 +141,13 @@ class MaskTurns:
         """Takes what the masks of a step took, and the time of the step itself."""
         masks, timings = result.masks, result.timings
         costs = [] if masks is None else masks.cpu_ns.tolist()
-        own_ns: float = (timings.forward_ns + timings.sample_ns) / self._num_stages
         self.mask_ns += (total_ns := sum(costs))
-        self._repay(SHARE * (own_ns or max(0.0, 1e9 * seconds - total_ns)))
+        own_ns: float = (timings.forward_ns + timings.sample_ns) / self._num_stages
+        own_ns = own_ns or max(0.0, 1e9 * seconds - total_ns)
+        self._repay(SHARE * own_ns)
         if num_tokens := plan.total_tokens:
             self._token_ns += _NEW * (own_ns / num_tokens - self._token_ns)
+            self._step_ns += _NEW * (own_ns - self._step_ns)
         of_group: dict[SequenceGroup, list[int]] = {}
         if masks is not None and (self._known or plan.dear or max(costs, default=0) > _USUAL_NS):
             seqs = dict(zip(plan.seq_ids, plan.seqs, strict=True))
