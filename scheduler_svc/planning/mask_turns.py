@@ -1,9 +1,10 @@
 """Takes requests whose masks are dear in fewer steps, so that the others lose little by them.
 
 All sequences of a step wait for all its masks. Where others run, requests with dear masks compute
-in turns: what a turn's masks take becomes a debt, each step repays a share of its own time, and no
-other turn is given before the debt is repaid, or small enough for one step to repay it. Turns go to the payer that has been
-charged least, and to that one of its requests (stride scheduling, Waldspurger and Weihl, 1995).
+in turns: what a turn's masks take becomes a debt, each step repays a share of its own time, and a
+turn is given when nothing is owed, or if one step repays it and what is owed. Turns go to the payer
+that has been charged least, and to that one of its requests (stride scheduling, Waldspurger and
+Weihl, 1995).
 
 A mask may become dear in a step that took its request as a cheap one. That is a debt, too, and one
 of its payer: beyond a bound, all structured outputs of the payer have turns until it is repaid. So
