@@ -23,7 +23,7 @@ from scheduler_svc.requests.timeline import EventKind
 
 USUAL_S = 0.00025
 """CPU time of a mask that is never dear; those of usual schemas take a tenth of it."""
-SHARE = 0.125
+SHARE = 0.08
 """Share of a step's own time that dear masks may take beside it; a mask that takes this share of
 what a token takes is not dear."""
 TIMES_CHEAPEST = 4
