@@ -6,6 +6,8 @@
 from enum import IntEnum
 
 MAX_VALUE_CHARS = 80
+MAX_MESSAGE_CHARS = 4096
+"""Characters of an error's message; a peer may have sent it, or what is repeated in it."""
 
 
 class Code(IntEnum):
@@ -36,8 +38,8 @@ class RpcError(Exception):
     code: Code = Code.UNKNOWN
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = cut(message)
+        super().__init__(self.message)
 
 
 class InvalidArgument(RpcError):
@@ -149,6 +151,11 @@ def from_code(code: int, message: str, retry_after_s: float | None = None) -> Rp
     error = RpcError(message)
     error.code = known
     return error
+
+
+def cut(message: str) -> str:
+    """Returns the message of an error, cut if it is too long to be kept and logged."""
+    return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}..."
 
 
 def _shorten(value: object) -> str:

@@ -11,6 +11,8 @@ from protos.common.v1 import common_pb2 as pb
 MAX_BLOCKS = 1 << 22
 """Blocks of a pool that a worker may announce: the scheduler keeps some 50 bytes for each. With the
 smallest blocks of a small model, 0.4 MB, they are 1.6 TB."""
+MAX_VOCABULARY = 1 << 22
+"""Tokens of a vocabulary: routers keep the bytes of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,12 @@ class ModelInfo:
     started_as: tuple[str, ...] = field(default=(), compare=False)
     """Texts that named the model on command lines. Requests may name it so."""
 
+    def check(self) -> None:
+        """Raises ValueError if the vocabulary is larger than any table of it may be."""
+        if not 1 <= self.vocab_size <= MAX_VOCABULARY:
+            allowed = f"it must be from 1 to {MAX_VOCABULARY}"
+            raise ValueError(f"vocab_size is {self.vocab_size}; {allowed}")
+
     @property
     def offered(self) -> tuple[Adapter, ...]:
         """Adapters that new requests may name."""
@@ -97,6 +105,18 @@ class WorkerRank:
     first_layer: int
     num_layers: int
 
+
+_MOST = {
+    "block_size": 4096,
+    "max_num_seqs": 1 << 20,
+    "max_num_batched_tokens": 1 << 30,
+    "grammar_bytes": 1 << 50,
+    "max_steps_in_flight": 1024,
+    "tensor_parallel_size": 1024,
+    "pipeline_parallel_size": 1024,
+}
+"""Most that a worker may announce of each; beyond it no device goes, and the scheduler plans by
+it."""
 
 STORE_KINDS = ("disk", "shared", "memory")
 """Kinds of a worker's store of KV blocks, which are labels of metrics."""
@@ -153,10 +173,9 @@ class WorkerCapacity:
         most = max(self.num_gpu_blocks, self.num_cpu_blocks)
         if most > MAX_BLOCKS:
             raise ValueError(f"a worker with {most} blocks has more than {MAX_BLOCKS}")
-        least_1 = ("max_num_seqs", "max_num_batched_tokens", "grammar_bytes", "max_steps_in_flight")
-        for name in least_1:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, most in _MOST.items():
+            if not 1 <= (value := getattr(self, name)) <= most:
+                raise ValueError(f"{name} is {value}; it must be from 1 to {most}")
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")
         if self.store is not None and self.store.kind not in STORE_KINDS:

@@ -16,7 +16,7 @@ from contract.columns import (
     pack_int64,
     unpack_float32,
 )
-from contract.errors import Code
+from contract.errors import Code, cut
 from contract.logprobs import TokenLogprobs
 from contract.pooling import Vector
 from protos.scheduler.v1 import scheduler_pb2 as pb
@@ -64,6 +64,10 @@ class RequestFailure:
     """None if a retry cannot succeed, or if the scheduler does not know when it may."""
     exceeded_window: int | None = None
     """The effective window, if the prompt is too long for it."""
+
+    def __post_init__(self) -> None:
+        """Cuts a message that is too long to be kept."""
+        object.__setattr__(self, "message", cut(self.message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +240,7 @@ def _decode_sequence(message: pb.FinishedSequence) -> FinishedSequence:
         index=message.index,
         reason=_REASONS.get(message.reason, FinishReason.ERROR),
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
-        error_message=message.error_message,
+        error_message=cut(message.error_message),
         score=message.score if message.HasField("score") else None,
     )
 

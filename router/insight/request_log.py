@@ -34,6 +34,7 @@ class RequestLog:
             logger.info(
                 "request began: %(shown)s",
                 {"shown": shown, **prompt, "sampling": _sampling(api_request)},
+                extra={"is_whole": True},
             )
 
     def ended(self, request: ActiveRequest, end: End, *, duration_ns: int) -> None:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from contract.description_bounds import check_description
 from contract.model import decode_model
 from contract.tokenizer_files import read_files
 from protos.common.v1 import common_pb2
@@ -57,6 +58,9 @@ class ModelClient:
         tokenizer."""
         answer = await stub.GetModel(pb.GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         info = answer.model
+        check_description(info)
+        model = decode_model(info)
+        model.check()
         fetched = self._use(
             address, _Key(info.tokenizer_sha256, info.vocab_size, info.HasField("pooling"))
         )
@@ -64,7 +68,7 @@ class ModelClient:
             if fetched.tokenizer is None:
                 fetched.tokenizer = await self._fetch_tokenizer(stub, info)
         return ServedModel.of(
-            decode_model(info),
+            model,
             fetched.tokenizer,
             effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
         )

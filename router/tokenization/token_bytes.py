@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import Regex, decoders
 
+from contract.model import MAX_VOCABULARY
+
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """A byte of a character that a SentencePiece vocabulary lacks."""
 
@@ -33,7 +35,10 @@ class BytePieces:
         Args:
             respell: makes of a token what the decoder takes the bytes of.
         """
-        self.of_all = [b""] * max(vocab_size, max(vocab.values()) + 1)
+        num_ids = max(vocab_size, max(vocab.values()) + 1)
+        if num_ids > MAX_VOCABULARY:
+            raise ValueError(f"the tokenizer has the token id {num_ids - 1}, which is too large")
+        self.of_all = [b""] * num_ids
         for token, token_id in vocab.items():
             self.of_all[token_id] = _piece(respell(token))
         self._special_ids = frozenset(special_ids)

@@ -92,12 +92,16 @@ def without_peers_bytes(record: logging.LogRecord) -> logging.LogRecord:
     error = record.exc_info[1] if record.exc_info else None
     is_undecoded = isinstance(error, UnicodeError)
     is_of_peer = is_undecoded or type(error).__module__ == _CORE
-    if not is_of_peer or record.name.partition(".")[0] in OURS:
+    if not is_of_peer or _is_ours(record):
         return record
     said = "text of a peer is not UTF-8" if is_undecoded else record.getMessage()[:MAX_SAID_CHARS]
     return logging.makeLogRecord(
         {"name": record.name, "levelno": logging.WARNING, "levelname": "WARNING", "msg": said}
     )
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] in OURS
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of standard error
@@ -108,6 +112,8 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of sta
         self._limit = LineLimit()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.INFO and not _is_ours(record):
+            return
         record = without_peers_bytes(record)
         if self._limit.passes(record):
             if (note := self._limit.left_out(record)) is not None:

@@ -23,10 +23,14 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from rpc.telemetry import trace_ids
-from rpc.telemetry.log_limits import OURS, LimitedHandler
+from rpc.telemetry.log_limits import LimitedHandler
 from rpc.telemetry.printable import printable
 
 FORMATS = ("text", "json")
+MAX_TEXT_CHARS = 4096
+"""Characters of a message, or of one of its fields; prompts that are to be logged are whole."""
+MAX_EXCEPTION_CHARS = 16_384
+"""Characters of a traceback."""
 CHATTY = ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub", "asyncio", "grpc")
 """Loggers of libraries whose INFO lines do not help an operator."""
 ABORTS = "grpc._cython.cygrpc"
@@ -48,10 +52,7 @@ def configure(*, service: str, level: str, log_format: str) -> None:
     handler.setFormatter(formatter(service, log_format, in_colour=in_colour))
     if log_format == "text" and sys.stderr.isatty():
         handler.terminator = "\x1b[K\n"  # erases the rest of a live line that it overwrites
-    wanted = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(level=max(wanted, logging.INFO), handlers=[handler])
-    for package in OURS:
-        logging.getLogger(package).setLevel(wanted)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger(ABORTS).setLevel(logging.ERROR)
@@ -87,7 +88,26 @@ def _ids() -> dict[str, str]:
     return {name: value for name, value in ids.items() if value}
 
 
-class _Text(logging.Formatter):
+class _Bounded(logging.Formatter):
+    """Cuts what a peer may have made long: a message, and what an exception says."""
+
+    def formatException(self, ei: Any) -> str:
+        return _cut(super().formatException(ei), MAX_EXCEPTION_CHARS)
+
+
+def _cut(text: str, most: int) -> str:
+    """Returns the text without its middle, if it is too long: an exception's words come last."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}... {len(text) - 2 * half} characters ...{text[-half:]}"
+
+
+def _bound(record: logging.LogRecord) -> int:
+    return sys.maxsize if getattr(record, "is_whole", False) else MAX_TEXT_CHARS
+
+
+class _Text(_Bounded):
     """Writes time, service, level unless it is INFO, and message; then the ids, if there are
     any."""
 
@@ -99,7 +119,8 @@ class _Text(logging.Formatter):
         self._in_colour = in_colour
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = self._level(record.levelname) + printable(record.message)
+        text = printable(_cut(record.message, _bound(record)))
+        record.message = self._level(record.levelname) + text
         ids = "".join(f" {name}={value}" for name, value in _ids().items())
         return super().formatMessage(record) + ids
 
@@ -111,7 +132,7 @@ class _Text(logging.Formatter):
         return f"{name} "
 
 
-class _Json(logging.Formatter):
+class _Json(_Bounded):
     """Writes one JSON object per line."""
 
     def __init__(self, service: str) -> None:
@@ -134,6 +155,11 @@ class _Json(logging.Formatter):
 
 def _message(record: logging.LogRecord) -> dict[str, Any]:
     """Returns an event's name and its fields, or the message of a line without named fields."""
+    most = _bound(record)
     if isinstance(record.args, Mapping):
-        return {"message": record.msg.partition(":")[0], **record.args}
-    return {"message": record.getMessage()}
+        fields = {
+            name: _cut(value, most) if isinstance(value, str) else value
+            for name, value in record.args.items()
+        }
+        return {"message": record.msg.partition(":")[0], **fields}
+    return {"message": _cut(record.getMessage(), most)}

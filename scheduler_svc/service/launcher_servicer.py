@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import count
 
+from contract.description_bounds import check_description
 from contract.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import stats_pb2
@@ -78,6 +79,10 @@ class LauncherLink:
     ) -> None:
         try:
             async for request in requests:
+                try:
+                    check_description(request.state)
+                except ValueError as error:
+                    raise InvalidArgument("state", None, reason=str(error)) from None
                 self.state = request.state
                 answer = self._answers.pop(request.order, None)
                 if answer is not None and not answer.done():

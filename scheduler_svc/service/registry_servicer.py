@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from contract.description_bounds import check_description
 from contract.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from contract.model import ModelInfo, WorkerCapacity
 from contract.tokenizer_files import hash_files
@@ -116,6 +117,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     async def _ask(self, worker: WorkerClient) -> tuple[ModelInfo, WorkerCapacity]:
         try:
             model, capacity = await worker.info()
+            model.check()
             capacity.check()
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None
@@ -270,6 +272,10 @@ async def _first(requests: Requests) -> pb.Join:
         message.cancel()
     if first is None or first.WhichOneof("message") != "join" or not first.join.epoch:
         raise InvalidArgument("join", "missing", "a first message `join` with an epoch")
+    try:
+        check_description(first.join)
+    except ValueError as error:
+        raise InvalidArgument("join", None, reason=str(error)) from None
     return first.join
 
 

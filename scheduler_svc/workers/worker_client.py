@@ -9,7 +9,8 @@ from typing import NamedTuple, cast
 
 import grpc
 
-from contract.errors import InvalidArgument
+from contract.description_bounds import check_description
+from contract.errors import InvalidArgument, cut
 from contract.model import ModelInfo, WorkerCapacity, decode_capacity, decode_model
 from contract.step import encode_step
 from contract.step_result import StepResult, decode_result
@@ -48,6 +49,10 @@ _TRANSPORT_FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 class WorkerLostError(Exception):
     """The worker cannot go on; its KV is lost. Says why in one line."""
+
+    def __init__(self, reason: str) -> None:
+        """Takes a reason, which may have words of the worker."""
+        super().__init__(cut(reason))
 
 
 class _SentStep(NamedTuple):
@@ -91,7 +96,10 @@ class WorkerClient:
         self._vocab_size = self._num_outputs = 0  # until `info` has asked
 
     async def info(self) -> tuple[ModelInfo, WorkerCapacity]:
-        """Asks the worker what it is. Raises WorkerLostError if another one answers."""
+        """Asks the worker what it is.
+
+        Raises WorkerLostError if another one answers, and ValueError if it says too much.
+        """
         try:
             answer = await self._stub.GetWorkerInfo(
                 pb.GetWorkerInfoRequest(), timeout=DIAL_TIMEOUT_S
@@ -100,6 +108,7 @@ class WorkerClient:
             raise WorkerLostError(f"cannot reach it: {error.details()}") from None
         if answer.epoch != self.epoch:
             raise WorkerLostError("another worker answers there")
+        check_description(answer)
         self._vocab_size = answer.model.vocab_size
         self._num_outputs = answer.model.pooling.num_outputs
         return decode_model(answer.model), decode_capacity(answer.capacity)

@@ -18,7 +18,7 @@ class WorkerRange(NamedTuple):
         """Reads N or MIN..MAX. Raises ValueError."""
         found = _FORM.fullmatch(text.strip())
         if not found:
-            raise ValueError("it must be N or MIN..MAX, whole numbers of at least 1")
+            raise ValueError("it must be N or MIN..MAX, whole numbers from 1 to 9999")
         least, most = int(found[1]), int(found[2] or found[1])
         if least > most:
             raise ValueError(f"it must have the lower number first, {most}..{least}")

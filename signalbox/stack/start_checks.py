@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from gpu_worker.missing_packages import require_ray
 from gpu_worker.ranks.rank_store import check_store
 from router.keys.api_keys import read_keys
@@ -15,7 +17,9 @@ from rpc.transport.listening_ports import (
     join_address,
 )
 from rpc.transport.tls import check_files
+from signalbox.settings.loading import in_one_line
 from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.sources import SettingsError
 from signalbox.stack.model_check import check_model
 from signalbox_kernels.native import isa_limit
 
@@ -49,9 +53,12 @@ def check_number(settings: ServeSettings, num_workers: int, *, num_loaded: int) 
     Args:
         num_loaded: those of them whose weights are in memory.
     """
-    type(settings).model_validate(
-        settings.model_dump(exclude_unset=True) | {"workers": str(num_workers)}
-    )
+    try:
+        type(settings).model_validate(
+            settings.model_dump(exclude_unset=True) | {"workers": str(num_workers)}
+        )
+    except ValidationError as error:
+        raise SettingsError(in_one_line(error, type(settings))) from None
     if not settings.is_on_ray:
         check_model(settings, num_workers=num_workers, num_loaded=num_loaded)
 

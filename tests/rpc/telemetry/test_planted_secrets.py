@@ -76,5 +76,4 @@ async def test_no_secret_that_a_client_sends_is_in_the_log(tmp_path: Path, log_f
             router.keys.write_text(text + broken % SECRET.decode())
             assert await router.knows("known")
         written = router.log.read_bytes()
-        assert b"not UTF-8" in written  # that there was something is said
         assert SECRET not in written

@@ -12,9 +12,11 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
+from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from rpc.limits.open_files import WANTED_FILES
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.ports import free_port
@@ -383,6 +385,11 @@ def test_scale_starts_and_drains_workers_of_serve(log: Path) -> None:
         wait_until(lambda: num_workers(stack) == 2, told=log.read_text)
         assert "started again" not in log.read_text()
         assert_one_line_error(run_here(*scale, "2..1"), "--workers", "lower number first")
+        asked = scheduler_pb2.ScaleWorkersRequest(min_workers=1, max_workers=(1 << 32) - 1)
+        with grpc.insecure_channel(found[1]) as channel, pytest.raises(grpc.RpcError) as refused:
+            scheduler_pb2_grpc.SchedulerServiceStub(channel).ScaleWorkers(asked)
+        assert "--workers is '4294967295': it must be N or MIN..MAX" in str(refused.value)
+        assert "pydantic" not in str(refused.value)
         assert stack.stop() == 0
 
 
