@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 
 from rpc.http.connection_places import NoPlace, Place, Places
 from rpc.http.errors import HttpError
 from rpc.http.port_limits import TLS_HANDSHAKE_S
 from rpc.transport.addresses import client_of
+from rpc.transport.tls import HttpContexts
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ class Acceptor:
         places: Places,
         connect: Callable[[Place], asyncio.BaseProtocol],
         *,
-        context: ssl.SSLContext | None,
+        contexts: HttpContexts | None,
     ) -> None:
         self._listener = listener
         self._places = places
         self._connect = connect
-        self._context = context
+        self._contexts = contexts
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.TimerHandle | None = None
@@ -100,16 +100,17 @@ class Acceptor:
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         with connection, contextlib.suppress(OSError):
-            if self._context is None:  # a TLS client cannot read plain text
+            if self._contexts is None:  # a TLS client cannot read plain text
                 error = HttpError(503, reason, closes=True, retry_after_s=1)
                 connection.send(error.to_bytes())
 
     async def _make(self, connection: socket.socket, place: Place) -> None:
+        context = None if self._contexts is None else await self._contexts.current()
         await self._loop.connect_accepted_socket(
             lambda: self._connect(place),
             connection,
-            ssl=self._context,
-            ssl_handshake_timeout=None if self._context is None else TLS_HANDSHAKE_S,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else TLS_HANDSHAKE_S,
         )
 
     def _on_made(self, task: "asyncio.Task[None]", connection: socket.socket, place: Place) -> None:

@@ -6,7 +6,6 @@ The limits for its clients are in `port_limits`, `client_connection`, `acceptor`
 import asyncio
 import contextlib
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -25,7 +24,7 @@ from rpc.http.parsing_share import ParsingShare
 from rpc.http.port_limits import NORMAL, HttpLimits
 from rpc.http.unfinished_bodies import UnfinishedBodies
 from rpc.transport.listening_ports import check_exposure, check_free, join_address
-from rpc.transport.tls import CLEAR, TlsConfig, http_context, is_loopback
+from rpc.transport.tls import CLEAR, HttpContexts, TlsConfig, is_loopback
 
 BACKLOG = 1024
 
@@ -96,7 +95,7 @@ class HttpPort:
         self.port = listener.getsockname()[1]
         self._config.load()
         if self._tls.serves:
-            self._server.context = http_context(self._tls)
+            self._server.contexts = HttpContexts(self._tls)
         self._serving = asyncio.create_task(self._server.serve([listener]), name="http port")
         return self.port
 
@@ -136,7 +135,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
         super().__init__(config)
-        self.context: ssl.SSLContext | None = None
+        self.contexts: HttpContexts | None = None
         self.places = Places(
             most=limits.places(), most_per_address=limits.max_connections_per_address
         )
@@ -162,7 +161,7 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         self.server_state = _State(self.config.encoded_headers)
         acceptors = [
-            Acceptor(listener, self.places, self._connect, context=self.context)
+            Acceptor(listener, self.places, self._connect, contexts=self.contexts)
             for listener in sockets or ()
         ]
         for acceptor in acceptors:

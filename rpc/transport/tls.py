@@ -4,13 +4,15 @@ One set of PEM files serves every port and channel of a process. Servers check t
 each handshake, so replacing the files renews a certificate; channels read them when opened.
 """
 
+import asyncio
 import ipaddress
 import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -126,18 +128,23 @@ def check_files(tls: TlsConfig) -> None:
         channel_credentials(tls)
 
 
-def http_context(tls: TlsConfig) -> ssl.SSLContext:
-    """Returns the TLS context of an HTTP server. Raises TlsError."""
-    files, first = _Files(tls), _server_context(tls)
-    current = first
+class HttpContexts:
+    """The TLS context of an HTTP server, from the files as they are when a connection comes."""
 
-    def choose(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
-        nonlocal current
-        current = files.renewed(lambda: _server_context(tls)) or current
-        connection.context = current
+    def __init__(self, tls: TlsConfig) -> None:
+        """Reads the files. Raises TlsError."""
+        self._tls = tls
+        self._files, self._current = _Files(tls), _server_context(tls)
+        self._reading = asyncio.Lock()
 
-    first.sni_callback = choose
-    return first
+    async def current(self) -> ssl.SSLContext:
+        """Returns the context; a thread reads files that have changed, authorities by thousands."""
+        async with self._reading:
+            if self._files.have_changed:
+                load = partial(_server_context, self._tls)
+                renewed = await asyncio.to_thread(self._files.renewed, load)
+                self._current = renewed or self._current
+            return self._current
 
 
 class _Files:
@@ -146,6 +153,10 @@ class _Files:
     def __init__(self, tls: TlsConfig) -> None:
         self._paths = [path for path in (tls.cert, tls.key, tls.client_ca) if path]
         self._seen = self._state()
+
+    @property
+    def have_changed(self) -> bool:
+        return self._state() != self._seen
 
     def renewed(self, load: Callable[[], T]) -> T | None:
         """Returns the result of `load` if the files have changed and are valid; else None."""

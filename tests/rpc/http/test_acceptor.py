@@ -154,6 +154,30 @@ async def test_a_large_body_comes_whole_over_tls(tmp_path: Path) -> None:
         assert hashlib.sha256(body).digest() in await reader.read()
 
 
+async def test_the_next_connection_sees_a_renewed_certificate_and_an_open_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("127.0.0.1", file_name="server")
+    context = ssl.create_default_context(cafile=authority.file)
+    get = GET.replace(b"close", b"keep-alive")
+    async with serving(tls=TlsConfig(cert=cert, key=key)) as port, asyncio.timeout(EVENT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port, ssl=context)
+        at, shown = ("127.0.0.1", port.port), []
+        for _ in range(2):
+            shown.append(await asyncio.to_thread(ssl.get_server_certificate, at))
+            authority.issue("127.0.0.1", file_name="server")
+        Path(key).write_text("half a key")  # noqa: ASYNC240 (a temporary file)
+        shown += await asyncio.gather(
+            *(asyncio.to_thread(ssl.get_server_certificate, at) for _ in range(3))
+        )
+        assert len(set(shown)) == 2
+        assert shown[1] == shown[-1]
+        writer.write(get)
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
 async def digest_of(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the digest of the body."""
     digest, more = hashlib.sha256(), True
