@@ -6,17 +6,20 @@ The names of modules are those of Hugging Face's models; PEFT 0.21 chooses the s
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpu_worker.adapters.expressions import Expression
+from gpu_worker.adapters.expressions import Expression, Match, TakesTooMuch, first_matches
 from gpu_worker.checkpoints.json_file import read_json
 from gpu_worker.config import ModelError
 
 T = TypeVar("T")
 
+MAX_BYTES = 1 << 20
+MAX_BYTES_PER_MODULE = 512
+"""Bytes of an adapter's description: of any, and for each module that its model has."""
 ALL_LINEAR = "all-linear"
 _REMARKS = {
     "peft_type": "only LORA is served",
@@ -74,95 +77,63 @@ _NEUTRAL: tuple[object, ...] = (None, False, "", [], {}, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """The fields of adapter_config.json that decide what an adapter computes; see PEFT."""
+    """What adapter_config.json says that an adapter computes in the modules of one model."""
 
-    r: int
-    lora_alpha: float
-    use_rslora: bool = False
-    target_modules: str | tuple[str, ...]
-    exclude_modules: str | tuple[str, ...] = ()
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    layers_to_transform: tuple[int, ...] = ()
-    layers_pattern: tuple[str, ...] = ()
-    base_model: str = ""
+    max_rank: int
+    base_model: str
     """Name of the model that it was trained on, for messages."""
+    _scales_by_root: bool
+    """True if a product is divided by the root of the rank (use_rslora)."""
+    _targets: frozenset[str]
+    _ranks: Mapping[str, int]
+    _alphas: Mapping[str, float]
 
     def targets(self, module: str) -> bool:
         """Returns whether the adapter changes a linear module of the layers."""
-        if _names(self.exclude_modules, module):
-            return False
-        if isinstance(self.target_modules, str):
-            is_all = self.target_modules.lower() == ALL_LINEAR
-            return is_all or _names(self.target_modules, module)
-        if module in self.target_modules:
-            return True
-        if not _names(self.target_modules, module):
-            return False
-        return not self.layers_to_transform or self._layer(module) in self.layers_to_transform
-
-    def _layer(self, module: str) -> int | None:
-        for pattern in self._of_layers:
-            if found := re.match(pattern, module):
-                return int(found[found.re.groups])
-        return None
-
-    @property
-    def _of_layers(self) -> list[str]:
-        """Expressions of whose groups the last one is the number of a layer."""
-        patterns = [rf"(?:^|.*?\.){one}" for one in self.layers_pattern] or [r".*?\.[^.]*"]
-        return [rf"{pattern}\.(\d+)\." for pattern in patterns]
+        return module in self._targets
 
     def rank(self, module: str) -> int:
-        return _of_pattern(self.rank_pattern, module, self.r)
+        return self._ranks[module]
 
     def scale(self, module: str) -> float:
         """Returns the factor of the product of B and A."""
         rank = self.rank(module)
-        alpha = _of_pattern(self.alpha_pattern, module, self.lora_alpha)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
-
-    @property
-    def max_rank(self) -> int:
-        return max([self.r, *self.rank_pattern.values()])
-
-    @property
-    def expressions(self) -> list[Expression]:
-        """All regular expressions that are matched with names of modules."""
-        whole = [one for one in (self.target_modules, self.exclude_modules) if isinstance(one, str)]
-        ends = map(_of_end, (*self.rank_pattern, *self.alpha_pattern))
-        of_layers = self._of_layers if self.layers_to_transform else ()
-        return [
-            *(Expression(one, is_whole=True) for one in whole if one.lower() != ALL_LINEAR),
-            *(Expression(one) for one in (*ends, *of_layers)),
-        ]
+        return self._alphas[module] / (math.sqrt(rank) if self._scales_by_root else rank)
 
 
-def _names(names: str | Iterable[str], module: str) -> bool:
-    """Returns whether a regular expression matches a module, or its name ends in one of `names`."""
-    if isinstance(names, str):
-        return bool(names) and re.fullmatch(names, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in names)
+def _end_of(names: Collection[str], module: str) -> bool:
+    """Returns whether a module's name is one of `names`, or ends in one after a point."""
+    parts = module.split(".")
+    return any(".".join(parts[i:]) in names for i in range(len(parts)))
 
 
-def _of_pattern(pattern: Mapping[str, T], module: str, default: T) -> T:
-    found = (value for name, value in pattern.items() if re.match(_of_end(name), module))
-    return next(found, default)
-
-
-def _of_end(name: str) -> str:
+def _of_end(name: str) -> Expression:
     """Returns an expression of the modules whose names end so."""
-    return rf"(.*\.)?({name})$"
+    return Expression(rf"(.*\.)?({name})$")
 
 
-def read_adapter_config(path: Path) -> AdapterConfig:
-    """Raises ModelError with the field that cannot be served."""
-    config = read_json(path)
+def read_adapter_config(path: Path, modules: Collection[str] = ()) -> AdapterConfig:
+    """Raises ModelError with the field that cannot be served.
+
+    Args:
+        modules: names of the modules that adapters of the model may change.
+    """
+    config = read_json(path, max_bytes=max_bytes(modules))
     _check_served(config, path)
     try:
-        return _config(config)
+        return _config(config, modules)
+    except TakesTooMuch:
+        raise ModelError(
+            f"a regular expression in {path}, or all of them, takes too long to be matched with the"
+            " names of modules; give their names as a list"
+        ) from None
     except (TypeError, ValueError, KeyError, OverflowError, RecursionError, re.error) as error:
         raise ModelError(f"{path} is not sound ({error}); save the adapter again") from None
+
+
+def max_bytes(modules: Collection[str]) -> int:
+    """Returns the most bytes of what describes an adapter, beside its weights."""
+    return MAX_BYTES + MAX_BYTES_PER_MODULE * len(modules)
 
 
 def _check_served(config: Mapping[str, Any], path: Path) -> None:
@@ -183,26 +154,70 @@ def _check_served(config: Mapping[str, Any], path: Path) -> None:
         raise ModelError(f"{path} has no peft_type; give the folder of an adapter of PEFT")
 
 
-def _config(config: Mapping[str, Any]) -> AdapterConfig:
-    checked = AdapterConfig(
-        r=_rank(config["r"]),
-        lora_alpha=_number(config["lora_alpha"]),
-        use_rslora=_flag(config.get("use_rslora", False)),
-        target_modules=_modules(config["target_modules"]),
-        exclude_modules=_modules(config.get("exclude_modules") or []),
-        rank_pattern=_pattern(config.get("rank_pattern"), _rank),
-        alpha_pattern=_pattern(config.get("alpha_pattern"), _number),
-        layers_to_transform=_layers(config.get("layers_to_transform")),
-        layers_pattern=_listed(config.get("layers_pattern") or []),
-        base_model=str(config.get("base_model_name_or_path") or ""),
-    )
-    for expression in checked.expressions:
-        re.compile(expression.pattern)
-    if not checked.target_modules:
+def _config(config: Mapping[str, Any], modules: Collection[str]) -> AdapterConfig:
+    r, alpha = _rank(config["r"]), _number(config["lora_alpha"])
+    ranks = _pattern(config.get("rank_pattern"), _rank)
+    alphas = _pattern(config.get("alpha_pattern"), _number)
+    targeted = _modules(config["target_modules"])
+    excluded = _modules(config.get("exclude_modules") or [])
+    layers = _layers(config.get("layers_to_transform"))
+    layers_pattern = _listed(config.get("layers_pattern") or [])
+    if not targeted:
         raise ValueError("target_modules names no module")
-    if checked.layers_to_transform and isinstance(checked.target_modules, str):
+    if layers and isinstance(targeted, str):
         raise ValueError("layers_to_transform goes with a list of target_modules")
-    return checked
+    found = first_matches(
+        {
+            "rank": [*map(_of_end, ranks)],
+            "alpha": [*map(_of_end, alphas)],
+            "targeted": _whole(targeted),
+            "excluded": _whole(excluded),
+            "layer": _of_layers(layers_pattern) if layers else (),
+        },
+        modules,
+    )
+
+    def is_named(names: str | frozenset[str], group: str, module: str) -> bool:
+        return module in found[group] if isinstance(names, str) else _end_of(names, module)
+
+    def is_target(module: str) -> bool:
+        if is_named(excluded, "excluded", module):
+            return False
+        if isinstance(targeted, str) and targeted.lower() == ALL_LINEAR:
+            return True
+        if not is_named(targeted, "targeted", module):
+            return False
+        if not layers or module in targeted:
+            return True
+        return module in found["layer"] and int(found["layer"][module].last_group) in layers
+
+    return AdapterConfig(
+        max_rank=max([r, *ranks.values()]),
+        base_model=str(config.get("base_model_name_or_path") or ""),
+        _scales_by_root=_flag(config.get("use_rslora", False)),
+        _targets=frozenset(filter(is_target, modules)),
+        _ranks=_of_modules(ranks, found["rank"], r, modules),
+        _alphas=_of_modules(alphas, found["alpha"], alpha, modules),
+    )
+
+
+def _of_modules(
+    pattern: Mapping[str, T], found: Mapping[str, Match], default: T, modules: Iterable[str]
+) -> dict[str, T]:
+    values = [*pattern.values()]
+    return {one: values[found[one].number] if one in found else default for one in modules}
+
+
+def _whole(names: str | Collection[str]) -> list[Expression]:
+    """Returns the expression of names that are given as one."""
+    is_expression = isinstance(names, str) and names.lower() != ALL_LINEAR
+    return [Expression(str(names), is_whole=True)] if is_expression else []
+
+
+def _of_layers(layers_pattern: Collection[str]) -> list[Expression]:
+    """Returns expressions of whose groups the last one is the number of a layer."""
+    patterns = [rf"(?:^|.*?\.){one}" for one in layers_pattern] or [r".*?\.[^.]*"]
+    return [Expression(rf"{pattern}\.(\d+)\.") for pattern in patterns]
 
 
 def _rank(value: Any) -> int:
@@ -229,15 +244,15 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _layers(value: Any) -> tuple[int, ...]:
+def _layers(value: Any) -> frozenset[int]:
     layers = [value] if type(value) is int else value or []
     if not isinstance(layers, list) or any(type(layer) is not int for layer in layers):
         raise ValueError(f"layers_to_transform is {_shown(value)}, must be numbers of layers")
-    return tuple(layers)
+    return frozenset(layers)
 
 
-def _modules(value: Any) -> str | tuple[str, ...]:
-    return value if isinstance(value, str) else _listed(value)
+def _modules(value: Any) -> str | frozenset[str]:
+    return value if isinstance(value, str) else frozenset(_listed(value))
 
 
 def _listed(value: Any) -> tuple[str, ...]:

@@ -1,32 +1,29 @@
-"""Tries the regular expressions of an adapter before the worker matches them.
+"""Matches the regular expressions of an adapter with the names of a model's modules.
 
-Python's `re` holds the interpreter while it matches, and some expressions backtrack for longer than
-a worker is waited for. So a process with a limit of CPU time matches them first.
+Python's `re` holds the interpreter while it compiles and matches, some expressions backtrack for
+longer than a worker is waited for, and an adapter may have any number. So this file, run as a
+process with limits that the kernel enforces, matches all but a few plain names. It imports nothing
+of ours, to start fast.
 """
 
 import json
 import re
+import resource
 import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-MAX_CPU_S = 1
+MAX_CPU_S = 2
 """Seconds of processor time for all expressions of an adapter with all modules of a model."""
-_REPEATS = re.compile(r"[*+?{|]")
-_TRIAL = f"""
-import json, re, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({MAX_CPU_S}, {MAX_CPU_S}))
-expressions, names = json.load(sys.stdin)
-for one in expressions:
-    matches = re.fullmatch if one["is_whole"] else re.match
-    for name in names:
-        matches(one["pattern"], name)
-"""
+MAX_MEMORY_BYTES = 512 << 20
+_MAX_WALL_S = 60.0
+_FEW_CHARS = 4_096
+"""Characters of simple expressions that are matched in this process."""
+_SIMPLE = re.compile(r"[A-Za-z0-9_.]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(NamedTuple):
     """A regular expression that is matched with names of modules."""
 
     pattern: str
@@ -34,16 +31,80 @@ class Expression:
     """True if it is of the whole name, not of its beginning."""
 
 
-def end_in_time(expressions: Iterable[Expression], names: Iterable[str]) -> bool:
-    """Returns whether all expressions, which must be valid, are matched with all names in time."""
-    tried = [asdict(one) for one in expressions if _REPEATS.search(one.pattern)]
-    if not tried:
-        return True
-    trial = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _TRIAL],
-        input=json.dumps([tried, list(names)]).encode(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    return trial.returncode == 0
+class Match(NamedTuple):
+    """Which of several expressions is the first that matches a name."""
+
+    number: int
+    last_group: str
+    """What the last of its groups matches; empty if nothing."""
+
+
+Groups = Mapping[str, Sequence[Expression]]
+"""Lists of expressions by what they are for."""
+Found = dict[str, dict[str, Match]]
+"""By list, the match of each name that has one."""
+
+
+class TakesTooMuch(ValueError):
+    """The expressions take more time or memory than they may."""
+
+
+def first_matches(groups: Groups, names: Iterable[str]) -> Found:
+    """Returns which expression of each list is the first to match a name.
+
+    Raises TakesTooMuch, or ValueError or RecursionError for an expression that is not valid.
+    """
+    patterns = [one.pattern for group in groups.values() for one in group]
+    if sum(map(len, patterns)) <= _FEW_CHARS and all(map(_SIMPLE.fullmatch, patterns)):
+        return _first_matches(groups, list(names))
+    job = json.dumps([groups, list(names)]).encode()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", __file__],
+            input=job,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=_MAX_WALL_S,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except (ValueError, subprocess.TimeoutExpired):  # it was ended before its answer
+        raise TakesTooMuch from None
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return {
+        group: {name: Match(*match) for name, match in found.items()}
+        for group, found in answer.items()
+    }
+
+
+def _first_matches(groups: Groups, names: Sequence[str]) -> Found:
+    return {group: _matches(expressions, names) for group, expressions in groups.items()}
+
+
+def _matches(expressions: Sequence[Expression], names: Sequence[str]) -> dict[str, Match]:
+    compiled = [(re.compile(pattern), is_whole) for pattern, is_whole in expressions]
+    matching = [one.fullmatch if is_whole else one.match for one, is_whole in compiled]
+    found = {}
+    for name in names:
+        for index, match in enumerate(matching):
+            if (one := match(name)) is not None:
+                last = one[one.re.groups] if one.re.groups else ""
+                found[name] = Match(index, last or "")
+                break
+    return found
+
+
+def _answer(job: Any) -> dict[str, Any]:
+    groups, names = job
+    try:
+        return _first_matches(groups, names)
+    except (re.error, RecursionError, OverflowError) as error:
+        return {"error": str(error)[:1000]}
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.stdout.write(json.dumps(_answer(json.load(sys.stdin))))

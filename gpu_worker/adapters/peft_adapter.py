@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from contract.model import Adapter
-from gpu_worker.adapters.adapter_config import AdapterConfig, read_adapter_config
-from gpu_worker.adapters.expressions import end_in_time
+from gpu_worker.adapters.adapter_config import AdapterConfig, max_bytes, read_adapter_config
 from gpu_worker.checkpoints.safetensors_file import stored_safetensors
 from gpu_worker.checkpoints.stored_tensor import StoredTensor
 from gpu_worker.config import ModelError
@@ -98,18 +97,13 @@ def open_adapter(
     Raises ModelError with what is wrong and the remedy.
     """
     info = describe_adapter(name, folder)
-    config = read_adapter_config(folder / CONFIG)
+    config = read_adapter_config(folder / CONFIG, shapes)
     if max_rank is not None and config.max_rank > max_rank:
         raise ModelError(
             f"the adapter {name} has rank {config.max_rank}, more than max_lora_rank, which is"
             f" {max_rank}; raise --max-lora-rank"
         )
-    if not end_in_time(config.expressions, shapes):
-        raise ModelError(
-            f"a regular expression in {folder / CONFIG} takes too long to be matched with the names"
-            " of modules; give their names as a list"
-        )
-    tensors = dict(_tensors(folder / WEIGHTS))
+    tensors = dict(_tensors(folder / WEIGHTS, max_header_bytes=max_bytes(shapes)))
     _check_modules(name, config, tensors, shapes)
     for module in (module for module in shapes if config.targets(module)):
         _check_shapes(name, module, config.rank(module), tensors, shapes[module])
@@ -125,8 +119,10 @@ def _missing(name: str, file: Path, error: OSError) -> ModelError:
     return ModelError(f"cannot read {file} of the adapter {name} ({reason}); {remedy}")
 
 
-def _tensors(path: Path) -> Iterator[tuple[tuple[str, str], StoredTensor]]:
-    for tensor_name, tensor in stored_safetensors(path):
+def _tensors(
+    path: Path, *, max_header_bytes: int
+) -> Iterator[tuple[tuple[str, str], StoredTensor]]:
+    for tensor_name, tensor in stored_safetensors(path, max_header_bytes=max_header_bytes):
         found = _TENSOR.fullmatch(tensor_name)
         if found is None:
             raise ModelError(

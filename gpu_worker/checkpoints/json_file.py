@@ -18,10 +18,20 @@ def dict_of_distinct(pairs: list[tuple[str, T]]) -> dict[str, T]:
     return found
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Reads a JSON object; names the file if that fails."""
+def read_json(path: Path, *, max_bytes: int | None = None) -> Mapping[str, Any]:
+    """Reads a JSON object; names the file if that fails.
+
+    Args:
+        max_bytes: of the file; None reads any.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(-1 if max_bytes is None else max_bytes + 1)
+        if max_bytes is not None and len(content) > max_bytes:
+            raise ModelError(f"{path} has more than {max_bytes} bytes; give another one")
+        value = json.loads(content.decode())
+    except ModelError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read ({error}); fetch it again") from None
     if not isinstance(value, dict):

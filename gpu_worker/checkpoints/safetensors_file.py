@@ -7,6 +7,7 @@ offsets, then the tensors' bytes.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import FileIO
 from math import prod
@@ -37,10 +38,12 @@ _DTYPES = {
 }
 
 
-def stored_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def stored_safetensors(
+    path: Path, *, max_header_bytes: int = _MAX_HEADER_BYTES
+) -> Iterator[tuple[str, StoredTensor]]:
     """Yields every tensor, in the order of the file, unread. Raises ModelError."""
-    with path.open("rb", buffering=0) as file:
-        header, start = read_header(path, file)
+    with _reading(path), path.open("rb", buffering=0) as file:
+        header, start = read_header(path, file, max_bytes=max_header_bytes)
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         read = partial(_read, path, start, name, entry)
         dtype = _DTYPES.get(entry["dtype"])
@@ -54,18 +57,32 @@ def _read(path: Path, start: int, name: str, entry: dict[str, Any]) -> AnyArray:
     begin, end = entry["data_offsets"]
     if prod(entry["shape"]) * dtype.itemsize != end - begin:
         raise unreadable(path, f"{name} has another size than its shape")
-    with path.open("rb", buffering=0) as file:
+    with _reading(path), path.open("rb", buffering=0) as file:
         data = read_pages(file, start + begin, end - begin)
     if data is None:
         raise unreadable(path, "it ends early")
     return data.view(dtype).reshape(entry["shape"])
 
 
-def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Makes an error of the system a ModelError: a file may vanish meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error.strerror or type(error).__name__) from None
+
+
+def read_header(
+    path: Path, file: FileIO, *, max_bytes: int = _MAX_HEADER_BYTES
+) -> tuple[dict[str, Any], int]:
     """Returns the header's tensors, and where the tensors' bytes start. Raises ModelError."""
     length = int.from_bytes(file.read(8), "little")
-    if not 2 <= length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
+    num_bytes = path.stat().st_size - 8 - length
+    if length < 2 or num_bytes < 0:
         raise unreadable(path, "its header has no sound length")
+    if length > max_bytes:
+        raise unreadable(path, f"its header has {length} bytes, more than {max_bytes}")
     try:
         header = json.loads(file.read(length), object_pairs_hook=dict_of_distinct)
         tensors = {k: v for k, v in header.items() if k != "__metadata__"}
@@ -76,7 +93,7 @@ def read_header(path: Path, file: FileIO) -> tuple[dict[str, Any], int]:
                 raise TypeError
             if not isinstance(entry["dtype"], str):
                 raise TypeError
-            if not 0 <= begin <= end <= path.stat().st_size - 8 - length:
+            if not 0 <= begin <= end <= num_bytes:
                 raise unreadable(path, "it ends early")
     except ModelError:
         raise

@@ -1,5 +1,6 @@
 """Adapters that would have no or another effect are refused by name."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.adapters import peft_adapter
 from gpu_worker.adapters.peft_adapter import describe_adapter, open_adapter
 from gpu_worker.config import ModelConfig, ModelError
 from tests.gpu_worker.adapters.peft_adapters import (
@@ -169,6 +171,27 @@ def test_files_that_are_missing_cut_or_pickled_are_named(adapter: Path) -> None:
     weights.rename(adapter / "adapter_model.bin")
     refused(adapter, "adapter_model.bin is not read, as it may run code")
     refused(adapter / "elsewhere", "give the folder of an adapter")
+
+
+def test_files_that_vanish_while_they_are_read_are_named(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_adapter("mine", adapter, shapes=SHAPES)
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors cannot be read"):
+        opened.pair(opened.modules[0])
+    monkeypatch.setattr(peft_adapter, "describe_adapter", lambda *_: opened.info)
+    refused(adapter, "adapter_model.safetensors cannot be read .No such file")
+
+
+def test_more_than_an_adapter_of_the_model_needs_is_not_read(adapter: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"base_model.model.{i}.lora_A.weight": entry for i in range(50_000)})
+    weights.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    refused(adapter, "its header has .* bytes, more than")
+    change_config(adapter, rank_pattern={f"module{i}": 4 for i in range(100_000)})
+    refused(adapter, "adapter_config.json has more than")
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused(adapter: Path) -> None:

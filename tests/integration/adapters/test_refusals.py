@@ -1,5 +1,7 @@
 """What cannot be loaded is refused on all workers, with the reason, and nothing is lost."""
 
+import asyncio
+import json
 from pathlib import Path
 
 import grpc
@@ -82,6 +84,23 @@ async def test_what_cannot_be_loaded_is_refused_and_nothing_is_lost(
         assert part in await refused(load(stack.client, name, path), code)
         assert await listed(stack.client) == []
         await check_tokens(stack.client, 1, "")
+
+
+async def test_many_expressions_are_compiled_within_a_limit_beside_the_steps(
+    tmp_path: Path,
+) -> None:
+    write_adapter(tmp_path / "many")
+    file = tmp_path / "many" / "adapter_config.json"
+    config = json.loads(file.read_text())
+    config["rank_pattern"] = {f"[\u0100-\ufefc]{i}": 8 for i in range(4_000)}
+    file.write_text(json.dumps(config))
+    async with make_stack(tmp_path) as stack:
+        loading = asyncio.ensure_future(
+            refused(load(stack.client, "many", "many"), StatusCode.FAILED_PRECONDITION)
+        )
+        await check_tokens(stack.client, 1, "")
+        assert "takes too long" in await loading
+        assert await listed(stack.client) == []
 
 
 async def test_workers_without_a_folder_take_none() -> None:
