@@ -32,8 +32,6 @@ CPU_LIMIT_S_PER_MIB = 0.5
 WALL_LIMIT_S = 60.0
 """Seconds on the clock of a busy machine; normally the CPU limit applies first."""
 MEMORY_LIMIT_BYTES = 512 << 20
-OUT_OF_MEMORY = 3
-"""Exit status after a job that needs more."""
 _SLOW_S = 0.1
 """CPU seconds after which a job goes on with a lower priority, and the process ends with it."""
 _LOWER = 10
@@ -83,8 +81,8 @@ class _Renderer:
         return {"text": text, "writers": writers_of(text).decode()}
 
 
-def _answers() -> Iterator[dict[str, Any] | None]:
-    """Yields the answer to each line; None if there was not enough memory for one."""
+def _answers() -> Iterator[dict[str, Any]]:
+    """Yields the answer to each line. Raises MemoryError."""
     renderer: _Renderer | None = None
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_VIRTUAL, _SLOW_S)
@@ -101,7 +99,7 @@ def _answers() -> Iterator[dict[str, Any] | None]:
         except TooLong:
             yield {"too_long": True}
         except MemoryError:
-            yield None
+            raise
         except jinja2.TemplateSyntaxError as error:
             yield {"error": f"{error.message} in line {error.lineno}"}
         except Exception as error:  # a template may raise any exception
@@ -118,8 +116,8 @@ def _limit_this_process() -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def main() -> int:
-    """Returns the exit status once the input ends or a job has taken much."""
+def main() -> None:
+    """Returns once the input ends or a job has taken much. Raises MemoryError."""
     _limit_this_process()
     is_slow = False
 
@@ -131,21 +129,18 @@ def main() -> int:
     signal.signal(signal.SIGVTALRM, lower_priority)
     gc.disable()
     for number, answer in enumerate(_answers()):
-        if answer is None:
-            return OUT_OF_MEMORY
         line = json.dumps(answer)
         for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(timer, 0)
         sys.stdout.write(f'{line[:-1]}, "ends": {json.dumps(is_slow)}}}\n')
         sys.stdout.flush()
         if is_slow:
-            break
+            return
         if not number:
             gc.freeze()
         elif number % _COLLECT_EVERY == 0:
             gc.collect()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

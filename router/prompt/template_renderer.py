@@ -4,6 +4,7 @@ A job is encoded in pieces, so that other threads run in between.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from router.prompt.provenance import Text, writers_of
 from router.prompt.template_facts import ContentForm, TemplateFacts
 
 _OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGALRM)
+_OF_OTHERS = (0, -signal.SIGKILL, -signal.SIGTERM)
+"""Ends that no template causes; without memory, Python may end in several other ways."""
 
 
 class TemplateFailed(Exception):
@@ -45,7 +48,7 @@ class TemplateRenderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={},
+            env={name: os.environ[name] for name in ("TZ",) if name in os.environ},
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -117,7 +120,7 @@ class TemplateRenderer:
         if code in _OUT_OF_TIME:
             limit = template_process.cpu_limit_s(self._num_sent)
             return TemplateTakesTooMuch(f"it takes more than {limit:.3g} s")
-        if code != template_process.OUT_OF_MEMORY:
+        if code in _OF_OTHERS:
             return RendererLost(f"a process that renders chat templates ended with {code}")
         limit_mib = template_process.MEMORY_LIMIT_BYTES >> 20
         return TemplateTakesTooMuch(f"it takes more than {limit_mib} MiB of memory")
