@@ -255,6 +255,7 @@ async def _read(call: _Call, *, timeout_s: float) -> pb.RegisterResponse:
         response = reading.result()
     finally:
         reading.cancel()
+        del reading  # else its exception would keep it, and the connection, in a cycle
     if not isinstance(response, pb.RegisterResponse):
         raise _SchedulerLost("it has closed the registration")
     return response

@@ -13,6 +13,7 @@ import grpc
 from contract.errors import Internal, RpcError
 from rpc.interceptors.call_handlers import Context, Handler, Requests, wrap
 from rpc.interceptors.status import MalformedRequest, to_status
+from rpc.lifetime.handled_errors import release_frames
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             try:
                 return await call
             except Exception as error:
-                await _abort(method, error, context)
+                await _abort_and_release(method, error, context)
 
         return wrap(handler, around, deserialize=self._deserializer(handler, method))
 
@@ -72,9 +73,20 @@ def _refusing(method: str, error: Exception) -> Handler:
     """Returns a handler of any kind of call that answers with `error` before it reads anything."""
 
     async def refuse(_requests: Requests, context: Context) -> None:
-        await _abort(method, error, context)
+        await _abort_and_release(method, error, context)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+async def _abort_and_release(method: str, error: Exception, context: Context) -> None:
+    """Aborts a call, which keeps the exception that gRPC raises for it, but no variable that the
+    handler had."""
+    try:
+        await _abort(method, error, context)
+    except BaseException as aborted:  # with `error` as its context; gRPC takes it at once
+        asyncio.get_running_loop().call_soon(release_frames, aborted)
+        raise
+    release_frames(error)
 
 
 async def _abort(method: str, error: Exception, context: Context) -> None:

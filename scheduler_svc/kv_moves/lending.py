@@ -5,6 +5,7 @@ A lend is a move of its owner's pool.
 
 import hashlib
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ class Lending:
     def __init__(self, peer: "Peer", *, blocks: BlockSpaceManager, moves: MovesUnderWay) -> None:
         self.num_bytes = 0
         """Bytes that others have read."""
-        self._peer = peer
+        self._peer: Peer = weakref.proxy(peer)
         self._blocks = blocks
         self._moves = moves
         self._num_tickets = 0

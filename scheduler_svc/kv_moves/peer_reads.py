@@ -4,6 +4,7 @@ A fetch is a move of its reader's pool. It has bounds of its own and waits for n
 not arrive is computed.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class PeerReads:
         self, peer: "Peer", peers: "Peers", *, blocks: BlockSpaceManager, moves: MovesUnderWay
     ) -> None:
         self.counts = FetchCounts()
-        self._peer = peer
+        self._peer_ref = weakref.ref(peer)
         self._peers = peers
         self._fetch_cost = FetchCost(peer.cost, block_size=blocks.block_size, from_peers=True)
         self._blocks = blocks
@@ -74,6 +75,12 @@ class PeerReads:
         self._paused: dict[Peer, float] = {}
         self._origins: OrderedDict[BlockHash, PeerIdentity] = OrderedDict()
         """Workers of which blocks were read, the last last."""
+
+    @property
+    def _peer(self) -> "Peer":
+        peer = self._peer_ref()
+        assert peer is not None, "it has this object"
+        return peer
 
     @property
     def num_fetches(self) -> int:

@@ -6,8 +6,10 @@ steps, so that an empty step is planned now and then while nothing else is and m
 
 import logging
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from contract.model import StoreCapacity
 from contract.sections.store_moves import ClearMark, MoveResult
@@ -111,7 +113,8 @@ class StorePlanning:
         self._changed_at = -math.inf
         """Time of the last plan that began a move, or result that ended one."""
         self._now = 0.0  # as of the last call that said it
-        books.blocks.on_retract = self._distrust
+        # Not a bound method: blocks keep nothing that plans their moves.
+        books.blocks.on_retract = partial(StorePlanning._distrust, weakref.proxy(self))
 
     def begin_plan(self, now: float, *, may_begin: bool) -> None:
         """Takes the groups that load out of the queue before the plan takes others."""

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +19,7 @@ from contract.worker_role import WorkerRole
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from rpc.interceptors.peer_roles import WORKER, names_of
+from rpc.lifetime.handled_errors import release_frames
 from rpc.limits.peer_timeout import wait_for_first
 from scheduler_svc.adapters.adapter_loading import AdapterLoading
 from scheduler_svc.cluster import Cluster
@@ -216,7 +218,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         logger.info(_JOINED, _joined_fields(loop.scheduler))
         running = asyncio.create_task(engine.run())
         # Not in a `finally` after an await: gRPC may cancel a handler more than once.
-        running.add_done_callback(lambda _: self._leave(loop))
+        running.add_done_callback(partial(self._leave, loop))
         interval_ns = int(self._config.heartbeat_interval_s * 1e9)
         try:
             yield pb.RegisterResponse(accepted=pb.Accepted(heartbeat_interval_ns=interval_ns))
@@ -238,12 +240,14 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def _leave(self, loop: StepLoop) -> None:
+    def _leave(self, loop: StepLoop, running: asyncio.Task[None]) -> None:
         self._adapters.leave(loop)
         loop.recorder.left(time.monotonic())
         self._cluster.leave(loop)
         logger.info("worker left: %(worker)s", {"worker": loop.worker_name})
         self._log_quarantine(loop.worker_name)
+        if not running.cancelled():
+            release_frames(running.exception())
 
     async def _next_heartbeat(
         self, requests: Requests, running: asyncio.Task[None]

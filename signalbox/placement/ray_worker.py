@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _START_S = 120.0
 """Seconds for an actor to start on its node."""
-_END_S = 10.0
+_END_S = 1.0
 """Seconds for ranks to end by themselves after one has."""
 _LOOK_S = 0.5
 _REACH_S = 10.0
