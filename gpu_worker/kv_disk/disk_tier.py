@@ -8,7 +8,7 @@ from contract.model import StoreCapacity
 from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_store import DiskStore
 from gpu_worker.kv_disk.known_clears import KnownClears
-from gpu_worker.kv_disk.store_folder import StoreFolder
+from gpu_worker.kv_disk.store_folder import FolderError, StoreFolder
 from gpu_worker.kv_disk.write_limit import WriteLimit
 from gpu_worker.kv_store.block_store import StoreError, StoreUsage
 from gpu_worker.kv_store.late_store import Identify, LateStore
@@ -86,6 +86,12 @@ class DiskTier(LateStore[DiskStore]):
         self._folder.close()
 
     def open(self) -> DiskStore:
+        try:
+            return self._opened_store()
+        except FolderError as error:  # it names what to delete
+            raise StoreError(str(error)) from None
+
+    def _opened_store(self) -> DiskStore:
         if self._identity is None:
             self._identity = self._made_identity()
         store = DiskStore(

@@ -1,11 +1,12 @@
 """Opens the index of a pair of files: as it is, for reading alone, or empty."""
 
+import errno
 import logging
 import sqlite3
 from contextlib import suppress
 
 from gpu_worker.kv_disk.disk_index import DiskIndex
-from gpu_worker.kv_disk.index_schema import IndexUnusable
+from gpu_worker.kv_disk.index_schema import LOG_BYTES, IndexUnusable
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import OwnedFiles, StoreFolder
 
@@ -20,10 +21,12 @@ def open_index(
 
     The lock on the folder must be held. Raises OSError and sqlite3.Error.
     """
-    try:
-        return _open(files, slots, identity)
-    except (IndexUnusable, sqlite3.DatabaseError, ValueError) as error:
-        fault = error
+    fault: Exception = OSError(errno.ENOSPC, "there is no space for its log")
+    if folder.has_space(LOG_BYTES):
+        try:
+            return _open(files, slots, identity)
+        except (IndexUnusable, sqlite3.DatabaseError, ValueError) as error:
+            fault = error
     with suppress(IndexUnusable, sqlite3.DatabaseError, ValueError):
         return _open(files, slots, identity, is_read_only=True)
     index = open_empty_index(folder, files, slots, identity=identity)

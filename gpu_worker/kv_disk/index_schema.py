@@ -8,11 +8,13 @@ last of each scheduler.
 """
 
 import sqlite3
+from pathlib import Path
 from urllib.parse import quote
 
 FORMAT = 2
 """Changes when files of an older version cannot be read."""
 
+_LOG_HEAD_BYTES = 32
 LOG_BYTES = 1 << 20
 """Space of the log beside an index, which is moved into the index at half of that."""
 
@@ -73,8 +75,15 @@ def is_damage(error: Exception) -> bool:
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Opens an index; the caller lets one thread at a time use the connection."""
-    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    """Opens an index that no other process writes to; the caller lets one thread at a time use the
+    connection.
+
+    What SQLite else maps as a file, whose cutting ends the process, is in memory with unix-excl.
+    """
+    uri = f"file:{quote(path)}?vfs=unix-excl"
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False
+    )
     try:
         for pragma in _PRAGMAS:
             connection.execute(pragma)
@@ -89,6 +98,25 @@ def connect_read_only(path: str) -> sqlite3.Connection:
     not count."""
     uri = f"file:{quote(path)}?mode=ro&immutable=1"
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def connect_beside(path: str) -> sqlite3.Connection:
+    """Opens an index for reading, with its log, that another process may be writing to.
+
+    It takes no lock: what is read while the log begins anew may be wrong, which `log_head` shows.
+    """
+    connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&vfs=unix-none", uri=True)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # so that it maps nothing either
+    return connection
+
+
+def log_head(path: Path) -> bytes:
+    """Returns what differs whenever the log of an index has begun anew; empty without a log."""
+    try:
+        with path.with_name(f"{path.name}-wal").open("rb") as log:
+            return log.read(_LOG_HEAD_BYTES)
+    except FileNotFoundError:
+        return b""
 
 
 def prepare(connection: sqlite3.Connection, *, identity: bytes, block_bytes: int) -> None:

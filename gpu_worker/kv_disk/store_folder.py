@@ -27,7 +27,7 @@ from gpu_worker.kv_store.folder_owner import OWN_FOLDER, is_private, ownership_f
 
 _NAME = re.compile(r"(?P<identity>[0-9a-f]{32})-(?P<number>[0-9]+)\.blocks")
 _SUFFIXES = (".blocks", ".index", ".index-wal", ".index-shm", ".index-journal")
-_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_TEXT_CHARS = 1 << 20
 
 
@@ -183,7 +183,7 @@ class StoreFolder:
     def read_text(self, name: str) -> str:
         """Returns the content of a small file; empty if it is not there."""
         try:
-            fd = self._open(name, 0)
+            fd = self._open(name, 0, access=os.O_RDONLY)
         except FileNotFoundError:
             return ""
         with os.fdopen(fd, encoding="utf-8", errors="replace") as file:
@@ -266,8 +266,8 @@ class StoreFolder:
             return None
         return fd
 
-    def _open(self, name: str, flags: int) -> int:
-        fd = os.open(name, _OPEN | flags, 0o600, dir_fd=self._fd)
+    def _open(self, name: str, flags: int, *, access: int = os.O_RDWR) -> int:
+        fd = os.open(name, _OPEN | access | flags, 0o600, dir_fd=self._fd)
         try:
             self._check_status(name, os.fstat(fd))
         except FolderError:

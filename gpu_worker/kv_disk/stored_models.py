@@ -6,14 +6,22 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
-from urllib.parse import quote
 
 from gpu_worker.kv_disk.disk_index import DiskIndex
 from gpu_worker.kv_disk.disk_space import DiskSpace
 from gpu_worker.kv_disk.disk_store import hashed_tenant
-from gpu_worker.kv_disk.index_schema import IndexUnusable, connect_read_only
+from gpu_worker.kv_disk.index_schema import (
+    IndexUnusable,
+    connect_beside,
+    connect_read_only,
+    log_head,
+)
 from gpu_worker.kv_disk.slot_file import SlotFile
 from gpu_worker.kv_disk.store_folder import OwnedFiles, StoreFolder
+
+_NUM_READS = 10
+"""Attempts to read an index while its log does not begin anew: a worker writes it that often only
+under load, and a read takes a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +85,12 @@ class _Counts(TypedDict):
 
 def _counts(index: Path, *, is_in_use: bool) -> _Counts:
     """Reads an index that a worker may be writing to."""
-    with contextlib.suppress(sqlite3.Error, ValueError):
-        return _read_counts(_shared(index))
+    for _ in range(_NUM_READS):
+        with contextlib.suppress(sqlite3.Error, ValueError, OSError):
+            head = log_head(index)
+            counts = _read_counts(connect_beside(str(index)))
+            if log_head(index) == head:
+                return counts
     if not is_in_use:
         with contextlib.suppress(sqlite3.Error, ValueError):  # of a disk that is full
             return _read_counts(connect_read_only(str(index)))
@@ -97,10 +109,6 @@ def _read_counts(opened: sqlite3.Connection) -> _Counts:
     }
 
 
-def _shared(index: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(index))}?mode=ro", uri=True)
-
-
 def _clear(folder: StoreFolder, name: str, tenant: str) -> bool:
     files = folder.own(name)
     if files is None:
@@ -115,7 +123,7 @@ def _clear(folder: StoreFolder, name: str, tenant: str) -> bool:
 
 
 def _clear_owned(folder: StoreFolder, files: OwnedFiles, tenant: str) -> None:
-    with contextlib.closing(_shared(files.index_path)) as connection:
+    with contextlib.closing(connect_beside(str(files.index_path))) as connection:
         state = dict(connection.execute("SELECT name, value FROM state"))
     identity, block_bytes = state["identity"], state["block_bytes"]
     with contextlib.closing(

@@ -71,7 +71,7 @@ class LateStore(Generic[S]):
     def open(self) -> S:
         """Opens the store; `is_called_off` says whether that is still wanted.
 
-        Raises StoreError if it may be opened later, anything else if it cannot be.
+        Raises StoreError or OSError if it may be opened later, anything else if it cannot be.
         """
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class LateStore(Generic[S]):
         while True:
             try:
                 return self._open()
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 if said != (said := str(error)):
                     logger.error(
                         "the %s tier of KV blocks is off until it can be opened, which is tried"

@@ -156,7 +156,6 @@ def test_a_loss_of_power_costs_what_was_not_synced_and_no_more(tmp_path: Path, s
     shutil.copytree(tmp_path / "before", tmp_path / "after")  # what the process saw
     after = tmp_path / "after"
     lose_log(files_of(after, ".index-wal")[0], lossy.log, rng)
-    files_of(after, ".index-shm")[0].unlink()
     lossy.calls.lose(files_of(after, ".blocks")[0], rng)
     store = make_store(after)
     found = held(store, ALL)

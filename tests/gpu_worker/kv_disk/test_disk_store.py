@@ -487,7 +487,7 @@ def test_files_are_for_the_user_alone(tmp_path: Path) -> None:
         write(store, 1)
         modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "kv").iterdir()}
         assert set(modes.values()) == {0o600}
-        assert len(modes) == 5  # blocks, index, its log and shared memory, lock
+        assert len(modes) == 4  # blocks, index, its log, lock
         assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
         store.close()
     finally:

@@ -1,5 +1,6 @@
 """The tier opens beside the steps, once it is known what its blocks belong to."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ from contract.sections.store_moves import ClearMark
 from gpu_worker.kv_disk.disk_tier import DiskTier
 from gpu_worker.kv_disk.known_clears import MAX_ISSUERS
 from gpu_worker.kv_disk.store_folder import FolderError
+from gpu_worker.kv_store import late_store
 from gpu_worker.kv_store.block_store import StoreError
 from gpu_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import BLOCK_BYTES, IDENTITY, data_of
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
-from tests.waiting import EVENT_S
+from tests.signalbox.stacks import signalbox
+from tests.waiting import EVENT_S, wait_until
 
 Digests = MutableMapping[str, str]
 SHA256 = "ab" * 32
@@ -217,3 +220,33 @@ def test_a_folder_that_others_may_enter_is_refused_at_the_start(tmp_path: Path) 
     (tmp_path / "kv").chmod(0o755)
     with pytest.raises(FolderError, match="mode 700"), opened(tmp_path):
         pass
+
+
+def test_an_open_tier_maps_no_file_and_is_listed_by_another_process(tmp_path: Path) -> None:
+    """A file that is mapped and cut from outside would end the worker by SIGBUS."""
+    with opened(tmp_path) as tier:
+        assert tier.opened.wait(EVENT_S)
+        for number in range(3):
+            assert write(tier, number)
+        for path in (tmp_path / "kv").glob("*-shm"):
+            path.write_bytes(b"")
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+        listed = signalbox("cache", "list", str(tmp_path / "kv"), "--json")
+        assert [(one["num_blocks"], one["is_in_use"]) for one in json.loads(listed.stdout)] == [
+            (3, True)
+        ]
+        assert write(tier, 3) and tier.find(keys_of(*range(4))) == 4
+
+
+def test_a_tier_opens_once_its_folder_can_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_store, "RETRY_S", 0.01)
+    (tmp_path / "kv").mkdir(0o700)
+    (tmp_path / "kv" / "digests.json").mkdir()
+    with opened(tmp_path) as tier:
+        assert tier.opened.wait(EVENT_S)
+        assert not write(tier, 1)
+        (tmp_path / "kv" / "digests.json").rmdir()
+        wait_until(lambda: tier.is_open)
+        assert write(tier, 1)
