@@ -1,6 +1,6 @@
 """What a form of the weights, or of K and V, costs beside another: perplexity and greedy tokens.
 
-    python -m benchmarks.perplexity MODEL [--text FILE] [--context 512] [--forms float32 int8 ...]
+    python -m benchmarks.perplexity MODEL [--text FILE ...] [--context 512] [--forms float32 ...]
 
 As llama-perplexity defines it: the text's tokens in chunks of `context`, the rest left out; a chunk
 begins with the BOS token if the tokenizer adds one; its first half is context only, and of the
@@ -98,11 +98,11 @@ def measure(model: str, form: str, *, text: str, context: int) -> Predicted:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--text", type=Path, nargs="+", default=[TEXT], help="one after the other")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     args = parser.parse_args()
-    text = args.text.read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in args.text)
     first: Predicted | None = None
     for form in args.forms:
         found = measure(args.model, form, text=text, context=args.context)
