@@ -199,7 +199,7 @@ def test_blocks_that_ranks_cannot_run_natively_are_refused_with_the_reason(
 
 
 def test_16_bits_are_refused_in_pytorch(tiny: Path) -> None:
-    message = "dtype is 'int16', which takes a native program, but --cpu-backend is torch"
+    message = "dtype is 'int16', which takes a native program, but cpu_backend is 'torch'"
     with pytest.raises(ModelError, match=message):
         make_runner(tiny, dtype="int16", cpu_backend="torch")
 
