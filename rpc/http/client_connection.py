@@ -19,7 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from rpc.http import port_limits
 from rpc.http.connection_places import Place, Places
 from rpc.http.errors import HttpError
-from rpc.http.head_gate import HEAD_LARGE
+from rpc.http.head_gate import HEAD_LARGE, HEADERS_MANY, MAX_HEADERS
 from rpc.http.parsing_share import FIRST_BYTES, ParsingShare, Slices
 from rpc.http.pipeline import cut_pipeline
 from rpc.http.port_limits import HttpLimits
@@ -87,6 +87,8 @@ class Bounds(Parser):
         """Cycle of the request that is being answered, while others are parsed behind it."""
         self._num_bytes = 0
         """Bytes received of the current head."""
+        self._num_lines = 0
+        """Lines of it, while it is not complete: h11 would parse thousands of headers at once."""
         self._framing_left = 0
         """Bytes that the current body may yet take beyond its own."""
         self._patience_ends = math.inf
@@ -198,6 +200,8 @@ class Bounds(Parser):
             self._takes_no_more = True
             self._places.answer(self._place)
             self.flow.resume_reading()  # closing with unread bytes would reset the connection
+        if before in (Phase.IDLE, Phase.HEAD) and self._now_in() is Phase.HEAD:
+            self._num_lines += data.count(b"\n")
         self._follow()
 
     def _count_body(self, num_bytes: int, num_of_body: int) -> None:
@@ -249,6 +253,8 @@ class Bounds(Parser):
         phase, cycle = self._now_in(), self._running
         if phase is Phase.HEAD and self._num_bytes >= port_limits.MAX_HEAD_BYTES:
             self._drop(HEAD_LARGE)
+        elif phase is Phase.HEAD and self._num_lines > MAX_HEADERS + 1:  # the first has no header
+            self._drop(HEADERS_MANY)
         elif (phase, cycle) != (self._phase, self._phase_of):
             self._phase, self._phase_of = phase, cycle
             self._begin(phase)
@@ -268,7 +274,7 @@ class Bounds(Parser):
 
     def _begin(self, phase: Phase) -> None:
         if phase is not Phase.HEAD:
-            self._num_bytes = 0
+            self._num_bytes = self._num_lines = 0
         if phase is Phase.ANSWER:
             self._places.answer(self._place)
         else:

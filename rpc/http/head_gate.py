@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 MAX_HEADERS = 256
 """Most headers of a request. Browsers, proxies and SDKs send fewer than 50; a parser and an
 application spend time on each header, even a short one."""
+HEADERS_MANY = HttpError(431, f"the request has more than {MAX_HEADERS} headers", closes=True)
 HEAD_LARGE = HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes", closes=True)
 """For a head behind another request too, of which a connection does not count each byte."""
 MAX_SHOWN_CHARS = 200
@@ -46,8 +47,7 @@ class HeadGate:
         if version not in VERSIONS:
             yield HttpError(505, f"HTTP/{version} is not served; use HTTP/1.1", closes=True)
         if len(headers) > MAX_HEADERS:
-            message = f"the request has {len(headers)} headers; at most {MAX_HEADERS} are read"
-            yield HttpError(431, message, closes=True)
+            yield HEADERS_MANY
         read: dict[bytes, list[str]] = {name: [] for name in _READ}
         num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
         for name, value in headers:
