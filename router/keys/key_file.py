@@ -11,8 +11,8 @@ import json
 import os
 import re
 import resource
+import select
 import sys
-import threading
 import time
 from array import array
 from contextlib import suppress
@@ -286,15 +286,16 @@ def _answer(path: str) -> bytes:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that waits for it is gone, whose end closes the pipe."""
-    sys.stdin.buffer.read()
-    os._exit(1)
+    """Has the kernel end this process (SIGIO) when the one that waits for it is gone, whose end
+    closes the pipe."""
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it is gone already
+        os._exit(1)
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _end_with_parent()
     sys.stdout.buffer.write(_answer(sys.argv[1]))
-    sys.stdout.buffer.flush()
-    os._exit(0)  # the thread's read would hold the interpreter's end
