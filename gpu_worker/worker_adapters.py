@@ -76,7 +76,10 @@ class WorkerAdapters:
             raise FailedPrecondition(
                 "this worker takes adapters at its start alone; set --adapter-dir"
             )
-        folder = await asyncio.to_thread(self._received.begin)
+        try:
+            folder = await asyncio.to_thread(self._received.begin)
+        except ModelError as error:
+            raise FailedPrecondition(str(error)) from None
         try:
             async for chunk in chunks:
                 await asyncio.to_thread(write_chunk, folder, chunk)

@@ -6,6 +6,7 @@ with it, or when the worker ends; after a worker that was killed, when the next 
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +34,11 @@ class ReceivedAdapters:
         self._folders: dict[str, Path] = {}
 
     def begin(self) -> Path:
-        """Returns a new folder for the files of one adapter."""
-        if self._root is None:
-            self._root = PrivateFolder("adapters")
-        return Path(tempfile.mkdtemp(dir=self._root.path))
+        """Returns a new folder for the files of one adapter. Raises ModelError."""
+        with _writing():
+            if self._root is None:
+                self._root = PrivateFolder("adapters")
+            return Path(tempfile.mkdtemp(dir=self._root.path))
 
     def keep(self, sha256: str, folder: Path) -> None:
         """Keeps a folder until `remove`; another one of the same content goes."""
@@ -60,12 +62,20 @@ def write_chunk(folder: Path, chunk: FileChunk) -> None:
     """Appends to a file of an adapter. Raises ModelError for other files, or too many bytes."""
     if chunk.file_name not in (CONFIG, WEIGHTS):
         raise ModelError(f"{chunk.file_name[:100]!r} is no file of an adapter")
-    num_bytes = sum(file.stat().st_size for file in folder.iterdir()) + len(chunk.content)
-    if num_bytes > MAX_BYTES:
-        raise ModelError(f"the adapter has more than {MAX_BYTES >> 30} GiB; copy it to all workers")
-    try:
+    with _writing():
+        num_bytes = sum(file.stat().st_size for file in folder.iterdir()) + len(chunk.content)
+        if num_bytes > MAX_BYTES:
+            allowed = f"{MAX_BYTES >> 30} GiB"
+            raise ModelError(f"the adapter has more than {allowed}; copy it to all workers")
         with (folder / chunk.file_name).open("ab") as file:
             file.write(chunk.content)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Makes an error of the system a ModelError: a disk may be full, a folder may vanish."""
+    try:
+        yield
     except OSError as error:
         raise ModelError(
             f"the adapter cannot be written to {tempfile.gettempdir()} ({error.strerror}); copy it"

@@ -119,3 +119,19 @@ def test_no_other_file_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match="no file of an adapter"):
         received_adapters.write_chunk(tmp_path, received_adapters.FileChunk(name, b"x"))
     assert not list(tmp_path.iterdir())
+
+
+async def test_a_worker_that_cannot_write_what_it_is_sent_says_so(
+    tmp_path: Path, private: Path
+) -> None:
+    write_adapter(tmp_path / "here" / "sql")
+    (tmp_path / "there").mkdir()
+    private.rmdir()  # noqa: ASYNC240
+    async with (
+        make_stack(tmp_path / "here") as stack,
+        worker_of(stack.scheduler, tmp_path / "there"),
+    ):
+        await until_workers(stack.scheduler, 3)
+        loading = load(stack.client, "sql", "sql")
+        assert "cannot be written" in await refused(loading, StatusCode.FAILED_PRECONDITION)
+        assert await listed(stack.client) == []
