@@ -38,7 +38,7 @@ QUESTIONS = (
     "Who was Albert Einstein?",
     "What should I eat for breakfast?",
     "What is money used for?",
-    "What is the capital of Spain?",
+    "What language is spoken in Brazil?",
 )
 LEAST_MARGIN = 0.5
 """Between the log probabilities of the first two candidates: rounding moves them by up to 0.2."""
