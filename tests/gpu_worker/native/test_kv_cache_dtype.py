@@ -122,7 +122,7 @@ def test_activations_in_codes_are_announced_as_int8(native_tiny: Path) -> None:
 def test_the_line_at_start_says_that_bfloat16_rounds(
     native_tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         make_native_runner(native_tiny, dtype="float32")
         make_native_runner(native_tiny, dtype="float32", kv_cache_dtype="bfloat16")
     exact, rounded = (line for line in caplog.messages if "K and V in" in line)
