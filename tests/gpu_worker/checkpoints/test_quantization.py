@@ -65,7 +65,7 @@ def test_types_of_a_file_run_as_they_are(
     kind: str, llama: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: kind)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(path)  # in the default form
     assert f"matrices: 13 of {kind};" in caplog.text
     floats = make_runner(path, dtype="float32")
@@ -78,7 +78,7 @@ def test_untied_tables_of_a_file_are_two(tmp_path: Path, caplog: pytest.LogCaptu
     path = make_gguf(
         tmp_path / "x.gguf", reference, "llama", kind_of=lambda name: kinds.get(name, "F16")
     )
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(path, quantization="gguf")
     assert re.search(r"12 of B?F16, 1 of Q4_0, 1 of Q8_0", caplog.text)
     assert difference(make_runner(path, dtype="float32"), runner) < 0.08
@@ -95,7 +95,7 @@ def test_fused_matrices_may_mix_types(
         "llama",
         kind_of=lambda name: kinds.get(name.split(".")[2], "Q4_1") if "blk" in name else "Q8_0",
     )
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(path, quantization="gguf")
     assert re.search(r"9 of Q4_1, 4 of Q8_0, 3 of B?F16, 3 of Q5_1", caplog.text)
     assert 0 < difference(make_runner(path, dtype="float32"), runner) < 0.08
@@ -123,7 +123,7 @@ def test_float32_over_the_types_of_a_file_has_the_bits_of_expanded_weights(
     options = {"num_key_value_heads": 1, "tie_word_embeddings": family == "llama3"}
     reference = make_model(tmp_path, family, **SHAPE | options)
     path = make_gguf(tmp_path / "x.gguf", reference, ARCHITECTURES[family], kind_of=kind_of)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         stored = log_probabilities(make_runner(path, dtype="float32"))
     assert "FLOAT32" not in caplog.text
     assert f" of {'Q5_1' if kind == 'mixed' else kind}" in caplog.text
@@ -132,7 +132,7 @@ def test_float32_over_the_types_of_a_file_has_the_bits_of_expanded_weights(
         return to_float32(self._take(name).read()[: self._shapes[name][0]])
 
     monkeypatch.setattr(Weights, "matrix", expanded_matrix)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         expanded = log_probabilities(make_runner(path, dtype="float32"))
     assert " of F32; " in caplog.text
     assert torch.equal(stored, expanded)
@@ -149,7 +149,7 @@ def test_bfloat16_without_its_instructions_is_a_storage(
     """The tokens are those of float32 over weights that are rounded to bfloat16."""
     monkeypatch.setenv(ISA_VARIABLE, "portable")
     path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: kind)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(path, dtype="bfloat16")
     assert "matrices: 13 of BF16; " in caplog.text
     if kind == "BF16":
@@ -175,7 +175,7 @@ def test_blocks_stay_unless_floats_of_16_bits_are_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: "Q8_0")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         make_runner(path, **options)
     assert "matrices: 13 of " in caplog.text
     assert ("13 of Q8_0" not in caplog.text) is is_expanded
@@ -184,7 +184,7 @@ def test_blocks_stay_unless_floats_of_16_bits_are_asked_for(
 def test_made_up_weights_are_quantised_too(
     llama: tuple[Path, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(llama[0], load_format="dummy", quantization="int4")
     assert "12 of Q4_1, 1 of Q8_0" in caplog.text
     assert log_probabilities(runner).isfinite().all()
@@ -194,7 +194,7 @@ def test_what_cannot_run_natively_is_said(
     llama: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make_gguf(tmp_path / "x.gguf", llama[1], "llama", kind_of=lambda _: "Q4_0")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         make_runner(path, backend="torch")
     assert "in the native implementation, but cpu_backend is 'torch'" in caplog.text
     for options, reason in (

@@ -62,7 +62,7 @@ def test_codes_are_multiplied_as_they_are(
     form: str, family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference = save(tmp_path, form, family)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(tmp_path, dtype="float32")
     name = FORMS[form][1]["quant_method"]
     assert f"weights: {name} of the checkpoint, " in caplog.text
@@ -147,7 +147,7 @@ def test_groups_that_are_not_of_one_size_are_decoded(
         return tensors | {"g_idx": index.to(torch.int32)}, values
 
     reference = save_quantised(tmp_path, "llama2", encode, BY_ORDER)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(tmp_path, dtype="float32")
     assert re.search(r"\d of INT4_G64, \d of F32; ", caplog.text)
     assert_greedy(runner, reference, PROMPTS)
@@ -166,7 +166,7 @@ def test_scales_that_16_bits_do_not_hold_are_decoded(
         return tensors | {"scales": scales}, values
 
     reference = save_quantised(tmp_path, "llama2", encode, AWQ)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = make_runner(tmp_path, dtype="float32")
     assert re.search(r"\d of INT4_G64_BF16, \d of F32; ", caplog.text)
     assert_greedy(runner, reference, PROMPTS)
@@ -185,7 +185,7 @@ def test_none_decodes_and_another_name_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path, "awq")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         make_runner(tmp_path, quantization="none")
     assert "weights: awq of the checkpoint, decoded to float32, " in caplog.text
     assert "INT4" not in caplog.text
