@@ -2,5 +2,5 @@
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number and its noun, as "1 token" or "2,048 tokens"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Returns a number and its noun, as "1 token" or "2048 tokens"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

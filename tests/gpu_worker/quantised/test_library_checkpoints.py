@@ -76,7 +76,7 @@ def test_fp8_of_compressed_tensors_is_kept_under_both_names(
 ) -> None:
     """As `quant_method` of its config.json, which vLLM takes, and as the form that it is."""
     skip_without_native_kernels()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         serve("ct_fp8_dynamic", tmp_path, quantization=asked)
     assert "weights: fp8 of the checkpoint" in caplog.text
     assert " of E4M3" in caplog.text
@@ -89,7 +89,7 @@ def test_logits_in_float32_are_those_of_the_library(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     skip_without_native_kernels()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         runner = serve(name, tmp_path, dtype="float32")
     assert "decoded to float32" not in caplog.text
     kinds = [kind for begin, kind in TYPES.items() if name.startswith(begin)]

@@ -109,7 +109,7 @@ def save(path: Path, form: str, family: str = "llama2", **options: Any) -> Any:
 
 def log_of(path: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> tuple[Any, str]:
     caplog.clear()
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         runner = make_probed(path, **options)
     return runner, caplog.text
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gpu_worker.ranks.rank_network import RankNetwork
 from gpu_worker.ranks.ranked_runner import RankedRunner
 from gpu_worker.ranks.service.rank_messages import Start
 from gpu_worker.runner_factory import make_runner
+from tests.waiting import EVENT_S
 
 SIZES = [
     ("native", 1, 1),
@@ -32,8 +34,24 @@ class ThreadRank:
         self.status: int | None = None
         self._ended = threading.Event()
         network = RankNetwork(address=f"{address.rpartition('/')[0]}/{rank}", first_address=address)
-        self._follower = Follower(rank, network, on_end=self._end)
-        threading.Thread(target=self._follower.serve, name=f"serves {rank}", daemon=True).start()
+        self._made: Future[Follower] = Future()
+        arguments = (rank, network)
+        threading.Thread(
+            target=self._serve, args=arguments, name=f"serves {rank}", daemon=True
+        ).start()
+
+    def _serve(self, rank: int, network: RankNetwork) -> None:
+        try:  # rank 0 listens once it has started the others
+            self._made.set_result(Follower(rank, network, on_end=self._end))
+        except BaseException as error:
+            self._made.set_exception(error)
+            self._end(1)
+        else:
+            self._follower.serve()
+
+    @property
+    def _follower(self) -> Follower:
+        return self._made.result(EVENT_S)
 
     def _end(self, status: int) -> None:
         self.status = status

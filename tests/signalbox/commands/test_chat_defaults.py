@@ -27,7 +27,7 @@ def test_a_model_that_brings_none_is_drawn_from_with_chats_own_and_a_cap() -> No
         defaults = chat_defaults({}, served)
         assert defaults.options == OWN_DEFAULTS | {"max_tokens": MAX_TOKENS}
         assert "temperature 0.2" in defaults.summary and "chat's defaults" in defaults.summary
-        assert "at most 1,024 tokens" in defaults.summary and "--max-tokens" in defaults.summary
+        assert "at most 1024 tokens" in defaults.summary and "--max-tokens" in defaults.summary
 
 
 def test_a_models_defaults_come_first() -> None:
