@@ -237,7 +237,12 @@ class Generator:
         conversation = api_request.prompt
         if not isinstance(conversation, Conversation):
             return []
-        tool_calls = reader_of(conversation, model, setting=self._tool_call_parser)
+        tool_calls = reader_of(
+            conversation,
+            model,
+            setting=self._tool_call_parser,
+            takes_tools=prompt.takes_tools,
+        )
         reasoning = None
         if "structured_output" not in api_request.sampling:
             reasoning = reasoning_reader(

@@ -44,6 +44,8 @@ class EncodedPrompt(NamedTuple):
     """Name of the prompt's field in the client's API, for error messages."""
     opening: str = ""
     """Text at the end of a conversation's prompt that begins the answer."""
+    takes_tools: bool = False
+    """True if the conversation's template renders tools."""
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: Prepared | None = None
@@ -92,14 +94,13 @@ class Admission:
         constraint, prepared = api_request.sampling.get("structured_output"), None
         if constraint is not None:
             prepared = await self._grammars.prepare(constraint, payer=payer)
-            if isinstance(api_request.prompt, Conversation):
-                prepared = self._with_calls(prepared, api_request.prompt, model)
-        token_ids, prompt_field, opening = await self._tokenize(api_request, model, payer)
-        params_validation.check_prompt_length(len(token_ids), field=prompt_field, model=model)
-        return EncodedPrompt(
-            token_ids,
-            prompt_field,
-            opening,
+        encoded = await self._tokenize(api_request, model, payer)
+        token_ids = encoded.token_ids
+        params_validation.check_prompt_length(len(token_ids), field=encoded.field, model=model)
+        if prepared is not None and isinstance(api_request.prompt, Conversation):
+            takes_tools = encoded.takes_tools
+            prepared = self._with_calls(prepared, api_request.prompt, model, takes_tools)
+        return encoded._replace(
             echo=await self._echo(api_request, model, token_ids, payer)
             if api_request.delivery.echo
             else None,
@@ -108,10 +109,19 @@ class Admission:
         )
 
     def _with_calls(
-        self, prepared: Prepared, conversation: Conversation, model: ServedModel
+        self,
+        prepared: Prepared,
+        conversation: Conversation,
+        model: ServedModel,
+        takes_tools: bool,
     ) -> Prepared:
-        setting = self._config.tool_call_parser
-        constraint = with_calls(prepared.constraint, conversation, model, setting=setting)
+        constraint = with_calls(
+            prepared.constraint,
+            conversation,
+            model,
+            setting=self._config.tool_call_parser,
+            takes_tools=takes_tools,
+        )
         return prepared._replace(constraint=constraint)
 
     async def _echo(
@@ -220,33 +230,32 @@ class Admission:
 
     async def _tokenize(
         self, api_request: ApiRequest, model: ServedModel, payer: Payer
-    ) -> tuple[list[int], str, str]:
-        """Returns the tokens, the field that they came from, and what they begin the answer
-        with."""
+    ) -> EncodedPrompt:
+        """Returns the tokens that are not cut off, and what follows from the prompt alone."""
         if not api_request.truncate_end:
             return await self._encode(api_request, model, payer, api_request.truncate_prompt_tokens)
-        token_ids, prompt_field, opening = await self._encode(api_request, model, payer, None)
-        return token_ids[: api_request.truncate_prompt_tokens], prompt_field, opening
+        encoded = await self._encode(api_request, model, payer, None)
+        token_ids = encoded.token_ids[: api_request.truncate_prompt_tokens]
+        return encoded._replace(token_ids=token_ids)
 
     async def _encode(
         self, api_request: ApiRequest, model: ServedModel, payer: Payer, last: int | None
-    ) -> tuple[list[int], str, str]:
-        """Returns all tokens or the `last` ones, the field that they came from, and what they
-        begin the answer with."""
+    ) -> EncodedPrompt:
+        """Returns all tokens or the `last` ones, and what follows from the prompt alone."""
         match api_request.prompt:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 encode = model.tokenizer.encode(
                     text, add_special_tokens=add_special_tokens, last=last, payer=payer
                 )
-                return await encode, "text", ""
+                return EncodedPrompt(await encode, "text")
             case TokensPrompt(token_ids=token_ids, field=field):
-                return token_ids[-last:] if last else token_ids, field, ""
+                return EncodedPrompt(token_ids[-last:] if last else token_ids, field)
             case Conversation() as conversation:
                 with self._naming_window(model):
                     chat = await model.tokenizer.encode_chat(
                         conversation, max_bytes=self.max_text_bytes, last=last, payer=payer
                     )
-                    return chat.token_ids, "messages", chat.opening
+                    return EncodedPrompt(chat.token_ids, "messages", chat.opening, chat.takes_tools)
             case PairPrompt():
                 raise AssertionError("a pair is pooled")
 

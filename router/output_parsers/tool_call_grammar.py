@@ -17,15 +17,23 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 def with_calls(
-    constraint: StructuredOutput, conversation: Conversation, model: ServedModel, *, setting: str
+    constraint: StructuredOutput,
+    conversation: Conversation,
+    model: ServedModel,
+    *,
+    setting: str,
+    takes_tools: bool,
 ) -> StructuredOutput:
     """Returns the constraint for an answer in which the model may call tools instead.
 
     Args:
         setting: one of `tool_call_formats.CHOICES`.
+        takes_tools: True if the conversation's template renders tools.
     """
     may_call = conversation.offered_tools and conversation.tool_choice.mode is ToolMode.AUTO
-    format_ = format_of(conversation, model, setting=setting) if may_call else None
+    if not may_call:
+        return constraint
+    format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
     if format_ is None:
         return constraint
     names = [tool.name for tool in conversation.offered_tools]

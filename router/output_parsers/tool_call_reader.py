@@ -9,7 +9,6 @@ from router.output_parsers.parser_output import Parser
 from router.output_parsers.tool_call_formats import FORMATS, HERMES, JSON, ToolCallFormat
 from router.output_parsers.tool_call_parser import ToolCallParser
 from router.prompt.conversation import Conversation, ToolMode
-from router.prompt.template_facts import facts_of
 from router.requests.active_request import Update
 from router.requests.request_output import FinishReason
 from router.served_model import ServedModel
@@ -47,16 +46,17 @@ class ToolCallReader:
 
 
 def reader_of(
-    conversation: Conversation, model: ServedModel, *, setting: str
+    conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
 ) -> ToolCallReader | None:
     """Returns the reader of the answer's calls; None if no tools are offered or parsing is off.
 
     Args:
         setting: one of `tool_call_formats.CHOICES`.
+        takes_tools: True if the conversation's template renders tools.
     """
     if not conversation.offered_tools:
         return None
-    format_ = format_of(conversation, model, setting=setting)
+    format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
     choice = conversation.tool_choice
     if choice.tool:
         make_id = (format_ or FORMATS[JSON]).make_id
@@ -67,14 +67,13 @@ def reader_of(
 
 
 def format_of(
-    conversation: Conversation, model: ServedModel, *, setting: str
+    conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
 ) -> ToolCallFormat | None:
     """Returns the format of the calls that the model may write; None if parsing is off."""
     template = model.tokenizer.chat_template
     source = conversation.chat_template or (template.source if template else "")
-    # If so, tool_prompt has described the tools in Hermes' format.
-    is_told_in_words = not facts_of(source).takes_tools
-    name = HERMES if is_told_in_words and setting != tool_call_formats.NONE else setting
+    # Otherwise tool_prompt has described the tools, in Hermes' format.
+    name = setting if takes_tools or setting == tool_call_formats.NONE else HERMES
     return tool_call_formats.choose(name, source)
 
 

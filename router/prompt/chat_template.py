@@ -172,7 +172,9 @@ class ChatTemplate:
 
     def _start(self) -> TemplateRenderer:
         try:
-            renderer = TemplateRenderer(self.source, self.special_tokens)
+            renderer = TemplateRenderer(
+                self.source, self.special_tokens, is_clients=self._is_clients
+            )
         except OSError as error:
             why = f"no process can be started to render chat templates ({error.strerror})"
             raise Unavailable(why) from None

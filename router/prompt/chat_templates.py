@@ -8,17 +8,27 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 from contract.errors import FailedPrecondition, Unavailable
 from router.prompt.chat_template import PATIENCE_S, ChatTemplate, Rendering, refused
 from router.prompt.conversation import Conversation
 from router.prompt.provenance import Text
+from router.prompt.template_facts import TemplateFacts
 from router.prompt.template_renderer import RendererLost, TemplateFailed
 from router.work_limits.fair_slots import FairSlots
 from router.work_limits.payers import Payer
 
 MAX_PROCESSES = 3
 """Conversations of each kind that are rendered at once; one payer gets one fewer."""
+
+
+class RenderedChat(NamedTuple):
+    """A conversation as a prompt."""
+
+    text: Text
+    facts: TemplateFacts
+    """Facts of the template that it was rendered by."""
 
 
 class ChatTemplates:
@@ -37,7 +47,9 @@ class ChatTemplates:
         self._last: ChatTemplate | None = None
         """The last one that `render_blocking` was given."""
 
-    async def render(self, conversation: Conversation, *, max_bytes: int, payer: Payer) -> Text:
+    async def render(
+        self, conversation: Conversation, *, max_bytes: int, payer: Payer
+    ) -> RenderedChat:
         """Returns the prompt. Cancelling stops the work.
 
         Raises FailedPrecondition if there is no template, InvalidArgument if it refuses the
@@ -90,7 +102,7 @@ class ChatTemplates:
 
     def _by_clients(
         self, source: str, conversation: Conversation, max_bytes: int, rendering: Rendering
-    ) -> Text:
+    ) -> RenderedChat:
         template = self._given(source, rendering, is_clients=True)
         try:
             return _by(template, conversation, max_bytes, rendering)
@@ -100,12 +112,14 @@ class ChatTemplates:
     def _close_last(self) -> None:
         if self._last is not None:
             self._last.close()
+            self._last = None
 
 
 def _by(
     template: ChatTemplate, conversation: Conversation, max_bytes: int, rendering: Rendering
-) -> Text:
-    return template.render(conversation, max_bytes=max_bytes, rendering=rendering)
+) -> RenderedChat:
+    text = template.render(conversation, max_bytes=max_bytes, rendering=rendering)
+    return RenderedChat(text, template.facts)
 
 
 class _Turns:
@@ -115,7 +129,7 @@ class _Turns:
         self._slots = FairSlots(MAX_PROCESSES)
         self._threads = ThreadPoolExecutor(MAX_PROCESSES, thread_name_prefix="chat templates")
 
-    async def run(self, render: Callable[[Rendering], Text], payer: Payer) -> Text:
+    async def run(self, render: Callable[[Rendering], RenderedChat], payer: Payer) -> RenderedChat:
         """Renders on a thread. Cancelling kills the process unless it is ready soon."""
         async with self._slots.slot(payer):
             rendering = Rendering()

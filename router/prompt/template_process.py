@@ -33,7 +33,8 @@ WALL_LIMIT_S = 60.0
 """Seconds on the clock of a busy machine; normally the CPU limit applies first."""
 MEMORY_LIMIT_BYTES = 512 << 20
 _SLOW_S = 0.1
-"""CPU seconds after which a job goes on with a lower priority, and the process ends with it."""
+"""CPU seconds after which a job goes on with a lower priority, and the process ends with it. The
+model's template is loaded without it, and a client's process renders the one conversation."""
 _LOWER = 10
 """Niceness of such a process: it gets a tenth of a busy processor."""
 _COLLECT_EVERY = 16
@@ -91,6 +92,8 @@ def _answers() -> Iterator[dict[str, Any]]:
         try:
             job = json.loads(line)
             if renderer is None:
+                if not job["is_clients"]:
+                    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 renderer = _Renderer(job["source"], job["special_tokens"])
                 takes_tools, takes_calls, form = facts_of(job["source"])
                 yield {"facts": [takes_tools, takes_calls, form.name]}
@@ -132,9 +135,10 @@ def main() -> None:
         line = json.dumps(answer)
         for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(timer, 0)
-        sys.stdout.write(f'{line[:-1]}, "ends": {json.dumps(is_slow)}}}\n')
+        ends = is_slow and number > 0  # the first answer is that the template is loaded
+        sys.stdout.write(f'{line[:-1]}, "ends": {json.dumps(ends)}}}\n')
         sys.stdout.flush()
-        if is_slow:
+        if ends:
             return
         if not number:
             gc.freeze()

@@ -41,8 +41,12 @@ class RendererLost(Exception):
 class TemplateRenderer:
     """One process."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Starts the process, which loads the template meanwhile. Raises OSError."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, is_clients: bool) -> None:
+        """Starts the process, which loads the template meanwhile. Raises OSError.
+
+        Args:
+            is_clients: True lowers the priority of a process that loads for long.
+        """
         process = subprocess.Popen(
             [sys.executable, "-I", template_process.__file__],
             stdin=subprocess.PIPE,
@@ -57,7 +61,9 @@ class TemplateRenderer:
         self._num_sent = 0
         self._ends = False
         self._facts: TemplateFacts | None = None
-        self._send([json.dumps({"source": source, "special_tokens": dict(special_tokens)})])
+        tokens = dict(special_tokens)
+        job = {"source": source, "special_tokens": tokens, "is_clients": is_clients}
+        self._send([json.dumps(job)])
 
     @property
     def is_ready(self) -> bool:

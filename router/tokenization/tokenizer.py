@@ -38,6 +38,8 @@ class EncodedChat(NamedTuple):
     token_ids: list[int]
     opening: str
     """Text at the prompt's end that begins the answer."""
+    takes_tools: bool
+    """True if its template renders tools, False if they are described in its text."""
 
 
 class Tokenizer:
@@ -193,13 +195,13 @@ class Tokenizer:
             last: number of tokens wanted from the end; None is all.
             payer: shares the processes for templates and long texts fairly with other payers.
         """
-        text = await self._templates.render(conversation, max_bytes=max_bytes, payer=payer)
+        text, facts = await self._templates.render(conversation, max_bytes=max_bytes, payer=payer)
         # The template writes all special tokens itself, including the first.
         if conversation.parse_special_tokens:
             encode = self.encode(plain(text), add_special_tokens=False, last=last, payer=payer)
         else:
             encode = self.encode_written(text, last=last, payer=payer)
-        return EncodedChat(await encode, conversation.opening_of(text))
+        return EncodedChat(await encode, conversation.opening_of(text), facts.takes_tools)
 
     async def encode_written(
         self,

@@ -74,7 +74,7 @@ def test_an_answer_conforms_or_calls(
     model = model_of(has_markers=has_markers)
     files = model.tokenizer.files
     tokenizer = LLTokenizer(files["tokenizer.json"].decode(), eos_token=token(EOS))
-    wrapped = with_calls(constraint, conversation(), model, setting=setting)
+    wrapped = with_calls(constraint, conversation(), model, setting=setting, takes_tools=True)
     matcher = compile_grammar(wrapped, tokenizer)
 
     def conforms(text: str) -> bool:
@@ -89,7 +89,7 @@ def test_an_answer_conforms_or_calls(
     assert conforms(CONSTRAINTS[constraint])
     for text in CALLS[setting]:
         assert conforms(text)
-        format_ = format_of(conversation(), model, setting=setting)
+        format_ = format_of(conversation(), model, setting=setting, takes_tools=True)
         assert format_ is not None
         parser = ToolCallParser(format_, tool_names=[tool.name for tool in TOOLS])
         assert parser.push(text).text + parser.flush().text == ""
@@ -103,6 +103,6 @@ def test_an_answer_conforms_or_calls(
 )
 def test_a_constraint_stays_where_no_call_may_take_its_place(mode: ToolMode, setting: str) -> None:
     model = model_of(has_markers=False)
-    assert with_calls(("json_object",), conversation(mode), model, setting=setting) == (
-        "json_object",
-    )
+    constraint = ("json_object",)
+    asked = conversation(mode)
+    assert constraint == with_calls(constraint, asked, model, setting=setting, takes_tools=True)

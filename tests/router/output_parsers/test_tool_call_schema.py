@@ -179,7 +179,7 @@ def test_a_forced_call_asks_for_structured_output() -> None:
     ],
 )
 def test_a_forced_answer_is_read_as_calls(choice: ToolChoice, text: str) -> None:
-    reader = reader_of(make_conversation(choice), make_model(), setting="auto")
+    reader = reader_of(make_conversation(choice), make_model(), setting="auto", takes_tools=True)
     assert reader is not None
     delta = Delta(index=0, text=text, finish=Finish(FinishReason.STOP))
     reader.read(Update(sentinel.request, [delta], None))

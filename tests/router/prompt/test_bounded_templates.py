@@ -9,7 +9,7 @@ import pytest
 
 from protos.inference.v1 import inference_pb2_grpc
 from tests.router.fakes import FakeScheduler, make_files
-from tests.router.inference.test_chat import ask, chat_stack, make_chat, message, writing
+from tests.router.inference.test_chat import WEATHER, ask, chat_stack, make_chat, message, writing
 from tests.router.test_main import read_until, start_router
 from tests.waiting import EVENT_S, eventually, wait_until_ended
 
@@ -18,6 +18,7 @@ BOMB = "{{ 'a' * 10**10 }}"
 WORDY = "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}"
 FAULTS = {ENDLESS: "more than 2 s", BOMB: "more than 512 MiB", WORDY: "more than 1048576 bytes"}
 OF_ONE = "{% if messages[0].content == 'no' %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
+LARGE = "{{[" + "0," * 32_000 + "]|length}}"
 STATUS = grpc.StatusCode
 
 
@@ -63,6 +64,33 @@ async def test_a_conversation_whose_process_was_killed_is_rendered_again() -> No
         answers = await asyncio.gather(*asked, ask(stack, make_chat()))
         assert all(answers)
         assert len({tuple(added.prompt_token_ids) for added in stack.scheduler.added}) == 1
+
+
+async def test_a_template_that_takes_long_to_load_is_used() -> None:
+    before = set(children(os.getpid()))
+    async with chat_stack(template=LARGE) as stack:
+        assert await ask(stack, make_chat())
+        started = set(children(os.getpid())) - before
+        assert {one.nice() for one in started} == {os.nice(0)}
+
+
+async def test_a_client_s_template_takes_no_time_of_the_router() -> None:
+    scheduler = FakeScheduler(writing("ok"))
+    scheduler.files = make_files()
+    router = await start_router(await scheduler.start())
+    listens = await read_until(router, "gRPC at")
+    await read_until(router, "serving tiny")
+    async with grpc.aio.insecure_channel(listens.split()[-1]) as channel:
+        client = inference_pb2_grpc.InferenceServiceStub(channel)
+        used = psutil.Process(router.pid).cpu_times
+        before = used().user
+        for i in range(10):
+            request = make_chat(tools=[WEATHER], chat_template=LARGE + str(i))
+            assert [answer async for answer in client.Chat(request)]
+        assert used().user - before < 1  # of CPU time; to parse them takes twice as much
+    router.kill()
+    await router.wait()
+    await scheduler.stop()
 
 
 async def test_no_process_of_a_template_outlives_a_router_that_is_killed() -> None:
