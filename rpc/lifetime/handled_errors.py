@@ -10,7 +10,7 @@ import traceback
 
 def release_frames(error: BaseException | None) -> None:
     """Clears the variables of the functions that an exception has left, and that of its causes."""
-    while error is not None:
+    while error is not None and error.__traceback__ is not None:  # causes may be a cycle
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         error = error.__cause__ or error.__context__

@@ -42,15 +42,17 @@ def leave(status: int) -> None:
 
 def _watch(parent_pid: int) -> None:
     ended = select.poll()
-    if sys.platform == "linux":
+    if hasattr(os, "pidfd_open"):  # Python may have been built without it, on Linux too
         with suppress(OSError):  # a sandbox may forbid it
             ended.register(os.pidfd_open(parent_pid), select.POLLIN)
             if os.getppid() == parent_pid:  # else the id may be another's by now
                 ended.poll()
     while os.getppid() == parent_pid:
         time.sleep(_LOOK_S)
-    private_folder.remove_leftovers()  # the parent's
-    leave(1)
+    try:
+        private_folder.remove_leftovers()  # the parent's
+    finally:
+        leave(1)
 
 
 def main() -> None:

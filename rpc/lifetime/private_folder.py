@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ class PrivateFolder:
                 self._lock = os.open(self.path, _FLAGS)
             except FileNotFoundError:  # taken for a leftover
                 continue
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks: no other process removes it
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():  # was not being removed meanwhile
                 break
             os.close(self._lock)
@@ -75,7 +77,7 @@ def remove_leftovers() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 discard(path)
                 logger.info("removed %s, which a process that was killed has left", path)
-        except BlockingIOError:
-            continue  # its process lives
+        except OSError:
+            continue  # its process lives, or there are no locks
         finally:
             os.close(lock)

@@ -1,5 +1,7 @@
 """Folders for files that workers are sent go after a process that was killed, and only then."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -65,6 +67,20 @@ def test_links_files_and_folders_of_others_are_left_alone(
     monkeypatch.setattr(os, "geteuid", lambda: temporary.stat().st_uid + 1)
     remove_leftovers()
     assert (temporary / "signalbox-adapters-theirs").exists()
+
+
+def test_where_nothing_can_be_locked_folders_are_made_and_none_is_removed(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.EBADF, "of a folder in NFS")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    first, second = PrivateFolder("stack"), PrivateFolder("stack")
+    assert {*temporary.iterdir()} == {first.path, second.path}
+    first.close()
+    second.close()
+    assert not list(temporary.iterdir())
 
 
 def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
