@@ -7,9 +7,11 @@ process has read it.
 """
 
 import asyncio
+import errno
 import hashlib
 import json
 import logging
+import signal
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -27,6 +29,8 @@ HEADER = "authorization"
 MAX_HEADER_CHARS = 1024
 WALL_LIMIT_S = 120.0
 """Seconds in which a changed file is read on a busy machine."""
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+"""Ends of a reader that no file causes; its limit of CPU time sends SIGXCPU first."""
 MAX_MADE = 4096
 """Keys of a table that are kept as objects."""
 
@@ -149,7 +153,7 @@ class KeyRing:
         except KeyFileError as error:
             self._seen = error.state or state
             logger.error("%s; the keys from before stay in use", error)
-        except OSError as error:  # no process could be started; the next call tries again
+        except OSError as error:  # of no process that reads; the next call tries again
             logger.error("cannot read api_keys %s: %s", self._path, error.strerror)
         finally:
             self._loading = None
@@ -162,7 +166,8 @@ class KeyRing:
 
 
 async def _read_beside(path: Path) -> tuple[KeyTable, State | None]:
-    """Reads the file in a process. Raises KeyFileError, or OSError if none can be started."""
+    """Reads the file in a process. Raises KeyFileError, or OSError if there is none, or it was
+    killed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",
@@ -177,18 +182,20 @@ async def _read_beside(path: Path) -> tuple[KeyTable, State | None]:
     try:
         async with asyncio.timeout(WALL_LIMIT_S):
             answer = await process.stdout.read()
-            await process.wait()
+            status = await process.wait()
     except TimeoutError:
-        answer = b""
+        answer, status = b"", 0
     finally:
         process.stdin.close()
         if process.returncode is None:
             process.kill()
             await process.wait()
-    line, _, table = answer.partition(b"\n")
+    if status in _KILLED:
+        raise ChildProcessError(errno.ECHILD, "the process that reads it was killed")
+    line, _, table = (b"" if status else answer).partition(b"\n")
     head = json.loads(line or b"{}")
     if "num_keys" not in head:
-        told = head.get("error") or f"cannot read api_keys {path}: it takes too long"
+        told = head.get("error") or f"cannot read api_keys {path}: it takes too much time or memory"
         raise KeyFileError(told, _state_in(head))
     return KeyTable(table, head["num_keys"]), _state_in(head)
 

@@ -286,8 +286,8 @@ def _answer(path: str) -> bytes:
 
 
 def _end_with_parent() -> None:
-    """Has the kernel end this process (SIGIO) when the one that waits for it is gone, whose end
-    closes the pipe."""
+    """Has Linux end this process by SIGIO when the one that waits for it is gone, whose end closes
+    the pipe."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([0], [], [], 0)[0]:  # it is gone already
@@ -295,7 +295,7 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     _end_with_parent()
     sys.stdout.buffer.write(_answer(sys.argv[1]))

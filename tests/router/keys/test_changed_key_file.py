@@ -10,6 +10,7 @@ import pytest
 
 from signalbox import cli
 from tests.router.keys.router_process import RouterProcess, entries, router_process
+from tests.waiting import eventually
 
 MANY = 20_000
 
@@ -34,6 +35,23 @@ async def test_calls_wait_for_the_writer_of_a_file_and_others_are_answered(
         assert not waiting.done()
         file.write(entries("new")[20:] + entries("other"))
     assert await waiting == [True, False, True]
+
+
+async def test_a_file_whose_reader_was_killed_is_read_by_the_next_call(
+    router: RouterProcess,
+) -> None:
+    with router.keys.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(entries("new"))
+        file.truncate()
+        file.flush()
+        waiting = asyncio.ensure_future(router.knows("new"))
+        await eventually(psutil.Process(router.service.pid).children)
+        for reader in psutil.Process(router.service.pid).children():
+            reader.kill()
+        assert not await waiting
+    assert await router.knows("new")
+    assert not await router.knows("old")
 
 
 async def test_many_keys_are_read_beside_the_router(router: RouterProcess) -> None:
