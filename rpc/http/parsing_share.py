@@ -27,7 +27,7 @@ class ParsingShare:
         self._ends = 0.0
 
     def pause_after(self, cost_s: float, now: float) -> float:
-        """Returns when a connection may be parsed on that took so long."""
+        """Returns when the parsing of a connection goes on, after slices that took `cost_s`."""
         self._ends = max(self._ends, now) + PAUSES * min(cost_s, MAX_COUNTED_S)
         return self._ends
 

@@ -54,7 +54,7 @@ class Explanation:
     num_ahead: int = 0
     failure: RequestFailure | None = None
     num_steps_sat_out: int = 0
-    """Steps in which it was not because its masks are dear."""
+    """Steps that it sat out because its masks are dear."""
     stages: StageUse | None = None
     """Use of its worker's stages since the worker took it; None for a worker of one rank."""
 

@@ -74,7 +74,7 @@ class PeerReads:
         self._fetches: dict[Move, PeerFetch] = {}
         self._paused: dict[Peer, float] = {}
         self._origins: OrderedDict[BlockHash, PeerIdentity] = OrderedDict()
-        """Workers of which blocks were read, the last last."""
+        """Workers whose blocks this worker read, least recent first."""
 
     @property
     def _peer(self) -> "Peer":

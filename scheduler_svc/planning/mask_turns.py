@@ -63,7 +63,7 @@ class MaskTurns:
     def begin(self, plan: StepPlan) -> None:
         """Finds the groups whose masks are dear, and gives some of them a turn in the step.
 
-        Where nobody else runs, none is taken as dear.
+        Without other running groups, none is taken as dear.
         """
         plan.dear = {}
         self._level_ns = max(_USUAL_NS, SHARE * self._token_ns)
@@ -82,7 +82,7 @@ class MaskTurns:
             plan.dear = self._turns(dear)
 
     def admits(self, plan: StepPlan, group: SequenceGroup) -> bool:
-        """Returns whether a group that comes to run may compute at once; else it has a turn."""
+        """Returns whether a group that comes to run may compute at once, without a turn."""
         if group.masks is not None:
             self._known[group] = None
         if plan.is_alone or not self._others_run or not self._is_dear(group):

@@ -109,7 +109,7 @@ class Planner:
                 return
 
     def _finish_mask_turns(self, plan: StepPlan, now: float) -> None:
-        """Books the turns. Nobody sits out a step without which the worker would be idle."""
+        """Books the turns. If the worker would be idle otherwise, no group sits the step out."""
         if self.is_empty(plan) and not plan.num_before:
             plan.dear = {}
             self._fill_beside_columns(plan, now)
@@ -370,7 +370,7 @@ class Planner:
         return self._group_selection.obstacle if plan.token_budget else WaitReason.TOKENS
 
     def _admits(self, plan: StepPlan, group: SequenceGroup) -> bool:
-        """Returns whether a group that comes to run may compute at once; else it has a turn."""
+        """Returns whether a group that comes to run may compute at once, without a turn."""
         return self.mask_turns.admits(plan, group) and self._adapter_turns.admits(plan, group)
 
     def _resume(self, group: SequenceGroup, now: float) -> None:

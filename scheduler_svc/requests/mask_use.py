@@ -12,4 +12,4 @@ class MaskUse:
     charged_ns: float = 0.0
     """CPU time of its masks that counts when turns are given."""
     num_sat_out: int = 0
-    """Steps in which it was not because its masks are dear."""
+    """Steps that it sat out because its masks are dear."""
