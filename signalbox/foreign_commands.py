@@ -21,7 +21,7 @@ POINTERS: Mapping[str, str] = {
     "run-batch": "`LLM.generate` takes many prompts in a program, and `signalbox bench` a file",
     "create": "flags of serve take the place of a Modelfile, such as --override-generation-config",
     "cp": "--served-model-name gives a model several names",
-    "push": "models are files, of which nothing is published",
+    "push": "models are files; there is no registry to publish them in",
     "launch": "`signalbox serve` starts all services, and each is a command of its own",
     "signin": "set HF_TOKEN in the environment",
     "signout": "unset HF_TOKEN in the environment",

@@ -33,8 +33,8 @@ WALL_LIMIT_S = 60.0
 """Seconds on the clock of a busy machine; normally the CPU limit applies first."""
 MEMORY_LIMIT_BYTES = 512 << 20
 _SLOW_S = 0.1
-"""CPU seconds after which a job goes on with a lower priority, and the process ends with it. The
-model's template is loaded without it, and a client's process renders the one conversation."""
+"""CPU seconds after which a job goes on with a lower priority, and the process ends with it.
+Loading ends no process, and does not lower its priority if the template is the model's."""
 _LOWER = 10
 """Niceness of such a process: it gets a tenth of a busy processor."""
 _COLLECT_EVERY = 16
