@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from contract.errors import AlreadyExists, Cancelled, ResourceExhausted
+from contract.wording import counted
 from router.params import params_validation
 from router.requests.active_request import ActiveRequest
 
@@ -54,7 +55,7 @@ class LiveRequests:
             raise AlreadyExists(f"a request with id {request_id!r} is live")
         if self.num_live >= self.max_live:
             raise ResourceExhausted(
-                f"{self.num_live} requests are live, as many as this router takes",
+                f"this router takes {counted(self.max_live, 'request')} at a time, and has as many",
                 retry_after_s=RETRY_AFTER_S,
             )
         live = self._live[live_id] = LiveRequest(request_id)

@@ -43,12 +43,12 @@ COMMANDS = """\
 /undo           forget the last question and its answer
 /history        show the conversation
 /set            show the sampling parameters that are set
-/set NAME X     set one for the next answers, as in /set temperature 0; without X, unset it
+/set NAME X     set one, as in /set temperature 0; without X, unset it
 /help, /?       show this list
 /exit, /quit, /bye
                 end the conversation, as Ctrl-D does
 \"""             begins a message of several lines, and ends it
-Ctrl-C          stop an answer; the part that was generated stays in the conversation"""
+Ctrl-C          stop an answer; its part stays in the conversation"""
 _NAMES = re.findall(r"/\w+", COMMANDS)
 _QUOTES = '"""'
 

@@ -44,6 +44,7 @@ async def test_too_many_requests_are_shed_with_retry_info() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stack.generate()
         assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+        assert "takes 1 request at a time" in str(caught.value.details())
         (detail,) = details_of(caught.value).details
         assert detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR)
         call.cancel()
