@@ -13,6 +13,7 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "remove": ["rm"],
     "delete": ["rm"],
     "completions": ["completion"],
+    "bench serve": ["bench"],
 }
 """What each name of another program is here."""
 POINTERS: Mapping[str, str] = {
@@ -39,4 +40,6 @@ def as_ours(arguments: Sequence[str]) -> list[str]:
     if command == HELP:
         named = [one for one in rest if not one.startswith("-")][:1]
         return [*as_ours(named), "--help"]
+    if (two := " ".join(arguments[:2])) in ALIASES:
+        return [*ALIASES[two], *rest[1:]]
     return [*ALIASES.get(command, [command]), *rest]

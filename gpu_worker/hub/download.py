@@ -261,7 +261,7 @@ def _in_one_line(name: HubName, revision: str | None, error: Exception) -> Model
         case LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
             reason = "it is not in the cache, and HF_HUB_OFFLINE is set; unset it to fetch"
         case LocalEntryNotFoundError():
-            reason = "the hub cannot be reached and no copy is cached; give a local directory"
+            reason = "the hub cannot be reached and no copy is cached; give a local file or folder"
         case OSError(errno=errno.ENOSPC):
             return disk_full(name.repository)
         case HfHubHTTPError() if error.response.status_code == 401:

@@ -11,7 +11,7 @@ from rpc.transport.tls import TlsConfig, exposure
 
 PORT_REMEDY = "choose another --port"
 GRPC_REMEDY = "choose another --grpc-port"
-HTTP_REMEDY = "choose another --http-port, or --no-http"
+HTTP_REMEDY = "choose another --port, or --no-http"
 METRICS_REMEDY = "choose another --metrics-port"
 
 

@@ -9,7 +9,15 @@ from signalbox.flags.parser import Parser
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "temperature": ("--temp",),
-    "max_tokens": ("--n-predict", "--predict", "--num-predict", "--max-completion-tokens"),
+    "max_tokens": (
+        "--n-predict",
+        "--predict",
+        "--num-predict",
+        "--max-completion-tokens",
+        "--random-output-len",
+    ),
+    "prompt_tokens": ("--random-input-len",),
+    "shared_tokens": ("--random-prefix-len",),
     "repetition_penalty": ("--repeat-penalty",),
     "typical_p": ("--typical",),
     "seed": ("-s",),
@@ -21,6 +29,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "requests": ("--num-prompts",),
     "rate": ("--request-rate",),
     "concurrency": ("--max-concurrency",),
+    "url": ("--base-url",),
 }
 """Names of llama.cpp, Ollama and vLLM for what our flags set, by our name with underscores."""
 TEXT_FLAGS = ("-p", "--prompt", "-q", "--quick")
@@ -46,6 +55,10 @@ REMEDIES: Mapping[str, str] = {
     "--nowordwrap": "lines are not broken",
     "--keepalive": "the model stays loaded while the server runs",
     "--think": "the model's template decides; send enable_thinking over HTTP",
+    "--dataset-name": "prompts are words of a seed; --replay FILE has yours",
+    "--backend": "--url URL is an OpenAI endpoint, and --router HOST:PORT a router",
+    "--ignore-eos": "each answer has --max-tokens; --no-ignore-eos lets it end before",
+    "--save-result": "--json prints the figures",
     "--insecure": "without --tls-ca nothing is encrypted",
     **dict.fromkeys(
         ("-c", "--ctx-size", "-t", "--threads", "-b", "-ngl", "-fa", "-hf"), _OF_SERVER

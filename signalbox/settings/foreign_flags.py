@@ -7,7 +7,7 @@ docs/reference/ about them.
 from collections.abc import Mapping
 
 from signalbox.settings.flag_kinds import ForeignFlag
-from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
+from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS, SHORT_NAMES
 from signalbox.settings.vllm_flags import SHORT_FLAGS, VLLM_FLAGS
 
 FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {**VLLM_FLAGS, **LLAMA_CPP_FLAGS}
@@ -18,5 +18,6 @@ MODEL_FLAG = "model_tag"
 
 def other_names(name: str) -> tuple[str, ...]:
     """Returns the other spellings of a row's flag, or of one of our settings."""
-    short = tuple(short for short, long in SHORT_FLAGS.items() if long == name)
+    shorts = {**SHORT_FLAGS, **SHORT_NAMES}
+    short = tuple(short for short, long in shorts.items() if long == name)
     return (*short, *(FOREIGN_FLAGS[name].also if name in FOREIGN_FLAGS else ()))

@@ -403,3 +403,6 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
     "think": _per_request("enable_thinking", takes=SWITCH, also=("--hidethinking",)),
     "nowordwrap": NoEffect(why="lines are not broken", takes=SWITCH),
 }
+
+SHORT_NAMES: Mapping[str, str] = {"-s": "seed"}
+"""llama.cpp's short forms of flags of ours."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from rpc.settings.service_settings import flag_name
 from signalbox.settings.flag_kinds import Alias, NoEffect, Refused
-from signalbox.settings.foreign_flags import FOREIGN_FLAGS
+from signalbox.settings.foreign_flags import FOREIGN_FLAGS, MODEL_FLAG
 from signalbox.settings.sources import SettingsError, Source
 from signalbox.spelling import did_you_mean
 
@@ -116,8 +116,10 @@ def _switched(shown: str, *, on: bool) -> str:
 
 
 def _shown(source: Source, name: str) -> str:
-    """Returns a name for messages: its flag, or its source and name."""
-    return f"{source.place}: {name}" if source.place else flag_name(name)
+    """Returns a name for messages: its flag or argument, or its source and name."""
+    if source.place:
+        return f"{source.place}: {name}"
+    return {"model": "MODEL", MODEL_FLAG: "--model"}.get(name) or flag_name(name)
 
 
 def effect(name: str) -> str:

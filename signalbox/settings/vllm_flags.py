@@ -23,6 +23,7 @@ NO_MEDIA = "requests with images, audio or video are refused"
 _LORA_DTYPE = "adapters are computed in the type of activations"
 _NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
 NO_DRAFTS = "speculative decoding is not served"
+_RAY = "--placement ray starts the ranks of a worker on a Ray cluster"
 NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
 POOLS_AS_SAVED = "a model pools as the sentence-transformers modules beside it say"
 CONFIG_JSON = "change the model's config.json"
@@ -174,10 +175,10 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "distributed_executor_backend": NoEffect(
         why="ranks are processes of this machine",
         values=("mp", "uni"),
-        otherwise=NO_RANKS,
+        otherwise=_RAY,
     ),
-    "worker_use_ray": Refused(remedy=NO_RANKS, takes=SWITCH),
-    "engine_use_ray": Refused(remedy=NO_RANKS, takes=SWITCH),
+    "worker_use_ray": Refused(remedy=_RAY, takes=SWITCH),
+    "engine_use_ray": Refused(remedy=_RAY, takes=SWITCH),
     "disable_custom_all_reduce": NoEffect(why="NCCL reduces", takes=SWITCH),
     "max_parallel_loading_workers": NoEffect(why="each rank reads its own part"),
     "worker_cls": Refused(remedy="--attention-backend and --model-plugin take your own code"),

@@ -252,7 +252,7 @@ def test_hub_that_cannot_be_reached_is_one_clear_line(
 ) -> None:
     point_at(monkeypatch, "http://127.0.0.1:9")
     refuse_to_wait(monkeypatch)
-    with pytest.raises(ModelError, match=r"cannot be reached .* give a local directory") as error:
+    with pytest.raises(ModelError, match=r"cannot be reached .* give a local file") as error:
         open_path("some-org/Some-Model")
     assert "\n" not in str(error.value)
 

@@ -61,7 +61,7 @@ def test_a_command_of_another_program_is_one_of_ours(
 ) -> None:
     command = ALIASES.get(alias, ["--help"])
     with pytest.raises(SystemExit) as ended:
-        cli.parse([alias, "--help"])
+        cli.parse([*alias.split(), "--help"])
     assert not ended.value.code
     said = capsys.readouterr().out
     with pytest.raises(SystemExit):
