@@ -22,7 +22,10 @@ _SAMPLING: dict[str, tuple[type, str]] = {
     "frequency_penalty": (float, "the same for each time that they were generated, in [-2, 2]"),
     "repetition_penalty": (float, "divides logits of tokens in prompt and output, in (0, 10]"),
     "seed": (int, "makes a result repeatable"),
-    "max_tokens": (int, "most tokens to generate"),
+    "max_tokens": (
+        int,
+        "most tokens to generate (default: the server's, or what the window leaves; of chat 1,024)",
+    ),
     "min_tokens": (int, "least tokens before the text can end"),
     "n": (int, "answers to generate"),
     "best_of": (int, "answers to generate, of which the -n likeliest are shown"),

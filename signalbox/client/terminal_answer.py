@@ -31,13 +31,16 @@ class TimedAnswer:
     answer: Answer
     started: float = field(default_factory=time.monotonic)
     first: float | None = None
+    num_first: int = 0
+    """Tokens that came at `first`: more than one if the command was slower than the server."""
     last: float = 0.0
 
     def record(self, chunk: Chunk) -> None:
         """Records the time of a chunk with tokens."""
-        if any(delta.token_ids for delta in chunk.deltas):
+        if num_tokens := sum(len(delta.token_ids) for delta in chunk.deltas):
             self.last = time.monotonic()
-            self.first = self.first or self.last
+            if self.first is None:
+                self.first, self.num_first = self.last, num_tokens
 
     def summary(self) -> str:
         """Returns the number of tokens and their speed, for people."""
@@ -77,10 +80,10 @@ class TimedAnswer:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second after the first token; None if there was only one."""
+        """Tokens per second after the first ones; None if there were no others."""
         if self.first is None or self.last <= self.first:
             return None
-        return (self.num_tokens - 1) / (self.last - self.first)
+        return (self.num_tokens - self.num_first) / (self.last - self.first)
 
 
 async def show(stream: AsyncStream, *, address: str, as_json: bool) -> TimedAnswer:

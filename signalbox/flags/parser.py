@@ -196,6 +196,8 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, rest: Sequence[str]) -> str:
         names = [one.partition("=")[0] for one in rest if one.startswith("--")]
         names += [one for one in rest if _SHORT_NAME.fullmatch(one)]
+        if not names and not self._get_positional_actions():
+            return "the command takes flags, and no argument without one"
         if not names:
             return "more arguments than the command takes; quote an argument with spaces"
         name, known = names[0], self._option_string_actions
