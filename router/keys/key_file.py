@@ -12,10 +12,12 @@ import os
 import re
 import resource
 import select
+import stat
 import sys
 import time
 from array import array
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +48,8 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 Entry = dict[str, Any]
 """Checked fields of a key; `sha256` is the digest."""
 State = tuple[int, int, int]
-"""Time of the last change, inode and size of a file, by which a change is noticed."""
+"""Time of the last change, inode and size of a file, by which a change is noticed. The time is the
+status's (ctime): it also tells that a file may be read again, and no program sets it back."""
 
 
 class KeyFileError(ValueError):
@@ -64,7 +67,9 @@ class KeyFileError(ValueError):
 def read_file(path: Path) -> tuple[str, State]:
     """Returns the text of a key file, and which state of the file it is of. Raises KeyFileError."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError("it is no regular file")
             _wait_for_lock(file)
             data, state = _read_settled(file)
         return data.decode(), state
@@ -80,6 +85,11 @@ def read_file(path: Path) -> tuple[str, State]:
         ) from None
     except OSError as error:
         raise KeyFileError(f"cannot read api_keys {path}: {error.strerror or error}") from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a pipe, too, without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _wait_for_lock(file: IO[bytes]) -> None:
@@ -105,7 +115,7 @@ def _read_settled(file: IO[bytes]) -> tuple[bytes, State]:
             raise OSError(f"it has more than {MAX_FILE_BYTES >> 20} MiB")
         file.seek(0)
         data, state = file.read(MAX_FILE_BYTES), state_of(before)
-        is_settled = abs(time.time() - before.st_mtime) > SETTLED_S
+        is_settled = abs(time.time() - before.st_ctime) > SETTLED_S
         if (is_settled and state_of(os.fstat(file.fileno())) == state) or time.monotonic() > until:
             return data, state
         time.sleep(SETTLED_S)
@@ -113,7 +123,7 @@ def _read_settled(file: IO[bytes]) -> tuple[bytes, State]:
 
 def state_of(found: os.stat_result) -> State:
     """Returns what tells a file from the one before it."""
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_ctime_ns, found.st_ino, found.st_size
 
 
 def parse(text: str, place: str) -> list[Entry]:
@@ -201,7 +211,9 @@ def _entry(item: Any) -> Entry:
         raise ValueError("each key is a mapping with a name")
     name = item["name"]
     if unknown := item.keys() - _FIELDS:
-        raise ValueError(f"{name} has the unknown field {min(map(str, unknown))}")
+        near = get_close_matches(min(map(str, unknown))[:40], _FIELDS, n=1)
+        meant = f"; is it {near[0]}?" if near else ""  # the field itself may be a key
+        raise ValueError(f"{name} has an unknown field{meant}")
     tenant, models = item.get("tenant", name), item.get("models")
     if not isinstance(tenant, str):
         raise ValueError(f"the tenant of {name} is {_shown(tenant)}; it must be text")
@@ -249,7 +261,8 @@ def _reason(error: Exception) -> str:
         return "it is nested too deeply" if isinstance(error, RecursionError) else "it is no text"
     mark = error.problem_mark
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return _cut(f"{error.problem}{where}")
+    problem, *_ = (error.problem or "").split(" '!")  # a tag, which may be a key
+    return _cut(f"{problem}{where}")
 
 
 def _cut(message: str) -> str:

@@ -133,7 +133,7 @@ async def test_tokens_of_prompt_and_answer_count(tmp_path: Path) -> None:
     [
         ([{"name": "a", "sha256": "12"}], "64 hexadecimal"),
         ([{"name": "a", "sha256": 12}], "64 hexadecimal"),
-        ([entry(role="x")], "unknown field role"),
+        ([entry(role="x")], "unknown field"),
         ([entry(tokens_per_minute=0)], "at least 1"),
         ([entry(), entry("b")], "same name"),
         ([entry(), entry(name="red")], "same sha256"),
@@ -352,3 +352,10 @@ def test_what_a_key_file_calls_its_keys_is_not_repeated_at_length(text: str) -> 
         parse_keys(text % ("x" * 100_000), "api_keys")
     assert len(str(raised.value)) < 1100
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["- {name: k, ? %s : 1}", "- !%s a", "- *%s", "- !%s!a b", "- %s"])
+def test_what_stands_in_the_place_of_a_field_or_a_tag_may_be_a_key(text: str) -> None:
+    with pytest.raises(KeyFileError) as raised:
+        parse_keys(text % "sb-planted", "api_keys")
+    assert "planted" not in str(raised.value)

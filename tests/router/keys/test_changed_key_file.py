@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -87,6 +88,20 @@ async def test_a_file_that_cannot_be_read_changes_nothing_and_the_log_says_so(
     router.keys.write_text(entries("new"))
     assert await router.knows("new")
     assert not await router.knows("old")
+
+
+async def test_a_file_that_is_replaced_by_a_pipe_or_gets_its_old_time_delays_no_call(
+    router: RouterProcess,
+) -> None:
+    before = router.keys.stat()
+    router.keys.write_text(entries("new", "other"))
+    os.utime(router.keys, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert await router.knows("new")
+    assert not await router.knows("old")
+    router.keys.unlink()
+    os.mkfifo(router.keys)
+    assert await router.knows("new")
+    assert b"it is no regular file" in router.log.read_bytes()
 
 
 async def test_a_revoked_key_is_refused_from_the_next_call(router: RouterProcess) -> None:
