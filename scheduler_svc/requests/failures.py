@@ -56,20 +56,18 @@ def no_room_left(group: SequenceGroup) -> RequestFailure:
     """Returns the failure of a request that only a lost worker had room for."""
     return RequestFailure(
         Code.UNAVAILABLE,
-        f"no worker that is left has room for {group.num_prompt_tokens} prompt tokens and"
-        f" {group.max_tokens} more",
+        "no worker that is left has room for"
+        f" {counted(group.num_prompt_tokens, 'prompt token')} and {group.max_tokens} more",
         RETRY_AFTER_S,
     )
 
 
 def never_fits(group: SequenceGroup) -> RequestFailure:
-    if group.num_branches == 1:
-        sequences, fit = "1 sequence", "fits"
-    else:
-        sequences, fit = f"{group.num_branches} sequences", "fit"
+    fit = "fits" if group.num_branches == 1 else "fit"
     return RequestFailure(
         Code.RESOURCE_EXHAUSTED,
-        f"{sequences} of {group.num_prompt_tokens} prompt tokens and up to"
+        f"{counted(group.num_branches, 'sequence')} of"
+        f" {counted(group.num_prompt_tokens, 'prompt token')} and up to"
         f" {group.max_tokens} more {fit} no worker's KV cache; lower max_tokens or ask for fewer"
         " sequences",
     )

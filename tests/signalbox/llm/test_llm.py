@@ -229,7 +229,7 @@ def test_a_prompt_that_cannot_be_served_is_refused(llm: LLM, prompts: object, me
 
 def test_a_refused_request_takes_those_before_it_along(llm: LLM) -> None:
     too_wide = SamplingParams(n=64, max_tokens=4000)
-    with pytest.raises(ValueError, match="fit no worker's KV cache; lower max_tokens"):
+    with pytest.raises(ValueError, match=r"of 1 prompt token and .* no worker's KV cache; lower"):
         llm.generate(["a", "b"], [GREEDY, too_wide], use_tqdm=False)
     assert not llm.llm_engine.has_unfinished_requests()
     assert tokens_of(llm.generate("a", GREEDY, use_tqdm=False))
