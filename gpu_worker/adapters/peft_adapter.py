@@ -96,7 +96,7 @@ def open_adapter(
 
     Raises ModelError with what is wrong and the remedy.
     """
-    info = describe_adapter(name, folder)
+    check_adapter(name, folder)
     config = read_adapter_config(folder / CONFIG, shapes)
     if max_rank is not None and config.max_rank > max_rank:
         raise ModelError(
@@ -107,6 +107,7 @@ def open_adapter(
     _check_modules(name, config, tensors, shapes)
     for module in (module for module in shapes if config.targets(module)):
         _check_shapes(name, module, config.rank(module), tensors, shapes[module])
+    info = describe_adapter(name, folder)  # last, because it reads all of the files
     return PeftAdapter(info, config, tensors, shapes)
 
 

@@ -95,6 +95,8 @@ def read_header(
                 raise TypeError
             if not 0 <= begin <= end <= num_bytes:
                 raise unreadable(path, "it ends early")
+        if max((one["data_offsets"][1] for one in tensors.values()), default=0) < num_bytes:
+            raise unreadable(path, "it goes on after its tensors")  # as safetensors refuses it
     except ModelError:
         raise
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError):

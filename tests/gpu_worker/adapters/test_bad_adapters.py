@@ -180,7 +180,7 @@ def test_files_that_vanish_while_they_are_read_are_named(
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match="safetensors cannot be read"):
         opened.pair(opened.modules[0])
-    monkeypatch.setattr(peft_adapter, "describe_adapter", lambda *_: opened.info)
+    monkeypatch.setattr(peft_adapter, "check_adapter", lambda *_: None)
     refused(adapter, "adapter_model.safetensors cannot be read .No such file")
 
 
@@ -192,6 +192,11 @@ def test_more_than_an_adapter_of_the_model_needs_is_not_read(adapter: Path) -> N
     refused(adapter, "its header has .* bytes, more than")
     change_config(adapter, rank_pattern={f"module{i}": 4 for i in range(100_000)})
     refused(adapter, "adapter_config.json has more than")
+
+
+def test_what_follows_the_tensors_is_refused_before_it_is_read(adapter: Path) -> None:
+    os.truncate(adapter / "adapter_model.safetensors", 1 << 40)
+    refused(adapter, "it goes on after its tensors")
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused(adapter: Path) -> None:
