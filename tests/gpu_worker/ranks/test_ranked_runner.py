@@ -184,7 +184,8 @@ def test_a_rank_that_dies_ends_an_engine_that_is_waiting_for_it(
     path, others = request.getfixturevalue(model), set(psutil.Process().children())
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory": 0.001}
     with LLM(str(path), tensor_parallel_size=2, device="cpu", dtype="float32", **limits) as llm:
-        (rank,) = set(psutil.Process().children()) - others
+        started = set(psutil.Process().children()) - others
+        (rank,) = (one for one in started if "follower_process" in str(one.cmdline()))
         has_torch = any("torch" in one.path for one in rank.memory_maps())
         assert has_torch == (model == "tiny")
         threading.Timer(0.5, rank.kill).start()
@@ -222,7 +223,9 @@ def test_a_follower_ends_with_rank_0_and_not_before(is_in_order: bool, tmp_path:
     servicer = FirstRankServicer(lambda one: joined.put(one), meeting, lambda rank: None)
     server = RankServer(servicer, f"unix:{tmp_path}/0", num_streams=2)
     module = "gpu_worker.ranks.follower_process"
-    process = subprocess.Popen([sys.executable, "-m", module, "1", server.address])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rpc.lifetime.parent", module, "1", server.address]
+    )
     try:
         stream = joined.get(timeout=EVENT_S)
         until_it_ignores(process.pid, signal.SIGTERM)
