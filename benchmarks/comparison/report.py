@@ -13,7 +13,7 @@ from benchmarks.comparison.best_peer import (
     spread,
 )
 from benchmarks.comparison.loads import Kind, Load
-from benchmarks.comparison.results import Result, Results, as_json
+from benchmarks.comparison.results import Result, Results, as_json, from_json
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -22,8 +22,9 @@ from matplotlib.axes import Axes
 
 def write(results: Results, folder: Path) -> None:
     """Writes compare.md, compare.json and compare.png."""
-    (folder / "compare.md").write_text(markdown(results), encoding="utf-8")
-    (folder / "compare.json").write_text(as_json(results), encoding="utf-8")
+    text = as_json(results)
+    (folder / "compare.json").write_text(text, encoding="utf-8")
+    (folder / "compare.md").write_text(markdown(from_json(text)), encoding="utf-8")
     plot(results, folder / "compare.png")
 
 

@@ -6,6 +6,7 @@ A value that is not understood may be a misplaced secret, so messages repeat onl
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,11 +28,23 @@ _MOST_NAMED = 4
 """Commands with a flag that an error message names."""
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Keeps the names of a flag within the terminal, however many there are."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = super()._format_action_invocation(action)
+        indent = " " * (self._current_indent + self._indent_increment)
+        return textwrap.fill(
+            names, self._width, initial_indent=" " * self._current_indent, subsequent_indent=indent
+        ).lstrip()
+
+
 class Parser(argparse.ArgumentParser):
     """A command's parser, whose flags are added when the command is used."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **kwargs})
+        own = {"allow_abbrev": False, "add_help": False, "formatter_class": HelpFormatter}
+        super().__init__(*args, **{**own, **kwargs})
         self.fill: Callable[[argparse.ArgumentParser], None] | None = None
         """Adds the flags."""
         self.unlisted: set[str] = set()

@@ -84,5 +84,5 @@ async def test_our_stack_is_measured_by_process_and_leaves_nothing_behind(tmp_pa
     assert after.cpu_s.keys() == {"serve", "router", "scheduler", "worker"}
     assert all(spent >= 0 for spent in after.cpu_s_since(before).values())
     assert all(peak > 10 for peak in after.peak_rss_mib.values())
-    assert len(pids) == 3
+    assert len(pids) >= 3
     assert not any(psutil.pid_exists(pid) for pid in pids)
