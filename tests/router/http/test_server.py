@@ -262,7 +262,7 @@ async def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
     await first.start()
     assert first.http is not None
     second = Router(RouterConfig(grpc_port=0, http_port=first.http.port))
-    with pytest.raises(PortInUse, match=rf"{first.http.port}.*--http-port"):
+    with pytest.raises(PortInUse, match=rf"{first.http.port}.*--port, or --no-http"):
         await second.start()
     for router in (first, second):
         await router.drain(grace_s=0)
