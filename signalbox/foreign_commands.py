@@ -15,7 +15,7 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "completions": ["completion"],
     "bench serve": ["bench"],
 }
-"""What each name of another program is here."""
+"""Our words for the commands of other programs."""
 POINTERS: Mapping[str, str] = {
     "show": "`signalbox models` shows what a router serves, `signalbox list` what was fetched",
     "stop": "Ctrl-C or SIGTERM ends a server, and `signalbox drain` lets a worker leave",

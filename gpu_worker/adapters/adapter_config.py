@@ -77,7 +77,7 @@ _NEUTRAL: tuple[object, ...] = (None, False, "", [], {}, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """What adapter_config.json says that an adapter computes in the modules of one model."""
+    """The ranks, scales and modules of an adapter of one model, by its adapter_config.json."""
 
     max_rank: int
     base_model: str

@@ -36,13 +36,13 @@ class Match(NamedTuple):
 
     number: int
     last_group: str
-    """What the last of its groups matches; empty if nothing."""
+    """Text that the last of its groups matches; empty if it matches none."""
 
 
 Groups = Mapping[str, Sequence[Expression]]
 """Lists of expressions by what they are for."""
 Found = dict[str, dict[str, Match]]
-"""By list, the match of each name that has one."""
+"""The match of each name that has one, by list."""
 
 
 class TakesTooMuch(ValueError):

@@ -24,7 +24,7 @@ class TokenizerSettings:
         """bos_token, eos_token and so on, by their names in templates."""
         source = self._settings.get("chat_template") if chat_template is None else chat_template
         self.template_fault = ""
-        """Why the model's own template cannot be used, if so."""
+        """The reason why the model's own template cannot be used; empty if it can."""
         self.chat_template = self._load_chat_template(source)
         """The model's own template, if it has one that can be used."""
 

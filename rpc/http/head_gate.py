@@ -16,7 +16,7 @@ MAX_HEADERS = 256
 application spend time on each header, even a short one."""
 HEADERS_MANY = HttpError(431, f"the request has more than {MAX_HEADERS} headers", closes=True)
 HEAD_LARGE = HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes", closes=True)
-"""For a head behind another request too, of which a connection does not count each byte."""
+"""Refuses a head behind another request too, of which a connection does not count each byte."""
 MAX_SHOWN_CHARS = 200
 """Characters of a header's value that an error shows."""
 VERSIONS = ("1.0", "1.1")

@@ -17,7 +17,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 KINDS = ("adapters", "ranks", "stack")
-"""What a folder may be for, which its name says."""
+"""Purposes of folders, which their names have."""
 _PREFIX = "signalbox-"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 

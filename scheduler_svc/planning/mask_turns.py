@@ -31,7 +31,7 @@ TIMES_CHEAPEST = 4
 MAX_UNFORESEEN_S = 0.05
 """Time of unforeseen dear masks beyond which all of a payer's structured outputs have turns."""
 MAX_CHARGE_NS = 10**9
-"""What one mask is charged at most, whatever the worker reports."""
+"""Most nanoseconds that one mask is charged, whatever the worker reports."""
 _USUAL_NS = 1e9 * USUAL_S
 _NEW = 0.125
 """Weight of a request's newest masks in their mean, and of the newest step."""

@@ -1,4 +1,4 @@
-"""What the masks of one request's structured output take; see planning/mask_turns.py."""
+"""Counts the time that masks of one request's output take, for planning/mask_turns.py."""
 
 from dataclasses import dataclass
 

@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         self.siblings: Mapping[str, Parser] = {}
         """Parsers of all commands, by name; error messages name those that have a flag."""
         self.remedies: dict[str, str] = {}
-        """What to use in the place of flags, and of commands, that other programs have."""
+        """Remedies by the flags and commands of other programs that are not served."""
         self.add_argument(
             "-h",
             "--help",

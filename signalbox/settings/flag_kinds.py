@@ -1,4 +1,4 @@
-"""What a flag of another server can be here: another name of a setting, without effect, or refused.
+"""Kinds of another server's flags: another name of a setting, without effect, or refused.
 
 A flag is without effect only if it changes no result.
 """
@@ -14,17 +14,23 @@ ON_OR_OFF = ("on", "off", "auto", "1", "0", "true", "false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alias:
-    """Another name of a setting."""
+class _Spelled:
+    """A flag as it is written."""
 
-    setting: str
-    member: str = ""
-    """The member that the flag sets of a setting that is a JSON object, in which numbers are."""
     takes: str = ONE
     also: tuple[str, ...] = ()
     """Other spellings of the flag."""
     off: tuple[str, ...] = ()
     """Other spellings of a switch's --no- form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alias(_Spelled):
+    """Another name of a setting."""
+
+    setting: str
+    member: str = ""
+    """The member that the flag sets of a setting that is a JSON object, in which numbers are."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The setting's value for each of the flag's; any other is taken as it is."""
     convert: Callable[[str], Any] | None = None
@@ -34,13 +40,10 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoEffect:
+class NoEffect(_Spelled):
     """A flag that is accepted without effect; one log line names it."""
 
     why: str
-    takes: str = ONE
-    also: tuple[str, ...] = ()
-    off: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     """Accepted values, in lower case; empty accepts all."""
     otherwise: str = ""
@@ -50,13 +53,10 @@ class NoEffect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(_Spelled):
     """A flag that ends the command with an error that names the remedy."""
 
     remedy: str
-    takes: str = ONE
-    also: tuple[str, ...] = ()
-    off: tuple[str, ...] = ()
 
 
 ForeignFlag = Alias | NoEffect | Refused
