@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from contract.errors import RpcError
 from contract.model import (
     Adapter,
     decode_adapter,
@@ -114,12 +115,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def SendAdapter(
         self, requests: AsyncIterator[pb.SendAdapterRequest], context: Context
     ) -> pb.SendAdapterResponse:
-        header = (await anext(requests, pb.SendAdapterRequest())).header
-        await self._worker.adapters.receive(
-            epoch=header.epoch,
-            adapter=decode_adapter(header.adapter),
-            chunks=worker_codec.adapter_chunks(requests),
-        )
+        try:
+            header = (await anext(requests, pb.SendAdapterRequest())).header
+            await self._worker.adapters.receive(
+                epoch=header.epoch,
+                adapter=decode_adapter(header.adapter),
+                chunks=worker_codec.adapter_chunks(requests),
+            )
+        except RpcError:
+            # If the call ended while the scheduler writes, gRPC's client would replace this status
+            # with INTERNAL (https://github.com/grpc/grpc/issues/36066).
+            async for _ in requests:
+                pass
+            raise
         return pb.SendAdapterResponse()
 
     async def UnloadAdapter(

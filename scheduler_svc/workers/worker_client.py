@@ -44,7 +44,12 @@ RECONNECT_INTERVAL_S = 2.0
 
 _FAILS_CHECK = "it fails to compute a single token"
 
-_TRANSPORT_FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_TRANSPORT_FAILURES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    # What gRPC makes of a break during a write: https://github.com/grpc/grpc/issues/36066
+    grpc.StatusCode.INTERNAL,
+)
 
 
 class WorkerLostError(Exception):

@@ -3,6 +3,7 @@
 import asyncio
 
 import grpc
+import pytest
 
 from contract.columns import int32s, int64s
 from contract.step import decode_step
@@ -24,6 +25,7 @@ class Stream:
         self.takes.set()
         self.step_ids: list[int] = []
         self.breaks = asyncio.Event()
+        self.code = grpc.StatusCode.UNAVAILABLE
         self._is_writing = False
         self._requests: asyncio.Queue[pb.ExecuteModelRequest] = asyncio.Queue()
 
@@ -37,9 +39,7 @@ class Stream:
 
     async def read(self) -> pb.ExecuteModelResponse:
         if self.breaks.is_set():
-            raise grpc.aio.AioRpcError(
-                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata()
-            )
+            raise grpc.aio.AioRpcError(self.code, grpc.aio.Metadata(), grpc.aio.Metadata())
         step = decode_step(await self._requests.get())
         result = StepResult(
             epoch=EPOCH, step_id=step.step_id, seq_ids=int64s([1]), token_ids=int32s([1])
@@ -79,4 +79,18 @@ async def test_a_step_that_is_planned_while_the_stream_is_opened_again_follows_t
     await client.send(make_plan(3))
     assert (await client.read()).step_id == 3
     assert again.step_ids == [1, 2, 3]
+    await client.close()
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL])
+async def test_a_stream_that_breaks_with_any_code_of_the_transport_is_opened_again(
+    code: grpc.StatusCode,
+) -> None:
+    broken, again = Stream(), Stream()
+    client = make_client(broken, again)
+    await client.send(make_plan(1))
+    broken.code = code
+    broken.breaks.set()
+    assert (await client.read()).step_id == 1
+    assert again.step_ids == [1]
     await client.close()
