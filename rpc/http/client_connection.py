@@ -19,7 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from rpc.http import port_limits
 from rpc.http.connection_places import Place, Places
 from rpc.http.errors import HttpError
-from rpc.http.head_gate import HEAD_LARGE, HEADERS_MANY, MAX_HEADERS
+from rpc.http.head_gate import HEAD_LARGE, HEADERS_MANY
 from rpc.http.parsing_share import FIRST_BYTES, ParsingShare, Slices
 from rpc.http.pipeline import cut_pipeline
 from rpc.http.port_limits import HttpLimits
@@ -234,7 +234,9 @@ class Bounds(Parser):
             _answer_http_1_0(self.cycle)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._message_of is None:  # else a trailer, which uvicorn would add to the headers
+        if self._message_of is not None:
+            return  # a trailer, which uvicorn would add to the headers
+        if len(self.headers) <= port_limits.MAX_HEADERS:  # with one more it is refused
             super().on_header(name, value)  # type: ignore[misc]
 
     def on_message_complete(self) -> None:
@@ -253,7 +255,7 @@ class Bounds(Parser):
         phase, cycle = self._now_in(), self._running
         if phase is Phase.HEAD and self._num_bytes >= port_limits.MAX_HEAD_BYTES:
             self._drop(HEAD_LARGE)
-        elif phase is Phase.HEAD and self._num_lines > MAX_HEADERS + 1:  # the first has no header
+        elif phase is Phase.HEAD and self._num_lines - 1 > port_limits.MAX_HEADERS:
             self._drop(HEADERS_MANY)
         elif (phase, cycle) != (self._phase, self._phase_of):
             self._phase, self._phase_of = phase, cycle

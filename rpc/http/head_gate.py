@@ -5,17 +5,18 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rpc.http import port_limits
 from rpc.http.errors import HttpError
 from rpc.http.host_check import ANY, HostCheck, HttpAccess, is_same_origin
-from rpc.http.port_limits import MAX_HEAD_BYTES
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADERS = 256
-"""Most headers of a request. Browsers, proxies and SDKs send fewer than 50; a parser and an
-application spend time on each header, even a short one."""
-HEADERS_MANY = HttpError(431, f"the request has more than {MAX_HEADERS} headers", closes=True)
-HEAD_LARGE = HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes", closes=True)
+HEADERS_MANY = HttpError(
+    431, f"the request has more than {port_limits.MAX_HEADERS} headers", closes=True
+)
+HEAD_LARGE = HttpError(
+    431, f"the headers have more than {port_limits.MAX_HEAD_BYTES} bytes", closes=True
+)
 """Refuses a head behind another request too, of which a connection does not count each byte."""
 MAX_SHOWN_CHARS = 200
 """Characters of a header's value that an error shows."""
@@ -46,7 +47,7 @@ class HeadGate:
         version, headers = scope["http_version"], scope["headers"]
         if version not in VERSIONS:
             yield HttpError(505, f"HTTP/{version} is not served; use HTTP/1.1", closes=True)
-        if len(headers) > MAX_HEADERS:
+        if len(headers) > port_limits.MAX_HEADERS:
             yield HEADERS_MANY
         read: dict[bytes, list[str]] = {name: [] for name in _READ}
         num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
@@ -54,7 +55,7 @@ class HeadGate:
             num_bytes += len(name) + len(value)
             if name in read:
                 read[name].append(value.decode("latin-1"))
-        if num_bytes > MAX_HEAD_BYTES:
+        if num_bytes > port_limits.MAX_HEAD_BYTES:
             yield HEAD_LARGE
         if read[_ENCODING] and (read[_LENGTH] or version == "1.0"):
             message = "Transfer-Encoding together with Content-Length, or in HTTP/1.0, is ambiguous"

@@ -15,6 +15,9 @@ MAX_READ_AHEAD_BYTES = 32 << 10
 """Bytes behind the request that is being answered. What a client sends beyond, it sends again."""
 MAX_DISCARDED_BYTES = 16 << 20
 """Bytes that a client may yet send after the last request that is taken: more than sockets hold."""
+MAX_HEADERS = 256
+"""Most headers of a request. Browsers, proxies and SDKs send fewer than 50; a parser and an
+application spend time on each header, even a short one."""
 MAX_HEAD_BYTES = 32 << 10
 """Bytes of a request line and headers: twice uvicorn's own limit for a head in several pieces."""
 HEAD_S = 60.0

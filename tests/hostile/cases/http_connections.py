@@ -203,7 +203,7 @@ CASES = (
         says="headers",
         unbounded={
             "rpc.http.port_limits.MAX_HEAD_BYTES": 1 << 30,
-            "rpc.http.head_gate.MAX_HEADERS": 1 << 30,
+            "rpc.http.port_limits.MAX_HEADERS": 1 << 30,
         },
     ),
     Case(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from rpc.http import head_gate, port_limits
+from rpc.http import port_limits
 from rpc.http.port_limits import HttpLimits
 from rpc.http.server import HttpPort
 from tests.rpc.http.http_parsers import PARSERS, echo, serving, use_parser
@@ -115,9 +115,9 @@ async def test_as_many_headers_as_may_be_are_read_and_one_more_is_not(
         request = HEAD + more + b"Content-Length: 0\r\n\r\n"
         return (await exchange(port.port, request))[0]  # which adds a header
 
-    assert await send(head_gate.MAX_HEADERS) == 200
-    assert await send(head_gate.MAX_HEADERS + 1) == 431
-    monkeypatch.setattr(head_gate, "MAX_HEADERS", 1 << 30)
+    assert await send(port_limits.MAX_HEADERS) == 200
+    assert await send(port_limits.MAX_HEADERS + 1) == 431
+    monkeypatch.setattr(port_limits, "MAX_HEADERS", 1 << 30)
     assert await send(257) == 200
 
 
