@@ -31,6 +31,7 @@ class StepSpan:
             "ExecuteModel",
             context=tracing.extract(step.traceparent, step.tracestate),
             kind=SpanKind.SERVER,
+            start_time=self._start_ns,  # which is that of its first part, too
             attributes={
                 "rpc.system.name": "grpc",
                 "rpc.method": METHOD,
