@@ -30,7 +30,7 @@ from signalbox.settings.vllm_flags import VLLM_FLAGS
 
 POSITIONAL = "model"
 PORT = "port"
-"""Destination of --port in a command with two APIs; see `signalbox.settings.port_flag`."""
+"""Destination of --port in a command with two APIs, where it means --http-port."""
 FOREIGN_GROUPS: Mapping[str, Mapping[str, ForeignFlag]] = {
     "flags of vllm serve": VLLM_FLAGS,
     "flags of llama-server and ollama run": LLAMA_CPP_FLAGS,

@@ -12,7 +12,6 @@ from rpc.settings.secrets import is_secret
 from rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS
-from signalbox.settings.port_flag import is_off, split_port
 from signalbox.settings.setting_names import REMOVED, check_known, translate
 from signalbox.settings.sources import (
     CONFIG_FILE,
@@ -27,6 +26,8 @@ from signalbox.spelling import did_you_mean
 S = TypeVar("S", bound=Settings)
 _PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*@")
 """The password of a URL, and what is before it."""
+_OFF = ("false", "no", "off", "f", "n", "0")
+"""Texts that pydantic reads as False."""
 
 
 def load(
@@ -48,8 +49,7 @@ def load(
     except ValidationError as error:
         written = {"http_port": "--port"} if "http_port" not in flags and "port" in flags else {}
         wrong = in_one_line(error, settings_class, lambda name: written.get(name, flag_name(name)))
-        about_port = [notice for notice in notices if notice.startswith("--port ")]
-        raise SettingsError("; ".join((wrong, *about_port))) from None
+        raise SettingsError(wrong) from None
     for notice in notices:
         tell(notice)
     return settings
@@ -101,7 +101,7 @@ def merge_sources(
     for source in sources:
         values = translate(source, fields, tell)
         if "grpc_port" in fields:
-            values = split_port(values, http_is_off=is_off(sources), tell=tell)
+            values = _with_http_port(values, sources)
         others = () if source.place else values.keys()  # a flag without a field is a bug
         found = {name: values[name] for name in values if name in fields or name in others}
         merged |= found
@@ -109,6 +109,26 @@ def merge_sources(
     if "model" in fields and (whole := _with_model(merged)) is not merged:
         return whole, {**origins, "model": sources[-1]}
     return merged, origins
+
+
+def _with_http_port(values: dict[str, Any], sources: tuple[Source, ...]) -> dict[str, Any]:
+    """Returns one source's settings with `port` as `http_port`, in a command with two APIs.
+
+    It turns the HTTP API on in a command where that is off by default.
+    """
+    if "port" not in values:
+        return values
+    if "http_port" in values:
+        raise SettingsError(
+            "--port and --http-port are both the HTTP API's port; --grpc-port is that of gRPC"
+        )
+    given = [source.values["http"] for source in sources if "http" in source.values]
+    if given and str(given[-1]).lower() in _OFF:
+        raise SettingsError(
+            "--port is the HTTP API's port, which --no-http turns off; --grpc-port is that of gRPC"
+        )
+    rest = {name: value for name, value in values.items() if name != "port"}
+    return {"http": True, **rest, "http_port": values["port"]}
 
 
 def _with_model(values: dict[str, Any]) -> dict[str, Any]:
