@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.config import (
@@ -31,9 +31,15 @@ from signalbox.startup_display import own_progress
 logger = logging.getLogger(__name__)
 P = TypeVar("P", bound=options_flags.Flags)
 
-_PROFILER_OPTIONS = {"profiler", "torch_profiler_dir"}
-
 _SAME_AS_AUTO = ("hf", "safetensors", "gguf")
+
+
+class ProfilerConfig(TypedDict, total=False):
+    """`profiler_config` of an engine."""
+
+    profiler: Literal["torch"]
+    torch_profiler_dir: str
+    """Folder in which `start_profile` leaves traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,7 @@ class EngineArgs(VllmOptions):
             the last aside.
         max_logprobs: most log probabilities that a request may ask for at a position; -1 is no
             bound.
-        profiler_config: {"torch_profiler_dir": folder} says where `start_profile` leaves traces.
+        profiler_config: see `ProfilerConfig`.
         disable_log_stats: False has an engine log what it does, at most every log_stats_interval
             seconds of work; `LLM` does not unless asked to.
     """
@@ -157,8 +163,10 @@ class EngineArgs(VllmOptions):
             raise ValueError("give kv_cache_memory or kv_cache_memory_bytes, not both")
         if self.max_logprobs < ALL_TOKENS:
             raise ValueError(f"max_logprobs is {self.max_logprobs}; it must be at least -1")
-        if unknown := sorted(set(self.profiler_config or {}) - _PROFILER_OPTIONS):
-            raise ValueError(f"profiler_config: {unknown[0]!r} is not served")
+        for name, value in (self.profiler_config or {}).items():
+            is_known = name in ProfilerConfig.__annotations__
+            if value and (not is_known or (name == "profiler" and value != "torch")):
+                raise ValueError(f"profiler_config: {name!r} = {value!r} is not served")
         self.settings()
 
     def settings(self) -> InProcessSettings:

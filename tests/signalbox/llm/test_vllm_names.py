@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib import import_module
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -22,9 +23,11 @@ from signalbox import (
     TextPrompt,
     TokensPrompt,
 )
+from signalbox.distributed import cleanup_dist_env_and_memory
 from signalbox.entrypoints.openai.api_server import serve_arguments
 from signalbox.llm.vllm_options import VllmOptions
 from signalbox.utils import FlexibleArgumentParser, random_uuid
+from signalbox.utils.print_utils import print_embeddings
 from tests.signalbox.llm.make import (
     GREEDY,
     make_async_engine,
@@ -51,6 +54,8 @@ PATHS = {
     "engine.llm_engine": ("LLMEngine",),
     "engine.async_llm_engine": ("AsyncLLMEngine",),
     "entrypoints.llm": ("LLM",),
+    "config": ("ProfilerConfig",),
+    "distributed": ("cleanup_dist_env_and_memory",),
     "lora.request": ("LoRARequest",),
     "v1.engine.async_llm": ("AsyncLLM",),
     "v1.engine.llm_engine": ("LLMEngine",),
@@ -59,6 +64,7 @@ PATHS = {
     "model_executor.models": ("ModelRegistry",),
     "utils": ("FlexibleArgumentParser", "random_uuid"),
     "utils.argparse_utils": ("FlexibleArgumentParser",),
+    "utils.print_utils": ("print_embeddings",),
 }
 
 
@@ -180,6 +186,7 @@ def test_options_at_a_neutral_value_are_taken() -> None:
         {"load_format": "safetensors"},
         {"max_logprobs": -2},
         {"profiler_config": {"colour": 1}},
+        {"profiler_config": {"profiler": "cuda"}},
         {"kv_cache_memory": 1, "kv_cache_memory_bytes": 1},
     ],
 )
@@ -308,3 +315,26 @@ def test_the_api_servers_module_is_a_program() -> None:
         check=False,
     )
     assert done.returncode == 1 and done.stderr.startswith("signalbox serve: --max-num-seqs")
+
+
+def test_an_engine_that_refers_to_itself_is_ended_when_an_example_cleans_up() -> None:
+    llm = make_llm()
+    llm.__dict__["again"] = llm
+    is_there = ref(llm)
+    del llm
+    cleanup_dist_env_and_memory()
+    assert is_there() is None
+
+
+@pytest.mark.parametrize(
+    ("vector", "shown"),
+    [
+        ([0.5, -1.0], "Embeddings: [0.5, -1.0] (size=2)\n"),
+        ([0.5] * 9, "Embeddings: [0.5, 0.5, 0.5, 0.5, ...] (size=9)\n"),
+    ],
+)
+def test_a_vector_is_printed_by_its_first_numbers(
+    vector: list[float], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_embeddings(vector)
+    assert capsys.readouterr().out == shown
