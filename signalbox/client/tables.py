@@ -17,3 +17,10 @@ def make_table(*columns: Column | str) -> Table:
 def right(name: str) -> Column:
     """Returns a column that is aligned to the right."""
     return Column(name, justify="right", no_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration with a unit that suits it."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rpc.interceptors.peer_roles import PeerNames
 from rpc.transport.tls import TlsConfig
-from signalbox.client.tables import make_table, right, show
+from signalbox.client.tables import duration, make_table, right, show
 from signalbox.settings.environment import ENV_PREFIX
-from signalbox.trace.timeline_drawing import seconds
 
 if TYPE_CHECKING:
     from gpu_worker.ranks.environment import RankPlace
@@ -147,7 +146,7 @@ def _print(found: list[FoundLink]) -> None:
             one.address,
             str(one.other_rank),
             one.other_address,
-            seconds(1e9 * one.round_trip_s),
+            duration(one.round_trip_s),
             f"{one.bytes_per_s / 1e6:,.0f}",
         )
     show(table)

@@ -17,12 +17,23 @@ from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right, show
 from signalbox.inspect.stage_use import stage_loads, stage_table
-from signalbox.trace.terminal import bar
-from signalbox.trace.timeline_drawing import REASONS, Segment
 
 _REASONS = {
-    pb.WaitReason.Value(f"WAIT_REASON_{name.upper()}"): words for name, words in REASONS.items()
+    pb.WAIT_REASON_NEXT_STEP: "the next step",
+    pb.WAIT_REASON_NO_WORKER: "a worker that takes it",
+    pb.WAIT_REASON_TOKENS: "the token budget",
+    pb.WAIT_REASON_SEQUENCES: "a place among the sequences",
+    pb.WAIT_REASON_BLOCKS: "KV blocks",
+    pb.WAIT_REASON_SWAPPED_FIRST: "swapped requests to go first",
+    pb.WAIT_REASON_GRAMMAR: "its structured output to be compiled",
+    pb.WAIT_REASON_SUSPECT: "a suspect to compute alone",
+    pb.WAIT_REASON_LOADING: "its prefix to be fetched",
 }
+_COLOURS = {"queue": "#e0a526", "prefill": "#2a9bb8", "decode": "#4d9b52", "preempted": "#d1495b"}
+_BAR_WIDTH = 36
+
+_Interval = tuple[int, int]
+"""Start and end, in nanoseconds since the request arrived."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -106,13 +117,13 @@ def _summary(answer: pb.ExplainResponse) -> Text:
 def _phases(answer: pb.ExplainResponse) -> Table:
     ends = (answer.queued_ns, answer.queued_ns + answer.prefill_ns, answer.age_ns)
     spans = zip(("queue", "prefill", "decode"), (0, *ends), ends, strict=False)
-    rows = [(name, [Segment(start, end, name)], end - start) for name, start, end in spans]
+    rows = [(name, [(start, end)], end - start) for name, start, end in spans]
     rows.append(("preempted", _preemptions(answer), answer.preempted_ns))
     table = Table.grid(padding=(0, 2))
-    for name, segments, total_ns in rows:
+    for name, intervals, total_ns in rows:
         if total_ns:
             length = Text(_seconds(total_ns), justify="right")
-            table.add_row(name, bar(segments, answer.age_ns), length)
+            table.add_row(name, _bar(intervals, answer.age_ns, _COLOURS[name]), length)
     return table
 
 
@@ -120,18 +131,28 @@ def _stages(use: pb.StageUse) -> Table:
     return stage_table(stage_loads(pb.StageUse(), use))
 
 
-def _preemptions(answer: pb.ExplainResponse) -> list[Segment]:
+def _bar(intervals: Iterable[_Interval], whole_ns: int, colour: str) -> Text:
+    """Returns a bar with each interval in proportion, at least one cell wide."""
+    cells = [" "] * _BAR_WIDTH
+    for start_ns, end_ns in intervals:
+        first = min(_BAR_WIDTH - 1, start_ns * _BAR_WIDTH // max(1, whole_ns))
+        last = max(first + 1, round(end_ns * _BAR_WIDTH / max(1, whole_ns)))
+        cells[first:last] = "█" * (min(last, _BAR_WIDTH) - first)
+    return Text("".join(cells), style=colour)
+
+
+def _preemptions(answer: pb.ExplainResponse) -> list[_Interval]:
     """Returns the intervals without progress: from each PREEMPTED to the RESUMED after it."""
-    segments, out_since = [], None
+    intervals, out_since = [], None
     for event in answer.events:
         if event.kind == pb.EVENT_KIND_PREEMPTED:
             out_since = event.at_ns
         elif event.kind == pb.EVENT_KIND_RESUMED and out_since is not None:
-            segments.append(Segment(out_since, event.at_ns, "preempted"))
+            intervals.append((out_since, event.at_ns))
             out_since = None
     if out_since is not None:
-        segments.append(Segment(out_since, answer.age_ns, "preempted"))
-    return segments
+        intervals.append((out_since, answer.age_ns))
+    return intervals
 
 
 def _events(answer: pb.ExplainResponse) -> Table:

@@ -7,8 +7,7 @@ from rich.table import Table
 
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import explain_pb2 as pb
-from signalbox.client.tables import make_table, right
-from signalbox.trace.timeline_drawing import num_bytes, seconds
+from signalbox.client.tables import duration, make_table, right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,4 +133,6 @@ def _percent(share: float | None) -> str:
 def _boundary(stage: StageLoad) -> str:
     if stage.boundary_bytes is None or stage.boundary_s is None:
         return "-"
-    return f"{num_bytes(stage.boundary_bytes)} in {seconds(1e9 * stage.boundary_s)}"
+    kib = stage.boundary_bytes / 1024
+    size = f"{kib:.1f} KiB" if kib < 1024 else f"{kib / 1024:.1f} MiB"
+    return f"{size} in {duration(stage.boundary_s)}"

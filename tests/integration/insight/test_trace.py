@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,8 +17,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from protos.common.v1.common_pb2 import TraceContext
 from protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from rpc.telemetry import tracing
+from rpc.telemetry.span_exporters import FileSpanExporter
 from rpc.transport.channel import open_channel
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from signalbox.inspect.chrome_trace import chrome_trace
+from signalbox.inspect.span_file import read_spans
 from tests.integration.stack import (
     assert_idle,
     restarted,
@@ -29,6 +33,7 @@ from tests.integration.stack import (
 from tests.integration.test_kv_peers import BLOCK_BYTES, PROMPT, pair
 from tests.integration.test_stack import Stack, ask, make_request, make_stack
 from tests.ports import free_port
+from tests.signalbox.inspect.chrome_format import check_format
 from tests.waiting import eventually, with_longer_deadlines
 
 ROUTER_SPAN = "text_completion simulated"
@@ -68,12 +73,18 @@ class Spans(SpanProcessor):
 
 
 @pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+def spans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Spans]:
+    """Collects spans; at the end a file of them is one that Perfetto opens."""
     spans, provider = Spans(), TracerProvider()
     provider.add_span_processor(spans)
     monkeypatch.setattr(tracing, "get_tracer", lambda: provider.get_tracer("test"))
     yield spans
     provider.shutdown()
+    if spans.ended:
+        exporter = FileSpanExporter(str(tmp_path / "spans"))
+        exporter.export(spans.ended)
+        exporter.shutdown()
+        check_format(chrome_trace(read_spans(tmp_path / "spans")))
 
 
 def parent_id(span: ReadableSpan) -> int | None:
@@ -149,6 +160,7 @@ async def test_steps_lead_to_the_worker_and_are_linked_both_ways(spans: Spans) -
     for step in served:
         parts = spans.below(step, "swap", "forward", "sample")
         assert [part.name for part in parts] == ["swap", "forward", "sample"]
+        assert parts[0].start_time == step.start_time
         assert sum(map(seconds, parts)) <= seconds(step)
     prefill = spans.one("prefill")
     assert (number(prefill, "chunks"), number(prefill, "blocks")) == (3, 3)

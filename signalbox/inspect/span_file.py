@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from signalbox.trace.timeline_drawing import Value
-
 logger = logging.getLogger(__name__)
+
+Value = str | bool | int | float
+"""An attribute's value; those of an array are joined to a text."""
 
 KIND_CLIENT = 3
 STATUS_ERROR = 2
 
 
 class NotATrace(ValueError):
-    """A file has no spans that can be drawn; the message gives the reason in one line."""
+    """A file has no spans, or none that were asked for; the message says which in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class SpanLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanRecord:
-    """One span, with the fields that are drawn."""
+    """One span, with the fields that are shown."""
 
     service: str
     name: str
@@ -48,10 +49,6 @@ class SpanRecord:
     events: tuple[SpanEvent, ...] = ()
     links: tuple[SpanLink, ...] = ()
     error: str = ""
-
-    @property
-    def duration_ns(self) -> int:
-        return self.end_ns - self.start_ns
 
 
 def read_spans(path: Path) -> list[SpanRecord]:
@@ -102,13 +99,16 @@ def _objects(path: Path, torn: list[str]) -> Iterator[tuple[int, Any]]:
 def _spans(content: dict[str, Any]) -> Iterator[SpanRecord]:
     for resource in content["resourceSpans"]:
         names = _attributes(resource.get("resource", {}))
+        name = names.get("service.name", "unknown_service")
+        service = str(names.get("signalbox.service", name))
         for scope in resource["scopeSpans"]:
             for span in scope["spans"]:
-                yield _span(span, str(names.get("service.name", "")))
+                yield _span(span, service)
 
 
 def _span(span: dict[str, Any], service: str) -> SpanRecord:
     status = span.get("status", {})
+    start_ns = int(span["startTimeUnixNano"])
     is_error = status.get("code") in (STATUS_ERROR, "STATUS_CODE_ERROR")
     return SpanRecord(
         service=service,
@@ -117,8 +117,8 @@ def _span(span: dict[str, Any], service: str) -> SpanRecord:
         span_id=span["spanId"],
         parent_id=span.get("parentSpanId", ""),
         kind=KIND_CLIENT if span.get("kind") in (KIND_CLIENT, "SPAN_KIND_CLIENT") else 0,
-        start_ns=int(span["startTimeUnixNano"]),
-        end_ns=int(span["endTimeUnixNano"]),
+        start_ns=start_ns,
+        end_ns=max(start_ns, int(span["endTimeUnixNano"])),  # a clock may be set back
         attributes=_attributes(span),
         events=tuple(
             SpanEvent(
@@ -145,7 +145,9 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Value]:
 
 
 def _value(value: dict[str, Any]) -> Value | None:
-    """Returns a scalar value; None for an array, which is not drawn."""
+    """Returns a scalar value, or those of an array as a text; None for any other."""
+    if values := value.get("arrayValue", {}).get("values"):
+        return ", ".join(str(_value(one)) for one in values)
     for kind, read in (("stringValue", str), ("boolValue", bool), ("doubleValue", float)):
         if kind in value:
             found: Value = read(value[kind])
