@@ -10,6 +10,7 @@ from contract.step import decode_step
 from contract.step_result import StepResult, encode_result
 from protos.worker.v1 import worker_pb2 as pb
 from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.workers import worker_client
 from scheduler_svc.workers.probe_step import make_check_plan
 from scheduler_svc.workers.worker_client import WorkerClient
 from tests.waiting import run_ready_tasks
@@ -93,4 +94,21 @@ async def test_a_stream_that_breaks_with_any_code_of_the_transport_is_opened_aga
     broken.breaks.set()
     assert (await client.read()).step_id == 1
     assert again.step_ids == [1]
+    await client.close()
+
+
+async def test_breaks_with_time_between_lose_no_idle_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An idle worker answers nothing that would show that its stream works."""
+    monkeypatch.setattr(worker_client, "RECONNECT_INTERVAL_S", 0.0)
+    streams = [Stream() for _ in range(3)]
+    for broken in streams[:2]:
+        broken.breaks.set()
+    client = make_client(*streams)
+    answer = asyncio.create_task(client.read())
+    await run_ready_tasks()
+    await client.send(make_plan(1))
+    assert (await answer).step_id == 1
+    assert streams[2].step_ids == [1]
     await client.close()
