@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh docs wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh docs wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -63,6 +63,9 @@ test-fast: $(INSTALLED) ## what to run while working; without the slow, system, 
 
 test-alone: $(INSTALLED) ## attacks with a clock, repeated, and without their bounds; on an idle machine
 	@$(BIN)/python -m pytest -m alone tests/hostile
+
+test-faults: $(INSTALLED) ## plants faults of the history, one at a time in a copy: their tests have to fail; FAULTS="NAME NAME"
+	@$(BIN)/python -m tests.planted_faults $(FAULTS)
 
 test-gpu: $(INSTALLED) ## on a machine with a CUDA device: its own tests, and the kernels' as compiled
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit( \
