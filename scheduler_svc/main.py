@@ -57,7 +57,9 @@ async def run(config: SchedulerConfig) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
     """A started scheduler, for as long as the context lasts."""
-    recorder: Recorder = FileRecorder(config, config.record) if config.record else UNRECORDED
+    recorder: Recorder = UNRECORDED
+    if config.record:
+        recorder = FileRecorder(config, config.record, now=time.monotonic())
     cluster = make_cluster(config, clock=recorder.clock)
     starting = StartingWorkers()
     adapters = AdapterLoading(cluster, recorder)

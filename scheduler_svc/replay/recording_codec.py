@@ -1,7 +1,6 @@
 """Writes records as recording.proto has them, and the configuration in their header."""
 
 import json
-import time
 from collections.abc import Callable, Iterable
 
 from contract.model import (
@@ -30,9 +29,9 @@ VERSION = 2
 class FileRecorder(Recorder):
     """Records everything in a file; see recorder.py."""
 
-    def __init__(self, config: SchedulerConfig, path: str) -> None:
+    def __init__(self, config: SchedulerConfig, path: str, *, now: float) -> None:
         self._writer = RecordWriter(path)
-        self._now = time.monotonic()
+        self._now = now
         self._num_routers = self._num_workers = 0
         header = pb.RecordHeader(
             version=VERSION, config_json=encode_config(config), next_seq_id=sequence_ids.next

@@ -157,13 +157,13 @@ class Replay:
         plan = self._replayed.plan(number)
         if plan is not None:
             epoch = self._replayed.workers[number].epoch
-            self._planned = _decision(encode_step(plan.to_step(epoch=epoch)))
+            self._planned = decision(encode_step(plan.to_step(epoch=epoch)))
             self._planned_by = number
 
     def _compare(self, sent: pb.StepSent) -> None:
         planned, self._planned = self._planned, None
         self.num_steps += 1
-        recorded = _decision(sent.request)
+        recorded = decision(sent.request)
         if planned != recorded:
             self._planned_by = sent.worker
             self._differ(recorded=recorded, replayed=planned)
@@ -210,7 +210,7 @@ def _join(replayed: ReplayedCluster, joined: pb.WorkerJoined) -> None:
     )
 
 
-def _decision(request: worker_pb2.ExecuteModelRequest) -> worker_pb2.ExecuteModelRequest:
+def decision(request: worker_pb2.ExecuteModelRequest) -> worker_pb2.ExecuteModelRequest:
     """Returns a step without its trace, because a replay belongs to none, and without the random
     bytes of the scheduler's process."""
     decision = worker_pb2.ExecuteModelRequest()

@@ -4,6 +4,7 @@ Whatever they plan must be what was planned then. No network, no worker: the rec
 the worker's.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from contract.model import ModelInfo, WorkerCapacity
@@ -13,6 +14,7 @@ from contract.worker_role import WorkerRole
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.factory import make_cluster, make_scheduler
 from scheduler_svc.planning.plan import StepPlan
+from scheduler_svc.planning.worker_grammars import Preparation
 from scheduler_svc.queue.grammar_queue import Constraint
 from scheduler_svc.requests.sequence_ids import sequence_ids
 from scheduler_svc.service.router_session import Session
@@ -73,6 +75,7 @@ class ReplayedCluster:
         capacity: WorkerCapacity,
         certified_name: str,
         role: WorkerRole,
+        prepare: Callable[[Preparation], None] = lambda _: None,
     ) -> None:
         scheduler = make_scheduler(
             self.config,
@@ -87,7 +90,7 @@ class ReplayedCluster:
         loop = StepLoop(
             scheduler,
             send_updates=self.cluster.requests.send_updates,
-            prepare=lambda _: None,
+            prepare=prepare,
         )
         loop.asked_role = role
         self.cluster.serve(model)

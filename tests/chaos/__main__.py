@@ -61,7 +61,8 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
     """Returns what must not have happened."""
     minutes = options.soak or options.minutes
     samples = collections.defaultdict[str, list[Sample]](list)
-    async with chaos_stack(folder, num_workers=NUM_WORKERS) as stack:
+    flags = (f"--record={options.record}",) if options.record else ()
+    async with chaos_stack(folder, num_workers=NUM_WORKERS, scheduler_flags=flags) as stack:
         load = TokenLoad(stack.address)
         await load.learn()
         nemesis = Nemesis(stack, load, seed=options.seed)
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--soak", type=float, default=0.0, help="minutes; looks for leaks")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
     parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--record", metavar="FILE", help="recording of the scheduler")
     options = parser.parse_args()
     print(f"seed {options.seed}")
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:

@@ -213,7 +213,11 @@ def _is_free(stats: stats_pb2.GetStatsResponse) -> bool:
 
 @contextlib.asynccontextmanager
 async def chaos_stack(
-    folder: Path, *, num_workers: int, worker_flags: tuple[str, ...] = WORKER_FLAGS
+    folder: Path,
+    *,
+    num_workers: int,
+    worker_flags: tuple[str, ...] = WORKER_FLAGS,
+    scheduler_flags: tuple[str, ...] = (),
 ) -> AsyncIterator[ChaosStack]:
     """Starts everything; whatever is left of it afterwards is killed."""
     async with contextlib.AsyncExitStack() as stack:
@@ -226,7 +230,9 @@ async def chaos_stack(
         chaos = ChaosStack(
             router=Service((*router, "--log-level=info"), ports[0], folder / "router.log"),
             scheduler=Service(
-                ("scheduler", f"--worker-wait={START_S:g}"), ports[1], folder / "scheduler.log"
+                ("scheduler", f"--worker-wait={START_S:g}", *scheduler_flags),
+                ports[1],
+                folder / "scheduler.log",
             ),
             workers=[
                 ChaosWorker(

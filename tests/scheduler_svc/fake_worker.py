@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contract.columns import int32s, int64s
-from contract.logprobs import TokenLogprobs
+from contract.logprobs import PromptLogprobs, TokenLogprobs
 from contract.pooling import PoolingModel, Vector
 from contract.request import BeamSearchParams
 from contract.sections.block_moves import BlockMapping
@@ -98,6 +98,8 @@ class Known:
     block_table: list[int]
     num_samples: int
     num_logprobs: int | None = None
+    num_reported_tokens: int = 0
+    """Leading tokens of which log probabilities are wanted, those of its prompt or none."""
 
 
 @dataclass(slots=True)
@@ -108,6 +110,7 @@ class Drawn:
     branches: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     pooled: dict[int, Vector] = field(default_factory=dict)
 
 
@@ -152,6 +155,7 @@ class FakeWorker:
             if self.pooling is not None and self.pooling.is_bidirectional:
                 assert num_new_tokens == len(self.sequences[seq_id].token_ids), "a prompt is cut"
             contexts[seq_id] += self._write(self.sequences[seq_id], num_new_tokens)
+            self._report_prompt(seq_id, num_new_tokens, drawn)
         for seq_id, _ in work:
             self._sample(seq_id, contexts[seq_id], drawn)
         own_branches = [self.sequences[seq_id].branch for seq_id in drawn.seq_ids]
@@ -161,6 +165,7 @@ class FakeWorker:
             branches=None if drawn.branches == own_branches else int32s(drawn.branches),
             token_ids=int32s(drawn.token_ids),
             logprobs=drawn.logprobs,
+            prompt_logprobs=drawn.prompt_logprobs,
             pooled=drawn.pooled,
             moves=self.store.pop_ended() if self.store is not None else (),
             masks=self._masks(plan),
@@ -255,6 +260,15 @@ class FakeWorker:
         drawn.branches += branches
         drawn.token_ids += token_ids
 
+    def _report_prompt(self, seq_id: int, num_new_tokens: int, drawn: Drawn) -> None:
+        """Reports the tokens of the prompt that follow those that the step computes."""
+        known = self.sequences[seq_id]
+        end = known.num_computed_tokens
+        first, last = end - num_new_tokens + 1, min(end, known.num_reported_tokens - 1)
+        if first <= last:
+            values = [TokenLogprobs(-float(i), 1, [], []) for i in range(first, last + 1)]
+            drawn.prompt_logprobs.append(PromptLogprobs(seq_id, first, values))
+
     def _report(self, context: list[int], num_logprobs: int, drawn: Drawn) -> None:
         found = distribution(context, num_logprobs=num_logprobs)
         row = len(drawn.token_ids)
@@ -285,6 +299,8 @@ class EncodedPlan:
                     block_table=list(seq.block_table),
                     num_samples=seq.group.num_draws,
                     num_logprobs=seq.group.params.num_logprobs,
+                    num_reported_tokens=seq.group.wants_prompt_logprobs
+                    * seq.group.num_prompt_tokens,
                 ),
             )
             for seq in (plan.seqs[i] for i in plan.new)

@@ -16,7 +16,6 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import state_pb2
 from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from scheduler_svc.replay.recording_codec import VERSION
-from scheduler_svc.replay.recording_file import RecordReader, RecordWriter
 from scheduler_svc.replay.replay_codec import NotARecording, Replay
 from tests.integration.stack import (
     Router,
@@ -25,6 +24,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
+from tests.scheduler_svc.replay.record import read_records, write_records
 from tests.waiting import eventually
 
 NUM_REQUESTS = 40
@@ -107,30 +107,18 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def records(path: Path) -> list[recording_pb2.Record]:
-    return [recording_pb2.Record.FromString(data) for data in RecordReader(str(path))]
-
-
-def write(path: Path, changed: list[recording_pb2.Record]) -> Path:
-    writer = RecordWriter(str(path))
-    for one in changed:
-        writer.append(one.SerializeToString())
-    writer.close()
-    return path
-
-
 def test_replay_reproduces_every_step(recording: Path) -> None:
     replay = Replay(str(recording), checks=True)
     assert replay.run() is None
-    kinds = Counter(one.WhichOneof("record") for one in records(recording))
+    kinds = Counter(one.WhichOneof("record") for one in read_records(recording))
     assert replay.num_steps == kinds["step_sent"] > 50
     assert replay.num_left_over == 0
     assert kinds["worker_joined"] == 2
     assert kinds["worker_left"] >= 1
-    prepared = [one.grammar_prepared for one in records(recording)]
+    prepared = [one.grammar_prepared for one in read_records(recording)]
     assert any(one.fault for one in prepared)
     assert sum(one.worker > 0 and not one.fault for one in prepared) > 2
-    sent = [one.step_sent.request for one in records(recording) if one.HasField("step_sent")]
+    sent = [one.step_sent.request for one in read_records(recording) if one.HasField("step_sent")]
     assert any(step.block_moves.HasField("swap_out") for step in sent)  # else this proves little
     assert any(step.HasField("forks") for step in sent)
 
@@ -142,11 +130,11 @@ def test_recording_is_for_its_owner_alone(recording: Path) -> None:
 def test_a_changed_decision_is_found_and_both_messages_are_readable(
     recording: Path, tmp_path: Path
 ) -> None:
-    changed = records(recording)
+    changed = read_records(recording)
     steps = [one.step_sent for one in changed if one.HasField("step_sent")]
     index = next(i for i, step in enumerate(steps) if i > 20 and step.request.new_groups)
     steps[index].request.new_groups[0].sequences[0].block_table[0] += 1
-    replay = Replay(str(write(tmp_path / "changed", changed)))
+    replay = Replay(str(write_records(tmp_path / "changed", changed)))
     difference = replay.run()
     assert difference is not None
     assert difference.num_steps == index + 1
@@ -166,14 +154,16 @@ def test_a_changed_decision_is_found_and_both_messages_are_readable(
 def test_a_step_that_was_not_sent_and_one_that_was_are_found(
     recording: Path, tmp_path: Path
 ) -> None:
-    changed = records(recording)
+    changed = read_records(recording)
     at = next(i for i, one in enumerate(changed) if one.HasField("step_sent"))
-    removed = Replay(str(write(tmp_path / "removed", changed[:at] + changed[at + 1 :]))).run()
+    removed = Replay(
+        str(write_records(tmp_path / "removed", changed[:at] + changed[at + 1 :]))
+    ).run()
     assert removed is not None
     assert removed.recorded is None
     assert removed.replayed is not None
     doubled = changed[: at + 1] + changed[at:]
-    added = Replay(str(write(tmp_path / "added", doubled))).run()
+    added = Replay(str(write_records(tmp_path / "added", doubled))).run()
     assert added is not None
     assert added.replayed is None
 
@@ -187,7 +177,7 @@ def test_a_truncated_file_is_replayed_up_to_its_end(
     cut.write_bytes(data[:-missing])
     replay = Replay(str(cut))
     assert replay.run() is None
-    whole = len(records(recording))
+    whole = len(read_records(recording))
     assert replay.num_records < whole
     assert replay.num_left_over < missing or missing < 1000
 
@@ -198,7 +188,7 @@ def test_until_a_step_the_state_is_that_of_the_step(recording: Path) -> None:
     assert replay.num_steps == 30
     state = replay.state()
     workers = [part.worker for part in state if part.HasField("worker")]
-    sent = [one.step_sent for one in records(recording) if one.HasField("step_sent")][:30]
+    sent = [one.step_sent for one in read_records(recording) if one.HasField("step_sent")][:30]
     newest = {step.worker: step.request.step_id for step in sent}
     assert {worker.inflight[-1].step_id for worker in workers if worker.inflight} <= set(
         newest.values()
@@ -218,15 +208,15 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             NotARecording, match=f"version {version}; this release replays version {VERSION}"
         ):
-            Replay(str(write(tmp_path / str(version), [header])))
+            Replay(str(write_records(tmp_path / str(version), [header])))
 
 
 @pytest.mark.parametrize("kind", ["step_answered", "step_planned", "worker_left", "worker_drains"])
 def test_a_record_that_cannot_be_is_named(recording: Path, tmp_path: Path, kind: str) -> None:
-    changed = records(recording)
+    changed = read_records(recording)
     at, record = next((i, one) for i, one in enumerate(changed) if one.HasField("step_answered"))
     getattr(record, kind).worker = 999
     if kind == "step_answered":
         record.step_answered.response.step_id = 1 << 40
     with pytest.raises(NotARecording, match=rf"record {at + 1} does not follow .*KeyError: 999"):
-        Replay(str(write(tmp_path / kind, changed))).run()
+        Replay(str(write_records(tmp_path / kind, changed))).run()

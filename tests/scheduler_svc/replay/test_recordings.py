@@ -1,0 +1,63 @@
+"""The scheduler plans as it did: each recording is replayed, and every plan is compared.
+
+A change that is to plan otherwise makes them again (`python -m tests.scheduler_svc.replay.record`)
+and says in its commit which plans differ and why.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from protos.recording.v1 import recording_pb2 as pb
+from signalbox.inspect import replay
+from tests.scheduler_svc.replay.record import MAKERS, read_records, unpack
+from tests.scheduler_svc.replay.recorded_histories import SCENARIOS, record_history
+
+ABSENT = {
+    "ExecuteModelRequest.trace_context",  # decides nothing
+    "ExecuteModelResponse.num_tokens",  # no worker draws several tokens of a sequence
+    "RecordHeader.signalbox_version",
+}
+"""Fields that no recording has."""
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_plan_is_the_recorded_one(name: str, tmp_path: Path) -> None:
+    """Prints both messages of the first that is not, and says which step of which worker it is."""
+    path = str(unpack(name, tmp_path))
+    replay.run({"file": path, "until": None, "dump": None, "token_ids": False, "check": True})
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_history_is_made_again_from_its_seed(name: str, tmp_path: Path) -> None:
+    record_history(tmp_path / "again", SCENARIOS[name])
+    assert read_records(tmp_path / "again") == read_records(unpack(name, tmp_path))
+
+
+def test_recordings_have_all_that_a_record_and_a_step_can_have(tmp_path: Path) -> None:
+    records = [record for name in MAKERS for record in read_records(unpack(name, tmp_path))]
+    missing = set(_possible(pb.Record.DESCRIPTOR)) - set(_present(records))
+    assert missing == ABSENT
+
+
+def _possible(descriptor: Descriptor) -> Iterable[str]:
+    """Yields the fields of a message and of those in it; requests and models have others' tests."""
+    for entry in descriptor.fields:
+        yield f"{descriptor.name}.{entry.name}"
+        if entry.message_type is not None and _is_ours(entry):
+            yield from _possible(entry.message_type)
+
+
+def _present(messages: Iterable[Message]) -> Iterable[str]:
+    for message in messages:
+        for entry, value in message.ListFields():
+            yield f"{message.DESCRIPTOR.name}.{entry.name}"
+            if entry.message_type is not None and _is_ours(entry):
+                yield from _present(value if entry.is_repeated else [value])
+
+
+def _is_ours(entry: FieldDescriptor) -> bool:
+    return entry.message_type.file.package.split(".")[1] in ("recording", "worker")
