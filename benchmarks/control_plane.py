@@ -4,8 +4,8 @@
 
 Sequences decode, two steps are in flight, and there is no worker: answers are made up. Beside the
 sequences is nothing, or one prompt of 8,192 tokens after another in chunks of 512, or an eighth of
-them end after 64 tokens and others follow. Milliseconds: the median of each part over the steps,
-the sum of the medians, and the mean of all parts together.
+them end after 64 tokens and others follow. CPU-milliseconds: the median of each part over the
+steps, the sum of the medians, and the mean of all parts together; and that mean for each token.
 """
 
 import argparse
@@ -57,6 +57,8 @@ class Load:
     times: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PARTS})
     router: _NoRouter = field(default_factory=_NoRouter)
     handles: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    num_tokens: int = 0
+    """Tokens of the answers since the times are taken."""
 
     def ask(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Adds a request with a prompt that no other one begins with."""
@@ -83,6 +85,7 @@ class Load:
             self._timed("encode", lambda new=new: encode_step(new(epoch=1)).SerializeToString())
         plan = scheduler.inflight[0]
         data = answer_to(plan)
+        self.num_tokens += sum(map(bool, plan.num_samples))
         result = self._timed(
             "parse", lambda: decode_result(pb.ExecuteModelResponse.FromString(data))
         )
@@ -92,9 +95,9 @@ class Load:
         self._timed("messages", lambda: router_updates(outcome, now=now))
 
     def _timed(self, part: str, call: Callable[[], T]) -> T:
-        start = time.perf_counter()
+        start = time.process_time()
         result = call()
-        self.times[part].append((time.perf_counter() - start) * 1e3)
+        self.times[part].append((time.process_time() - start) * 1e3)
         return result
 
 
@@ -134,13 +137,15 @@ def answer_to(plan: StepPlan) -> bytes:
 
 def measure(num_sequences: int, *, beside: str, num_steps: int) -> str:
     load = make_load(num_sequences, beside=beside, num_steps=num_steps)
-    load.times = {name: [] for name in PARTS}
+    load.times, load.num_tokens = {name: [] for name in PARTS}, 0
     for _ in range(num_steps):
         load.step()
     load.scheduler.check()
     medians = [statistics.median(values) for values in load.times.values()]
     mean = statistics.mean(map(sum, zip(*load.times.values(), strict=True)))
-    cells = " | ".join(f"{value:.3f}" for value in (*medians, sum(medians), mean))
+    per_token_us = 1e3 * sum(map(sum, load.times.values())) / load.num_tokens
+    figures = (*medians, sum(medians), mean, per_token_us)
+    cells = " | ".join(f"{value:.3f}" for value in figures)
     return f"| {num_sequences} | {beside} | {cells} |"
 
 
@@ -150,7 +155,9 @@ def main() -> None:
     parser.add_argument("--beside", nargs="+", choices=BESIDE, default=list(BESIDE))
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
-    print(f"| sequences | beside | {' | '.join(PARTS)} | sum | mean |\n|{'---|' * 10}")
+    print(
+        f"| sequences | beside | {' | '.join(PARTS)} | sum | mean | µs CPU/token |\n|{'---|' * 11}"
+    )
     for num_sequences in options.sequences:
         for beside in options.beside:
             row = measure(num_sequences, beside=beside, num_steps=options.steps)

@@ -28,7 +28,7 @@ from signalbox.stack.local_stack import LocalStack, running
 
 HEADER = (
     "| concurrency | tokens/s | TTFT p50 / p99 ms | between tokens p50 / p99 ms"
-    " | router | scheduler | worker ms CPU/token"
+    " | router ms CPU/token | scheduler ms CPU/token | worker ms CPU/token"
     " | both / worker | idle |\n|---|---|---|---|---|---|---|---|---|"
 )
 
