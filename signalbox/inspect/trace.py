@@ -15,7 +15,7 @@ EXAMPLES = """\
   signalbox trace spans.jsonl --chrome-trace trace.json      open it at ui.perfetto.dev
   signalbox trace spans.jsonl --chrome-trace one.json --request ID
 """
-_REMEDY = "--chrome-trace FILE writes what ui.perfetto.dev draws"
+_REMEDY = "--chrome-trace OUT writes what ui.perfetto.dev draws"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

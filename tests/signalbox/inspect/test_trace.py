@@ -282,9 +282,9 @@ def test_the_command_writes_all_requests_or_one(
 @pytest.mark.parametrize(
     ("flags", "status", "complaint"),
     [
-        ([], 1, "nothing is drawn in the terminal; --chrome-trace FILE writes what"),
-        (["--html", "a.html"], 2, "there is no flag --html; --chrome-trace FILE writes what"),
-        (["--svg=a.svg"], 2, "there is no flag --svg; --chrome-trace FILE writes what"),
+        ([], 1, "nothing is drawn in the terminal; --chrome-trace OUT writes what"),
+        (["--html", "a.html"], 2, "there is no flag --html; --chrome-trace OUT writes what"),
+        (["--svg=a.svg"], 2, "there is no flag --svg; --chrome-trace OUT writes what"),
     ],
 )
 def test_drawings_are_refused_with_what_replaces_them(
