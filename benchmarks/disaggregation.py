@@ -1,16 +1,16 @@
 """Long prompts beside streams of short chats: goodput, and how long tokens are apart.
 
     python -m benchmarks.disaggregation [--profile h100 cpu] [--workers 4] [--rates 16 32 48]
-        [--prefill 0 1 2] [--auto] [--budgets 512 2048] [--answer-tokens N]
+        [--prefill 0 1 2] [--budgets 512 2048] [--answer-tokens N]
     python -m benchmarks.disaggregation --model MODEL [--workers 2] [--prefill 0 1] ...
 
 Requests come at random times; one of ten has a long prompt. A request is good if its first token
 and its mean time between tokens are within the objectives, and goodput is good requests a second.
-Each pool gets the same requests: one of workers that all do both (0), of so many that compute
-prompts for the others, and of roles by the load. Without a model the real scheduler plans for
-workers in simulated time, whose steps cost what was measured or what a data sheet says: see
-simulated_time/step_costs.py. With one all is real, each worker has one thread and a core, and all
-pools have to answer with the same tokens.
+Each pool gets the same requests: one of workers that all do both (0), and of so many that compute
+prompts for the others. Without a model the real scheduler plans for workers in simulated time,
+whose steps cost what was measured or what a data sheet says: see simulated_time/step_costs.py. With
+one all is real, each worker has one thread and a core, and all pools have to answer with the same
+tokens.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from benchmarks.harness.model_pool import ModelAnswer, ModelPool, model_pool
 from benchmarks.simulated_time.simulated_pool import SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
 from contract.worker_role import WorkerRole
-from scheduler_svc.config import Disaggregation, SchedulerConfig
+from scheduler_svc.config import SchedulerConfig
 from signalbox.bench.measurements import percentile_ms
 from signalbox.bench.workload import random_prompts
 
@@ -82,16 +82,11 @@ class PoolKind:
     max_num_batched_tokens: int
     num_prefill: int = 0
     """Workers that compute prompts for the others; 0 is none."""
-    is_auto: bool = False
 
     @property
     def name(self) -> str:
         roles = f"{self.num_prefill} for prompts" if self.num_prefill else "all do both"
-        return f"{'auto' if self.is_auto else roles}, steps of {self.max_num_batched_tokens}"
-
-    @property
-    def mode(self) -> Disaggregation:
-        return Disaggregation.AUTO if self.is_auto else Disaggregation.STATIC
+        return f"{roles}, steps of {self.max_num_batched_tokens}"
 
     def roles(self, num_workers: int) -> list[WorkerRole]:
         """Returns what each worker asks to compute."""
@@ -105,7 +100,7 @@ class PoolKind:
             max_num_seqs=load.max_num_seqs,
             num_gpu_blocks=load.num_gpu_blocks,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            settings=SchedulerConfig(max_queued_requests=1 << 20, disaggregation=self.mode),
+            settings=SchedulerConfig(max_queued_requests=1 << 20),
         )
         for role in self.roles(num_workers):
             pool.join(role)
@@ -152,7 +147,7 @@ async def measure_model(
     kv_gib: float = 3.0,
 ) -> tuple[list[ModelAnswer], int]:
     """Does the same with workers of a model; returns how many requests were handed over, too."""
-    async with model_pool(model, "--disaggregation", kind.mode.value) as pool:
+    async with model_pool(model) as pool:
         for core, role in enumerate(kind.roles(num_workers)):
             await pool.join(
                 *("--role", role.value, "--swap-space", "1", "--kv-cache-memory", str(kv_gib)),
@@ -257,8 +252,7 @@ def _load(profile: str, args: argparse.Namespace) -> Load:
 
 
 def _kinds(args: argparse.Namespace) -> list[PoolKind]:
-    kinds = [PoolKind(budget, number) for budget in args.budgets for number in args.prefill]
-    return kinds + [PoolKind(budget, is_auto=True) for budget in args.budgets if args.auto]
+    return [PoolKind(budget, number) for budget in args.budgets for number in args.prefill]
 
 
 def _print_header(name: str, args: argparse.Namespace, load: Load) -> None:
@@ -278,7 +272,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals")
     parser.add_argument("--budgets", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--prefill", type=int, nargs="*", default=[0, 1, 2], metavar="N")
-    parser.add_argument("--auto", action="store_true", help="roles by the load, too")
     parser.add_argument("--answer-tokens", type=int, help="of a chat, instead of the profile's")
     parser.add_argument("--model", help="of real workers, under the load of the profile cpu")
     args = parser.parse_args()

@@ -132,7 +132,6 @@ class Cluster:
         self._unfinished_clears.join(
             step_loop.scheduler, [loop.scheduler for loop in self.step_loops[:-1]]
         )
-        step_loop.answered = self._balance
         self.roles.settle()
         self.tell_watchers()
         self.requests.sort_out_waiting()
@@ -177,7 +176,6 @@ class Cluster:
             self.peers.leave(peer, self._clock())
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.leave(handovers, self._clock())
-        self.roles.leave(step_loop)
         self.roles.settle()
         self.tell_watchers()
         is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes
@@ -191,13 +189,6 @@ class Cluster:
         self.requests.requeue(groups, is_lost=is_lost)
         self.requests.sort_out_waiting()
         self.wake()
-
-    def _balance(self, now: float) -> None:
-        """Lets the load change roles, after a result."""
-        if self.roles.balance(now):
-            self.tell_watchers()
-            self.requests.sort_out_waiting()
-            self.wake()
 
     def wake(self) -> None:
         """Lets every step loop look for work."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from contract.model import WorkerCapacity
 from rpc.settings.addresses import Port
@@ -31,14 +31,19 @@ class PreemptionMode(StrEnum):
 
 
 class Disaggregation(StrEnum):
-    """Source of the roles of workers, to compute prompts or to decode; see workers/roles.py."""
+    """Whether the roles that workers ask for count; see workers/roles.py."""
 
     OFF = "off"
     """All workers do both."""
     STATIC = "static"
-    """The roles that the workers ask for."""
-    AUTO = "auto"
-    """The load."""
+
+
+def _not_auto(value: Any) -> Any:
+    if value == "auto":
+        raise ValueError(
+            "roles no longer follow the load; give workers theirs, --role prefill and --role decode"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +160,10 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         description="most steps of a worker that are planned and not answered; 1 plans none while"
         " one runs (default: 2, and one more than the stages of a pipeline-parallel worker)",
     )
-    disaggregation: Disaggregation = Field(
+    disaggregation: Annotated[Disaggregation, BeforeValidator(_not_auto)] = Field(
         Disaggregation.STATIC,
-        description="what decides which workers compute prompts and which decode: static is the"
-        " workers' --role, auto the load, and with off all do both",
+        description="with static each worker has the role of its --role, to compute prompts or to"
+        " decode; with off all do both",
     )
     max_loras: int | None = Field(
         None,

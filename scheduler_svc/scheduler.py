@@ -356,12 +356,6 @@ class Scheduler:
         return self._queues.is_accepting
 
     @property
-    def share_in_use(self) -> float:
-        """Share of the worker that running sequences take: of its places or of its blocks."""
-        share_of_places = self._queues.num_sequence_slots / self.limits.max_num_seqs
-        return max(share_of_places, self.blocks.gpu.share_in_use)
-
-    @property
     def has_unfinished(self) -> bool:
         """True if a group is running, swapped or to be recomputed, or a step is in flight."""
         on_worker = self.running or self.swapped or self.loading or self.inflight

@@ -28,10 +28,6 @@ def _nothing() -> None:
     """The wake-up of a driver that looks for work by itself."""
 
 
-def _ignore(_now: float) -> None:
-    """Takes the times of results of a worker that is in no cluster."""
-
-
 class StepLoop:
     """The steps of one worker, as its cluster and its driver see them.
 
@@ -61,8 +57,6 @@ class StepLoop:
         """Name that the worker's launcher knows it by; empty if none keeps it."""
         self.asked_role = WorkerRole.BOTH
         """Role with which the worker has joined; see roles.py."""
-        self.answered: Callable[[float], None] = _ignore
-        """Called after each result with the time; set by the cluster."""
         self._send_updates = send_updates
         self._prepare = prepare
         self._wake_all = wake_all
@@ -114,7 +108,6 @@ class StepLoop:
         self._send_updates(outcome)
         if result.moves and self.scheduler.num_returned > num_returned:
             self._wake_all()  # requests wait again, with what has arrived for them or without
-        self.answered(now)
 
     def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:
         """Takes the worker's answer about a structured output; an empty fault is success."""

@@ -1,6 +1,5 @@
 """Benchmarks in simulated time: the scheduler is the real one, and its clients get every token."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,8 +9,7 @@ from benchmarks.harness.answers import Answer, Asked
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.simulated_pool import SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts, StepWork
-from contract.worker_role import WorkerRole
-from scheduler_svc.config import Disaggregation, PreemptionMode, SchedulerConfig
+from scheduler_svc.config import PreemptionMode, SchedulerConfig
 
 COSTS = StepCosts(
     name="costs",
@@ -146,21 +144,3 @@ def test_streams_end_earlier_if_a_worker_that_joins_takes_some_over() -> None:
 def test_a_worker_on_which_steps_would_take_as_long_gets_one_stream() -> None:
     rebalanced = rebalancing.measure(replace(COSTS, token_s=1e-6), context=512, num_streams=8)
     assert rebalanced.num_handed_over == 1
-
-
-def test_roles_follow_the_load() -> None:
-    settings = SchedulerConfig(disaggregation=Disaggregation.AUTO)
-    pool = SimulatedPool(
-        COSTS, num_workers=3, max_num_seqs=32, num_gpu_blocks=2000, settings=settings
-    )
-    for number in range(60):
-        pool.ask_at(0.5 * number, Asked(200, 100))
-    pool.ask_at(60.0, Asked(8, 3000))  # a request with hardly a prompt
-    seen: list[Counter[WorkerRole]] = []
-    for until in (4.0, 25.0, 75.0):
-        pool.clock.run(until=until)
-        seen.append(Counter(map(pool.cluster.roles.of, pool.cluster.step_loops)))
-    assert seen[0] == seen[2] == {WorkerRole.BOTH: 3}
-    assert seen[1] == {WorkerRole.PREFILL: 1, WorkerRole.DECODE: 2}
-    pool.clock.run(until=1e9)
-    pool.check()

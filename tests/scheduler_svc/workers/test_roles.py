@@ -14,7 +14,7 @@ from scheduler_svc.kv_moves.peers import PeerIdentity
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
 from scheduler_svc.requests.timeline import EventKind
-from scheduler_svc.workers.roles import PERIOD_S, Roles, Use, divide, resolve
+from scheduler_svc.workers.roles import resolve
 from scheduler_svc.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import expected
@@ -191,51 +191,12 @@ def test_a_role_that_no_worker_has_is_taken_by_others(
     assert list(resolve(make_loops(*wanted)).values()) == roles
 
 
-@pytest.mark.parametrize(
-    ("prompts", "decodes", "num_prefill"),
-    [
-        (0.1, 3.0, 0),  # prompts take too little to be worth a worker
-        (0.7, 1.0, 1),
-        (0.7, 0.1, 2),  # two to spare, of which each part gets one
-        (1.5, 1.5, 2),
-        (3.0, 3.0, 0),  # more than workers of their own can do
-    ],
-)
-def test_workers_are_divided_as_the_load_is(
-    prompts: float, decodes: float, num_prefill: int
-) -> None:
-    assert divide(4, Use(prompts, decodes)) == num_prefill
-    assert divide(1, Use(prompts, decodes)) == 0
-
-
 def test_off_lets_all_workers_do_both() -> None:
     pool = Pool(PREFILL, DECODE, mode=Disaggregation.OFF)
     group = pool.ask()
     pool.finish()
     assert len(pool.names(BOTH)) == 2
     assert len(workers_of(group)) == 1
-
-
-def test_workers_that_drain_or_join_are_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Roles, "_use", lambda *_: Use(0.7, 0.7))  # one that computes prompts
-    pool = Pool(BOTH, BOTH, BOTH, mode=Disaggregation.AUTO)
-
-    def look_twice() -> None:
-        for _ in range(2):
-            pool.now += PERIOD_S
-            pool.cluster.roles.balance(pool.now)
-
-    look_twice()
-    (first,) = pool.names(PREFILL)
-    pool.drain(first)
-    look_twice()
-    assert len([name for name in pool.names(PREFILL) if name != first]) == 1
-    pool.lose(first)
-    pool.join(BOTH)
-    look_twice()
-    assert (len(pool.names(PREFILL)), len(pool.names(DECODE))) == (1, 2)
-    pool.ask()
-    pool.finish()
 
 
 # What goes where
@@ -433,9 +394,7 @@ def test_workers_that_pool_are_refused_where_there_are_roles() -> None:
     pool = Pool(BOTH)
     roles = pool.cluster.roles
     assert roles.refusal(pool.make(BOTH), pools=True) == ""
-    assert "leave --role and --disaggregation out" in roles.refusal(pool.make(DECODE), pools=True)
-    auto = Pool(BOTH, mode=Disaggregation.AUTO).cluster.roles
-    assert "decode nothing" in auto.refusal(pool.make(BOTH), pools=True)
+    assert "leave --role out" in roles.refusal(pool.make(DECODE), pools=True)
 
 
 def test_workers_without_swap_space_are_refused_where_there_are_roles() -> None:

@@ -116,6 +116,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (RouterSettings, {"drain_timeout": "-1"}, "--drain-timeout is '-1'"),
         (SchedulerSettings, {"max_num_seqs": "0"}, "--max-num-seqs is '0'"),
         (ServeSettings, {"scheduling_policy": "lottery"}, "is 'lottery': .*fcfs.priority"),
+        (SchedulerSettings, {"disaggregation": "auto"}, "is 'auto': .*, --role prefill and --role"),
         (SchedulerSettings, {"ageing": "inf"}, "--ageing is 'inf'"),
         (SchedulerSettings, {"max_queued_tokens": "0"}, "--max-queued-tokens is '0'"),
         (WorkerSettings, {"model": "m", "dtype": "int3"}, "--dtype is 'int3'"),
