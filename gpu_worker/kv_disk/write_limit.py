@@ -22,7 +22,6 @@ class WriteLimit:
         self._clock = clock
         self.day = int(clock() // SECONDS_PER_DAY)
         self.written_today = 0
-        self.num_refused = 0
 
     def continue_day(self, num_bytes: int) -> None:
         """Counts what was written on this day before."""
@@ -33,7 +32,6 @@ class WriteLimit:
         if (day := int(self._clock() // SECONDS_PER_DAY)) != self.day:
             self.day, self.written_today = day, 0
         if self.written_today + num_bytes > self._bytes_per_day:
-            self.num_refused += 1
             return False
         self.written_today += num_bytes
         return True
