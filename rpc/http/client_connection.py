@@ -20,7 +20,7 @@ from rpc.http import port_limits
 from rpc.http.connection_places import Place, Places
 from rpc.http.errors import HttpError
 from rpc.http.head_gate import HEAD_LARGE, HEADERS_MANY
-from rpc.http.parsing_share import FIRST_BYTES, ParsingShare, Slices
+from rpc.http.parsing_share import FIRST_BYTES, ParsingShare, Pause, Slices
 from rpc.http.pipeline import cut_pipeline
 from rpc.http.port_limits import HttpLimits
 from rpc.http.unfinished_bodies import UnfinishedBodies
@@ -80,8 +80,9 @@ class Bounds(Parser):
         self._place, self._places, self._bodies, self._limits = place, places, bodies, limits
         self._share = share
         self._slices = Slices(port_limits.READ_BYTES if hasattr(self, "parser") else FIRST_BYTES)
-        self._pause: asyncio.TimerHandle | None = None
-        """Ends a pause of parsing."""
+        self._pause: Pause | None = None
+        """Pause of parsing, if there is one."""
+        self._paused_at = 0.0
         self._phase, self._phase_of = Phase.IDLE, self.cycle
         self._answered: Any = None
         """Cycle of the request that is being answered, while others are parsed behind it."""
@@ -172,15 +173,21 @@ class Bounds(Parser):
             self._parse_slice(data[:size])
             data, now = data[size:], time.thread_time()
             if self._slices.was_dear(now - before) and not self._takes_no_more:
-                ends = self._share.pause_after(now - began, self.loop.time())
-                self._pause = self.loop.call_at(ends, self._end_pause)
+                self._paused_at = self.loop.time()
+                self._pause = self._share.pause(self._place.address, now - began, self._end_pause)
             if self._pause is not None or self._phase is Phase.ANSWER:
                 self._kept += data
                 return
             before = now
 
     def _end_pause(self) -> None:
+        """Goes on with what was kept. The time of the pause does not count as the client's."""
+        if self._pause is None:  # the connection has ended
+            return
         self._pause = None
+        self._patience_ends += self.loop.time() - self._paused_at
+        if self._timer is not None:
+            self._set_timer(self._timer.when() - self._paused_at)
         if not self.flow.read_paused:
             self.transport.resume_reading()
         self._parse_kept()
@@ -297,10 +304,11 @@ class Bounds(Parser):
             self.loop.call_soon(self._parse_kept)
 
     def _on_timer(self) -> None:
+        if self._pause is not None:  # its end starts the timer again
+            return
         self._timer = None
         if self._phase is Phase.BODY:
-            is_ours = self.flow.read_paused or self._pause is not None
-            if is_ours:  # the application has not read, or the parser not had, the bytes that came
+            if self.flow.read_paused:  # the application has not read the bytes that came
                 self._patience_ends = self.loop.time() + port_limits.BODY_GRACE_S
             if (left := self._patience_ends - self.loop.time()) > 0:
                 self._set_timer(left)
@@ -377,7 +385,7 @@ class Bounds(Parser):
     def _stop_timers(self) -> None:
         self._stop_timer()
         if self._pause is not None:
-            self._pause.cancel()
+            self._share.withdraw(self._pause)
             self._pause = None
         if self._unread_timer is not None:
             self._unread_timer.cancel()

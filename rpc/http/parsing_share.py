@@ -1,11 +1,15 @@
 """Bounds the share of the event loop's time that the parsing of dear bytes takes.
 
 h11 spends 20 us on a chunk, even one of a byte: a read of such chunks would keep all other requests
-waiting for 60 ms, and a few clients would use a core. So a connection is parsed in slices. Those
-that took long are followed by a pause, one after the other for all connections of a port.
+waiting for 60 ms, and a few clients would use a core. So a connection is parsed in slices, and a
+slice that took long is followed by a pause. The pauses of a port pass one after the other, and
+addresses take turns: a client waits for one pause of each other address, not for all of those of a
+client that has many connections.
 """
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from rpc.http.port_limits import READ_BYTES
 
@@ -20,16 +24,56 @@ FIRST_BYTES, LEAST_BYTES = 1 << 10, 256
 """Bytes of the first slice with h11, which is larger than an ordinary head; and of the smallest."""
 
 
+@dataclass(eq=False, slots=True)
+class Pause:
+    """A pause of one connection."""
+
+    address: str
+    seconds: float
+    end: Callable[[], None]
+    """Goes on with the connection."""
+
+
+@dataclass(slots=True)
 class ParsingShare:
     """The pauses of the connections of one port."""
 
-    def __init__(self) -> None:
-        self._ends = 0.0
+    _lines: dict[str, dict[Pause, None]] = field(default_factory=dict)
+    """Pauses that have not begun by address, whose turn is in this order."""
+    _is_passing: bool = False
 
-    def pause_after(self, cost_s: float, now: float) -> float:
-        """Returns when the parsing of a connection goes on, after slices that took `cost_s`."""
-        self._ends = max(self._ends, now) + PAUSES * min(cost_s, MAX_COUNTED_S)
-        return self._ends
+    def pause(self, address: str, cost_s: float, end: Callable[[], None]) -> Pause:
+        """Calls `end` when the parsing of a connection goes on, after slices that took `cost_s`."""
+        pause = Pause(address, PAUSES * min(cost_s, MAX_COUNTED_S), end)
+        self._lines.setdefault(address, {})[pause] = None
+        if not self._is_passing:
+            self._begin_next()
+        return pause
+
+    def withdraw(self, pause: Pause) -> None:
+        """Leaves out a pause whose connection has ended, unless it has begun."""
+        line = self._lines.get(pause.address, {})
+        line.pop(pause, None)
+        if not line:
+            self._lines.pop(pause.address, None)
+
+    def _begin_next(self) -> None:
+        self._is_passing = bool(self._lines)
+        if not self._is_passing:
+            return
+        address = next(iter(self._lines))
+        line = self._lines.pop(address)
+        pause = next(iter(line))
+        del line[pause]
+        if line:
+            self._lines[address] = line  # behind the other addresses
+        asyncio.get_running_loop().call_later(pause.seconds, self._end, pause)
+
+    def _end(self, pause: Pause) -> None:
+        try:
+            pause.end()
+        finally:
+            self._begin_next()
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from rpc.http import port_limits
+from rpc.http import parsing_share, port_limits
 from rpc.http.port_limits import HttpLimits
 from rpc.http.server import HttpPort
-from tests.rpc.http.http_parsers import PARSERS, echo, serving, use_parser
+from tests.rpc.http.http_parsers import PARSERS, accepted, echo, serving, use_parser
 from tests.waiting import EVENT_S, eventually
 
 pytestmark = pytest.mark.slow
@@ -304,3 +304,55 @@ async def test_a_client_that_reads_no_answer_is_let_go(monkeypatch: pytest.Monke
         await reader.readexactly(100)
         await eventually(lambda: not port.num_connections)
         writer.transport.abort()
+
+
+@pytest.fixture
+def pause_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds of the pause that follows each slice; those of this process are as dear as can be."""
+    pause_s = 2e-3
+    monkeypatch.setattr(parsing_share, "DEAR_S", -1.0)
+    monkeypatch.setattr(parsing_share, "MAX_COUNTED_S", 1e-9)
+    monkeypatch.setattr(parsing_share, "PAUSES", pause_s / 1e-9)
+    return pause_s
+
+
+@pytest.mark.usefixtures("pause_s")
+async def test_an_address_with_many_connections_delays_itself() -> None:
+    answered: list[str] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        await echo(scope, receive, send)
+        answered.append(scope["client"][0])
+
+    def request(num_bytes: int) -> bytes:
+        head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % num_bytes
+        return head + b"a" * num_bytes
+
+    async with serving(noting) as port:
+        address = ("127.0.0.1", port.port)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(request(40 << 10))
+        others = []
+        for _ in range(20):
+            others.append(await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0)))
+            others[-1][1].write(request(33 << 10))
+        async with asyncio.timeout(EVENT_S):
+            assert status_of(await reader.read()) == 200
+        assert answered == ["127.0.0.1"]
+        for _, other in [*others[1:], (reader, writer)]:
+            other.transport.abort()
+        async with asyncio.timeout(EVENT_S):  # the pauses of those that have left are left out
+            assert status_of(await others[0][0].read()) == 200
+        others[0][1].transport.abort()
+        assert set(answered[1:]) == {"127.0.0.2"}
+
+
+async def test_a_pause_of_parsing_is_not_the_clients_time(
+    pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = b"cookie: " + b"x" * (20 << 10) + b"\r\n"
+    async with serving() as port, accepted(port.port) as (reader, writer):
+        monkeypatch.setattr(port_limits, "HEAD_S", pause_s / 2)
+        writer.write(HEAD + header + b"Connection: close\r\nContent-Length: 0\r\n\r\n")
+        async with asyncio.timeout(EVENT_S):
+            assert status_of(await reader.read()) == 200
