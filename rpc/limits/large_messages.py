@@ -3,8 +3,8 @@
 protobuf's parser keeps the interpreter's lock, and may turn two bytes into an object of a hundred.
 """
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
@@ -12,8 +12,7 @@ from google.protobuf.message import Message
 from contract.errors import InvalidArgument
 from rpc.interceptors.call_handlers import Handler, Requests, WrappingInterceptor, wrap
 from rpc.interceptors.status import MalformedRequest
-from rpc.limits.garbage_collection import without_full_collections
-from rpc.limits.held_bytes import HeldBytes
+from rpc.limits.large_requests import LargeRequests
 from rpc.limits.wire_scan import TooManyFields, check_num_fields
 
 SMALL_MESSAGE_BYTES = 16 << 10
@@ -21,10 +20,6 @@ SMALL_MESSAGE_BYTES = 16 << 10
 MAX_FIELDS = (1 << 18) + (1 << 16)
 """Most fields of a message, nested messages included: 65,536 turns of a conversation have four
 each. A packed list counts as one field."""
-MAX_PARSED_AT_ONCE = 2
-"""Large messages that are parsed or converted at the same time; others wait."""
-MAX_HELD_BYTES = 256 << 20
-"""Bytes of unparsed large messages that are held at the same time."""
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
@@ -42,15 +37,13 @@ class LargeMessages(WrappingInterceptor):
     def __init__(self, on_malformed: Callable[[str], None] = lambda _method: None) -> None:
         """Calls `on_malformed` with the method of each call whose request is malformed."""
         self._on_malformed = on_malformed
-        self._parsing = asyncio.Semaphore(MAX_PARSED_AT_ONCE)
-        self._held = HeldBytes(MAX_HELD_BYTES, free=SMALL_MESSAGE_BYTES)
+        self._large = LargeRequests(small_bytes=SMALL_MESSAGE_BYTES)
 
     async def convert(self, request: M, into: Callable[[M], T]) -> T:
         """Returns `into(request)`; for a large request it runs in a thread."""
         if request.ByteSize() <= SMALL_MESSAGE_BYTES:
             return into(request)
-        async with self._parsing:
-            return await asyncio.to_thread(without_full_collections()(into), request)
+        return await self._large.parse(partial(into, request))
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         if handler.request_streaming:
@@ -70,17 +63,15 @@ class LargeMessages(WrappingInterceptor):
         return wrap(handler, deserialize=deserialize, read=read)
 
     async def _read(self, request: _Unparsed, kind: Any, method: str) -> Any:
-        with self._held.account() as hold:
+        with self._large.account() as hold:
             hold(len(request.data))
             try:
-                async with self._parsing:
-                    return await asyncio.to_thread(_parsed, request.data, kind)
+                return await self._large.parse(partial(_parsed, request.data, kind))
             except MalformedRequest:
                 self._on_malformed(method)
                 raise
 
 
-@without_full_collections()
 def _parsed(data: bytes, kind: Any) -> Any:
     try:
         check_num_fields(data, kind.DESCRIPTOR, most=MAX_FIELDS)

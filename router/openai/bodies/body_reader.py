@@ -1,8 +1,8 @@
 """Reads requests: their bodies, with limits and checks, and their ids."""
 
-import asyncio
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -16,15 +16,10 @@ from router.openai.requests.types import Body
 from router.params import params_validation
 from rpc.http import request_ids
 from rpc.http.disconnection import until_disconnected
-from rpc.limits.garbage_collection import without_full_collections
-from rpc.limits.held_bytes import HeldBytes
+from rpc.limits.large_requests import LargeRequests
 
 MAX_LABEL_CHARS = 96
 """Characters of a header that become part of an id, which has other parts and its own limit."""
-MAX_PARSED_AT_ONCE = 2
-"""Large bodies that are parsed at the same time; others wait."""
-MAX_HELD_BYTES = 256 << 20
-"""Bytes of large bodies that are held at the same time, until they are parsed."""
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
@@ -36,8 +31,7 @@ class BodyReader:
         self._max_bytes = max_bytes
         self._refuses_unknown = refuses_unknown
         self._ignored = IgnoredLog()
-        self._parsing = asyncio.Semaphore(MAX_PARSED_AT_ONCE)
-        self._held = HeldBytes(max(MAX_HELD_BYTES, max_bytes), free=SMALL_BODY_BYTES)
+        self._large = LargeRequests(small_bytes=SMALL_BODY_BYTES, most_bytes=max_bytes)
 
     async def read(self, request: Request, kind: type[B], into: Callable[[B], T]) -> tuple[B, T]:
         """Returns the body and `into(body)`; for a large body both are computed in a thread.
@@ -49,21 +43,17 @@ class BodyReader:
         ClientDisconnect, or the exceptions of `into`.
         """
         require_json(request)
-        with self._held.account() as hold:
+        with self._large.account() as hold:
             content = bytearray()
             async for chunk in body_of(request, max_bytes=self._max_bytes):
                 content += chunk
                 if len(content) > self._max_bytes:
                     raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes")
                 hold(len(content))
+            read = partial(self._read, request, bytes(content), kind, into)
             if len(content) <= SMALL_BODY_BYTES:
-                return self._read(request, bytes(content), kind, into)
-            read = without_full_collections()(self._read)
-            await until_disconnected(request.receive, self._parsing.acquire())
-            try:
-                return await asyncio.to_thread(read, request, bytes(content), kind, into)
-            finally:
-                self._parsing.release()
+                return read()
+            return await until_disconnected(request.receive, self._large.parse(read))
 
     def _read(
         self, request: Request, content: bytes, kind: type[B], into: Callable[[B], T]

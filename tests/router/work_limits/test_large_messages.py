@@ -15,11 +15,12 @@ from router.inference import chat_codec
 from router.inference.servicer import SERVICE_NAME
 from router.prompt.conversation import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from router.work_limits.json_text import MAX_DEPTH
-from rpc.limits import large_messages
+from rpc.limits import large_messages, large_requests
 from tests.grpc_errors import code_of
 from tests.router.fakes import make_files
 from tests.router.inference.test_chat import TEMPLATE, chat_stack, make_chat, message
 from tests.router.stack import Stack, make_stack, saying
+from tests.waiting import eventually, run_ready_tasks
 
 StatusCode = grpc.StatusCode
 FULL = 2
@@ -152,12 +153,43 @@ async def test_many_messages_do_not_bring_about_full_collections(
 
 
 async def test_long_requests_are_held_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_messages, "MAX_HELD_BYTES", 200_000)
+    monkeypatch.setattr(large_requests, "MAX_HELD_BYTES", 200_000)
     async with make_stack(saying("ok"), max_model_len=131_072) as stack:
         assert await stack.generate(token_ids=pb.TokenIds(ids=[5] * 100_000))
         more = stack.generate(token_ids=pb.TokenIds(ids=[300] * 110_000))
         assert await code_of(more) is StatusCode.RESOURCE_EXHAUSTED
         assert await stack.generate(token_ids=pb.TokenIds(ids=[5] * 100_000))
+
+
+async def test_a_cancelled_call_keeps_its_place_until_its_thread_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end, parse = [], threading.Event(), large_messages._parsed
+
+    def held(data: bytes, kind: Any) -> Any:
+        begun.append(kind)
+        may_end.wait()
+        return parse(data, kind)
+
+    monkeypatch.setattr(large_messages, "_parsed", held)
+    async with make_stack(saying("ok"), max_model_len=131_072) as stack:
+
+        def generate() -> Any:
+            return stack.client.Generate(
+                pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5] * 50_000))
+            )
+
+        for call in [generate() for _ in range(large_requests.MAX_PARSED_AT_ONCE)]:
+            await eventually(lambda: len(begun) == large_requests.MAX_PARSED_AT_ONCE)
+            call.cancel()
+        other = generate()
+        try:
+            assert await stack.generate(token_ids=pb.TokenIds(ids=[5]))  # the others have arrived
+            await run_ready_tasks()
+            assert len(begun) == large_requests.MAX_PARSED_AT_ONCE
+        finally:
+            may_end.set()
+        assert [one async for one in other]
 
 
 def nested(levels: int) -> str:
