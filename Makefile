@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh docs wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh sync-client docs wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -102,6 +102,9 @@ types: $(INSTALLED) ## mypy --strict
 
 protos: $(INSTALLED) ## generates the code beside the .proto files
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+sync-client: $(INSTALLED) ## makes the Python client that waits of the one for asyncio
+	@$(BIN)/python -m scripts.sync_client
 
 docs: $(SERVES) $(DOCS_VENV)/.installed ## writes the generated pages of docs/, and builds the site in build/site
 	@$(BIN)/python -m signalbox.flags.reference

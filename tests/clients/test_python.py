@@ -14,6 +14,7 @@ from protos.scheduler.v1 import scheduler_pb2
 from router.inference.servicer import SERVICE_NAME
 from rpc.transport.server import Server
 from rpc.transport.tls import TlsConfig
+from scripts import sync_client
 from signalbox_client import Answer, AsyncClient, Chunk, Client, FieldViolation, RequestError
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MAX_MODEL_LEN, MODEL_NAME, ids_of, request_finished, step
@@ -33,6 +34,10 @@ async def in_a_thread(address: str, use: Callable[[Client], Any], **settings: An
             return use(client)
 
     return await asyncio.to_thread(run)
+
+
+def test_the_client_that_waits_is_the_one_for_asyncio() -> None:
+    assert sync_client.TARGET.read_text("utf-8") == sync_client.text()
 
 
 async def test_an_answer_is_text_and_what_it_took() -> None:

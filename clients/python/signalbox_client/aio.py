@@ -1,6 +1,5 @@
-"""The client for asyncio; client.py describes the arguments of its methods."""
+"""The client for asyncio. `python -m scripts.sync_client` makes client.py of this file."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Self
@@ -11,7 +10,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from signalbox_client.answers import Answer, Chunk, read_chunk
 from signalbox_client.channels import UNARY_TIMEOUT_S, Connection, deadline_s
-from signalbox_client.errors import request_error
+from signalbox_client.errors import request_error, stream_errors
 from signalbox_client.requests import (
     Messages,
     Prompt,
@@ -27,8 +26,7 @@ from signalbox_client.served import Load, Model, Token, read_load, read_model, r
 class AsyncStream:
     """The pieces of an answer's text as they arrive.
 
-    A request whose iteration is left early runs until the stream is closed: use `async with`, or
-    cancel().
+    Use `async with`, or cancel(), to abort a request whose iteration is left early.
     """
 
     def __init__(self, call: Any) -> None:
@@ -47,26 +45,16 @@ class AsyncStream:
     async def chunks(self) -> AsyncGenerator[Chunk]:
         """Yields the output of all sequences, instead of the text of one. Raises RequestError."""
         try:
-            async for response in self._call:
-                chunk = read_chunk(response)
-                self.answer.add(chunk)
-                yield chunk
-        except grpc.aio.AioRpcError as error:
-            raise request_error(error) from None
-        except asyncio.CancelledError:
-            if not self._is_ended_by_cancel():
-                raise
+            with stream_errors(lambda: self.is_cancelled):
+                async for response in self._call:
+                    chunk = read_chunk(response)
+                    self.answer.add(chunk)
+                    yield chunk
         finally:
             self._call.cancel()  # no-op once it has ended
 
-    def _is_ended_by_cancel(self) -> bool:
-        """Returns whether `cancel` ended the call: gRPC raises CancelledError for that, as for a
-        task."""
-        task = asyncio.current_task()
-        return self.is_cancelled and (task is None or not task.cancelling())
-
     def cancel(self) -> None:
-        """Aborts the request; the iteration ends."""
+        """Aborts the request; its iteration ends, in another task too."""
         self.is_cancelled = True
         self._call.cancel()
 
@@ -78,7 +66,11 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """Calls a router at "host:port"; belongs to the event loop in which it is made."""
+    """Calls a router at "host:port"; belongs to the event loop in which it is made.
+
+    Options of a request are the fields of GenerateRequest or ChatRequest and of SamplingParams by
+    their names, such as `max_tokens`, and `json_schema`, a schema that the text must conform to.
+    """
 
     def __init__(
         self,
@@ -102,13 +94,21 @@ class AsyncClient:
         self._stub = make_stub(self._channel)
 
     async def generate(
-        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        timeout_s: float | None = None,
+        **options: Any,
     ) -> Answer:
         """Continues a prompt. Raises RequestError."""
         return await _all_of(self.stream_generate(prompt, timeout_s=timeout_s, **options))
 
     async def chat(
-        self, messages: Messages, *, timeout_s: float | None = None, **options: Any
+        self,
+        messages: Messages,
+        *,
+        timeout_s: float | None = None,
+        **options: Any,
     ) -> Answer:
         """Answers a conversation. Raises RequestError."""
         return await _all_of(self.stream_chat(messages, timeout_s=timeout_s, **options))
@@ -131,7 +131,8 @@ class AsyncClient:
 
     async def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the model that `model` describes. Raises RequestError."""
-        return (await self.model(timeout_s=timeout_s)).name
+        model = await self.model(timeout_s=timeout_s)
+        return model.name
 
     async def model(self, name: str = "", *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
         """Describes a served model. Raises RequestError.
@@ -199,12 +200,13 @@ class AsyncClient:
         request = detokenize_request(
             token_ids, skip_special_tokens=skip_special_tokens, model=model
         )
-        return str((await self._ask(self._stub.Detokenize, request, timeout_s)).text)
+        answer = await self._ask(self._stub.Detokenize, request, timeout_s)
+        return str(answer.text)
 
     async def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
             return await method(request, timeout=deadline_s(timeout_s), metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
+        except grpc.RpcError as error:
             raise request_error(error) from None
 
     async def close(self) -> None:

@@ -1,4 +1,7 @@
-"""The client for programs that wait for their answers; may be used by several threads."""
+"""The client for programs that wait for their answers.
+
+`python -m scripts.sync_client` makes this file of aio.py; change that one.
+"""
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
@@ -10,7 +13,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from signalbox_client.answers import Answer, Chunk, read_chunk
 from signalbox_client.channels import UNARY_TIMEOUT_S, Connection, deadline_s
-from signalbox_client.errors import request_error
+from signalbox_client.errors import request_error, stream_errors
 from signalbox_client.requests import (
     Messages,
     Prompt,
@@ -24,7 +27,10 @@ from signalbox_client.served import Load, Model, Token, read_load, read_model, r
 
 
 class Stream:
-    """The pieces of an answer's text as they arrive; leaving it early aborts the request."""
+    """The pieces of an answer's text as they arrive.
+
+    Use `with`, or cancel(), to abort a request whose iteration is left early.
+    """
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -42,18 +48,16 @@ class Stream:
     def chunks(self) -> Generator[Chunk]:
         """Yields the output of all sequences, instead of the text of one. Raises RequestError."""
         try:
-            for response in self._call:
-                chunk = read_chunk(response)
-                self.answer.add(chunk)
-                yield chunk
-        except grpc.RpcError as error:
-            if not self.is_cancelled:
-                raise request_error(error) from None
+            with stream_errors(lambda: self.is_cancelled):
+                for response in self._call:
+                    chunk = read_chunk(response)
+                    self.answer.add(chunk)
+                    yield chunk
         finally:
             self._call.cancel()  # no-op once it has ended
 
     def cancel(self) -> None:
-        """Aborts the request, from any thread; the iteration ends."""
+        """Aborts the request; its iteration ends, in another thread too."""
         self.is_cancelled = True
         self._call.cancel()
 
@@ -65,7 +69,7 @@ class Stream:
 
 
 class Client:
-    """Calls a router at "host:port".
+    """Calls a router at "host:port"; may be used by several threads.
 
     Options of a request are the fields of GenerateRequest or ChatRequest and of SamplingParams by
     their names, such as `max_tokens`, and `json_schema`, a schema that the text must conform to.
@@ -92,11 +96,23 @@ class Client:
         make_stub: Any = inference_pb2_grpc.InferenceServiceStub  # generated without types
         self._stub = make_stub(self._channel)
 
-    def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any) -> Answer:
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Answer:
         """Continues a prompt. Raises RequestError."""
         return _all_of(self.stream_generate(prompt, timeout_s=timeout_s, **options))
 
-    def chat(self, messages: Messages, *, timeout_s: float | None = None, **options: Any) -> Answer:
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Answer:
         """Answers a conversation. Raises RequestError."""
         return _all_of(self.stream_chat(messages, timeout_s=timeout_s, **options))
 
@@ -118,7 +134,8 @@ class Client:
 
     def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the model that `model` describes. Raises RequestError."""
-        return self.model(timeout_s=timeout_s).name
+        model = self.model(timeout_s=timeout_s)
+        return model.name
 
     def model(self, name: str = "", *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
         """Describes a served model. Raises RequestError.
@@ -186,7 +203,8 @@ class Client:
         request = detokenize_request(
             token_ids, skip_special_tokens=skip_special_tokens, model=model
         )
-        return str(self._ask(self._stub.Detokenize, request, timeout_s).text)
+        answer = self._ask(self._stub.Detokenize, request, timeout_s)
+        return str(answer.text)
 
     def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
@@ -205,6 +223,7 @@ class Client:
 
 
 def _all_of(stream: Stream) -> Answer:
-    for _ in stream:
-        pass
+    with stream:
+        for _ in stream:
+            pass
     return stream.answer

@@ -1,6 +1,8 @@
 """The exception of a failed call: its status code, and the details of google.rpc."""
 
-from collections.abc import Iterable
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import grpc
@@ -54,6 +56,23 @@ def request_error(error: Any) -> RequestError:
         violations=tuple(violations),
         retry_after_s=retry_after_s,
     )
+
+
+@contextlib.contextmanager
+def stream_errors(is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Raises RequestError for an error of gRPC, and nothing if the stream was cancelled.
+
+    grpc.aio raises CancelledError for a call that is cancelled, as asyncio does for a task.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        if not is_cancelled():
+            raise request_error(error) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not is_cancelled() or (task is not None and task.cancelling()):
+            raise
 
 
 def _details(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[Any]:
