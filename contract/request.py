@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contract import pooling, sampling_params
+from contract import pooling, sampling_codec
 from contract.columns import int32_list, pack_int32
 from contract.errors import InvalidArgument
 from contract.pooling import PoolingParams
-from contract.sampling_params import SamplingParams
+from contract.sampling_params import Limit, SamplingParams
 from contract.updates import FinishReason
 from protos.common.v1 import common_pb2
 from protos.scheduler.v1 import scheduler_pb2 as pb
@@ -19,10 +19,28 @@ MAX_AGE_S = 30 * 86_400
 _REASONS = {reason.value: reason for reason in FinishReason}
 
 
+PRIORITY = Limit(int, least=-1000, most=1000)
+"""Its bounds limit how long a request may be kept waiting."""
+BEAM_LIMITS = {
+    "width": Limit(int, least=1, most=32),
+    "length_penalty": Limit(float, least=-5, most=5),  # the power of any length is a float32
+}
+NOT_WITH_BEAMS = (
+    "logprob_token_ids",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "structured_output",
+)
+"""Sampling parameters that change the log probabilities of tokens, which a search follows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """Parameters of a beam search; scheduler.proto has their meaning, the router's validation
-    the ranges."""
+    """Parameters of a beam search; scheduler.proto has their meaning."""
 
     width: int
     length_penalty: float = 1.0
@@ -77,7 +95,7 @@ def encode(request: Request) -> pb.Request:
         handle=request.handle,
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
-        sampling_params=sampling_params.encode(request.params),
+        sampling_params=sampling_codec.encode(request.params),
         max_tokens=request.max_tokens,
         max_tokens_is_default=request.max_tokens_is_default,
         num_sequences=request.num_sequences,
@@ -121,7 +139,7 @@ def decode(message: pb.Request) -> Request:
         handle=message.handle,
         request_id=message.request_id,
         prompt_token_ids=list(message.prompt_token_ids),
-        params=sampling_params.decode(message.sampling_params),
+        params=sampling_codec.decode(message.sampling_params),
         max_tokens=message.max_tokens,
         max_tokens_is_default=message.max_tokens_is_default,
         num_sequences=message.num_sequences,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contract import sampling_params
+from contract import sampling_codec
 from contract.columns import (
     Column,
     check_length,
@@ -168,7 +168,7 @@ def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGrou
     for members in groups.values():
         yield pb.SequenceGroupMetadata(
             request_id=members[0].request_id,
-            sampling_params=sampling_params.encode(members[0].params),
+            sampling_params=sampling_codec.encode(members[0].params),
             num_prompt_tokens=members[0].num_prompt_tokens,
             adapter=members[0].adapter,
             sequences=[
@@ -187,7 +187,7 @@ def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGrou
 
 
 def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
-    params = sampling_params.decode(group.sampling_params)
+    params = sampling_codec.decode(group.sampling_params)
     for sequence in group.sequences:
         if sequence.seq_id > _MAX_SEQ_ID:
             field = "new_groups.sequences.seq_id"

@@ -6,33 +6,28 @@ They are those that vLLM reads too.
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
 from contract.sampling_defaults import DefaultParams
+from contract.sampling_params import API_LIMITS
 
 _UINT32_MAX = (1 << 32) - 1
 _MAX_SHOWN_CHARS = 80
 """Characters of a value that an error message shows."""
 
-_NUMBERS: Mapping[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, 2.0, True),
-    "top_p": (0.0, 1.0, False),
-    "min_p": (0.0, 1.0, True),
-    "repetition_penalty": (0.0, 10.0, False),
+_OWN_NAMES = {
+    {"max_tokens": "max_new_tokens"}.get(one.name, one.name): one.name
+    for one in fields(DefaultParams)
 }
-"""Least and greatest value, and whether the least itself is allowed; as in inference.proto."""
-_INTEGERS: Mapping[str, tuple[str, int]] = {
-    "top_k": ("top_k", 0),
-    "max_new_tokens": ("max_tokens", 1),
-}
-"""Our name for each integer of generation_config.json, and its least value."""
+"""Our name for each number of a generation_config.json that is read."""
 _ALL_TOKENS = -1
 """A top_k that keeps all tokens, for vLLM and transformers."""
 
 _NO_TOKEN = -1
-_NAMES = (*_NUMBERS, *_INTEGERS, "eos_token_id")
+_NAMES = (*_OWN_NAMES, "eos_token_id")
 """Fields that are read from a generation_config.json."""
 
 
@@ -42,23 +37,18 @@ def default_params(config: Mapping[str, Any]) -> DefaultParams:
     Raises ValueError that names the field, its value and the range.
     """
     values: dict[str, Any] = {}
-    for name, (low, high, is_low_allowed) in _NUMBERS.items():
-        if (value := config.get(name)) is not None:
-            is_in_range = _is_number(value) and low <= value <= high
-            if not is_in_range or (value == low and not is_low_allowed):
-                bounds = f"{'[' if is_low_allowed else '('}{low:g}, {high:g}]"
-                raise ValueError(f"{name} is {_shown(value)}; it must be in {bounds}")
-            values[name] = float(value)
-    for name, (own_name, least) in _INTEGERS.items():
-        if (value := config.get(name)) is not None:
-            if name == "top_k" and value == _ALL_TOKENS:
-                value = 0
-            is_whole = _is_number(value) and value == int(value)
-            if not is_whole or not least <= value <= _UINT32_MAX:
-                raise ValueError(
-                    f"{name} is {_shown(value)}; it must be an integer of at least {least}"
-                )
-            values[own_name] = int(value)
+    for name, own_name in _OWN_NAMES.items():
+        if (value := config.get(name)) is None:
+            continue
+        if name == "top_k" and value == _ALL_TOKENS:
+            value = 0
+        limit = API_LIMITS[own_name]
+        is_whole = limit.kind is int
+        is_number = _is_number(value) and (not is_whole or value == int(value) <= _UINT32_MAX)
+        if not is_number or not limit.holds(value):
+            allowed = f"an integer of {limit}" if is_whole else f"in {limit}"
+            raise ValueError(f"{name} is {_shown(value)}; it must be {allowed}")
+        values[own_name] = limit.kind(value)
     return DefaultParams(**values)
 
 

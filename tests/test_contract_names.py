@@ -25,6 +25,7 @@ ONE_USER = {
     "contract.model.MAX_BLOCKS": "THREAT_MODEL.md names it",
     "contract.model.MAX_VOCABULARY": "ModelInfo.check() has it, for both readers",
     "contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
+    "contract.sampling_params.MAX_ITEMS": "find_fault counts, for both readers",
     "contract.model.STORE_KINDS": "WorkerCapacity.check() has it",
     "contract.model.encode_rank": "encode_capacity calls it, as the scheduler's reports do",
     "contract.step_result.StageTimings": "the scheduler adds them up as Stages",

@@ -13,15 +13,8 @@ from numpy.typing import NDArray
 
 from contract.errors import InvalidArgument
 from contract.model import ModelInfo, WorkerCapacity
-from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from contract.sampling_params import find_fault
 from contract.step import NewSequence
-
-MAX_PENALTY = 2
-MAX_REPETITION = 10
-MAX_BIAS = 100
-MAX_BIASES = 1024
-MAX_BAD_TOKENS = 16_384
-"""Most tokens of all bad words of a sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,53 +70,12 @@ def check_new(new: NewSequence, limits: Limits) -> None:
     check_range(f"{where}.block_table", new.block_table, limits.num_gpu_blocks)
     if new.adapter and new.adapter not in limits.adapter_slots:
         raise InvalidArgument("new_groups.adapter", new.adapter, "an adapter that is loaded")
-    _check_params(new.params, vocab_size=model.vocab_size)
+    where = "new_groups.sampling_params"
+    if fault := find_fault(new.params, vocab_size=model.vocab_size, where=where):
+        raise fault
 
 
 def _check_between(field: str, value: float, low: float, high: float | None) -> None:
     allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
     if not low <= value <= (math.inf if high is None else high):
         raise InvalidArgument(field, value, allowed)
-
-
-def _check_params(params: SamplingParams, *, vocab_size: int) -> None:
-    where = "new_groups.sampling_params"
-    if not (math.isfinite(params.temperature) and params.temperature >= 0):
-        raise InvalidArgument(f"{where}.temperature", params.temperature, "finite, at least 0")
-    for name, high in (("top_p", 1), ("typical_p", 1), ("repetition_penalty", MAX_REPETITION)):
-        if not 0 < (value := getattr(params, name)) <= high:
-            raise InvalidArgument(f"{where}.{name}", value, f"in (0, {high}]")
-    for name in ("presence_penalty", "frequency_penalty"):
-        _check_between(f"{where}.{name}", getattr(params, name), -MAX_PENALTY, MAX_PENALTY)
-    _check_between(f"{where}.min_p", params.min_p, 0, 1)
-    _check_between(f"{where}.top_k", params.top_k, 0, None)
-    for name in ("num_logprobs", "num_prompt_logprobs"):
-        if (count := getattr(params, name)) is not None:
-            _check_between(f"{where}.{name}", count, 0, vocab_size)
-    if params.logprob_token_ids and params.num_logprobs != 0:
-        allowed = "0 with logprob_token_ids"
-        raise InvalidArgument(f"{where}.num_logprobs", params.num_logprobs, allowed)
-    _check_tokens(params, where=where, vocab_size=vocab_size)
-
-
-def _check_tokens(params: SamplingParams, *, where: str, vocab_size: int) -> None:
-    biased = [token_id for token_id, _ in params.logit_bias]
-    bad_tokens = [token_id for run in params.bad_words for token_id in run]
-    _check_between(f"{where}.logit_biases", len(biased), 0, MAX_BIASES)
-    _check_between(f"{where}.bad_words", len(bad_tokens), 0, MAX_BAD_TOKENS)
-    num_reported = len(params.logprob_token_ids)
-    _check_between(f"{where}.logprob_token_ids", num_reported, 0, MAX_LOGPROB_TOKEN_IDS)
-    for _, bias in params.logit_bias:
-        _check_between(f"{where}.logit_biases", bias, -MAX_BIAS, MAX_BIAS)
-    if not all(params.bad_words):
-        raise InvalidArgument(f"{where}.bad_words", (), "runs of at least one token")
-    if len(set(biased)) < len(biased):
-        raise InvalidArgument(f"{where}.logit_bias_token_ids", "a token twice", "distinct tokens")
-    for name, token_ids in (
-        ("stop_token_ids", params.stop_token_ids),
-        ("logit_bias_token_ids", biased),
-        ("allowed_token_ids", params.allowed_token_ids),
-        ("logprob_token_ids", params.logprob_token_ids),
-        ("bad_words", bad_tokens),
-    ):
-        check_range(f"{where}.{name}", token_ids, vocab_size)

@@ -4,49 +4,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from contract.errors import InvalidArgument
-from contract.request import BeamSearchParams
+from contract.request import BEAM_LIMITS, NOT_WITH_BEAMS, BeamSearchParams
+from contract.sampling_params import SamplingParams
 
-MAX_SEQUENCES = 64
-MAX_BEAM_WIDTH = 32
-MAX_LENGTH_PENALTY = 5.0
-
+_NEUTRAL = SamplingParams()
 _NOT_WITH_BEAMS: Mapping[str, object] = {
     "best_of": None,
     "stop": (),
     "logprobs": None,
-    "logprob_token_ids": (),
-    "structured_output": None,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": (),
-    "allowed_token_ids": (),
-    "bad_words": (),
+    **{name: getattr(_NEUTRAL, name) for name in NOT_WITH_BEAMS},
 }
-"""Fields that beam search cannot support, and their neutral values: the search uses the log
-probabilities of tokens alone, and no text ends a hypothesis."""
+"""Fields that beam search cannot support, and their neutral values; no text ends a hypothesis."""
 
 
 def check_sequences(fields: Mapping[str, Any]) -> None:
     """Checks the number of sequences, and the options of beam search."""
     n = fields.get("n", 1)
     best_of = fields.get("best_of")
-    if best_of is not None and not n <= best_of <= MAX_SEQUENCES:
-        raise InvalidArgument("sampling_params.best_of", best_of, f"in [n, {MAX_SEQUENCES}]")
+    if best_of is not None and best_of < n:
+        raise InvalidArgument("sampling_params.best_of", best_of, f"at least n, here {n}")
     if "beam_search" in fields:
         _check_beam_search(fields["beam_search"], n=n)
         _check_that_beams_can_honour(fields)
 
 
 def _check_beam_search(search: Mapping[str, Any], *, n: int) -> None:
-    where, width = "sampling_params.beam_search", search.get("width", 0)
-    if not 1 <= width <= MAX_BEAM_WIDTH:
-        raise InvalidArgument(f"{where}.width", width, f"in [1, {MAX_BEAM_WIDTH}]")
-    penalty = search.get("length_penalty", 1.0)
-    if not abs(penalty) <= MAX_LENGTH_PENALTY:
-        allowed = f"in [-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
-        raise InvalidArgument(f"{where}.length_penalty", penalty, allowed)
-    if n > width:
+    given = {"width": 0, **search}
+    for name, limit in BEAM_LIMITS.items():
+        if name in given:
+            limit.check(f"sampling_params.beam_search.{name}", given[name])
+    if n > (width := given["width"]):
         raise InvalidArgument("sampling_params.n", n, f"at most the search's width, here {width}")
 
 

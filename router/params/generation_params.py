@@ -7,9 +7,6 @@ from contract.request import BeamSearchParams
 from contract.sampling_params import SamplingParams
 from router.served_model import ServedModel
 
-GREEDY_BELOW = 1e-5
-"""Temperature below which sampling is greedy: dividing by it would overflow."""
-
 
 class SharedFields(dict[str, Any]):
     """Sampling fields that are set, by proto name; requests that share them check them once.

@@ -1,20 +1,21 @@
 """Checks clients' parameters before any memory is allocated for them.
 
-The tables restate the ranges of inference.proto. Values come as a mapping of the fields that are
-set, by proto name; an invalid value raises InvalidArgument that names the field.
+Values come as a mapping of the fields that are set, by proto name; an invalid value raises
+InvalidArgument that names the field. The ranges of numbers are in `contract.sampling_params`.
 """
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from contract.errors import InvalidArgument
+from contract.request import PRIORITY
 from contract.sampling_defaults import SamplingDefaults
-from contract.sampling_params import SamplingParams
+from contract.sampling_params import API_LIMITS, GREEDY_BELOW, LIMITS, Limit, SamplingParams
 from contract.structured_output.grammar_cost import UNMEASURED
 from contract.wording import counted
 from router.params.branch_validation import beam_search, check_sequences
-from router.params.generation_params import GREEDY_BELOW, GenerationParams
+from router.params.generation_params import GenerationParams
 from router.params.sampling_defaults import with_defaults
 from router.params.structured_output_check import check_structured_output
 from router.params.token_validation import check_lists, check_num_allowed, check_tokens_exist
@@ -23,40 +24,7 @@ from router.served_model import ServedModel
 from rpc.http import request_ids
 
 MAX_CACHE_SALT_BYTES = 128
-
-
-class Range(NamedTuple):
-    """Allowed values of a number; NaN is outside every range."""
-
-    low: float
-    high: float
-    text: str
-    low_is_allowed: bool = True
-
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high and (self.low_is_allowed or value != self.low)
-
-
-_UINT32_MAX = (1 << 32) - 1
-
-RANGES: Mapping[str, Range] = {
-    "temperature": Range(0, 2, "[0, 2]"),
-    "top_p": Range(0, 1, "(0, 1]", low_is_allowed=False),
-    "min_p": Range(0, 1, "[0, 1]"),
-    "max_tokens": Range(1, _UINT32_MAX, "at least 1"),
-    "logprobs": Range(0, 20, "[0, 20]"),
-    "prompt_logprobs": Range(0, 20, "[0, 20]"),
-    "presence_penalty": Range(-2, 2, "[-2, 2]"),
-    "frequency_penalty": Range(-2, 2, "[-2, 2]"),
-    "repetition_penalty": Range(0, 10, "(0, 10]", low_is_allowed=False),
-    "typical_p": Range(0, 1, "(0, 1]", low_is_allowed=False),
-    "n": Range(1, 64, "[1, 64]"),
-}
-PRIORITIES = Range(-1000, 1000, "[-1000, 1000]")
-
-REQUEST_RANGES: Mapping[str, Range] = {
-    "stream_interval": Range(1, _UINT32_MAX, "at least 1"),
-}
+REQUEST_LIMITS = {"stream_interval": Limit(int, least=1)}
 """Ranges of fields outside sampling_params."""
 
 
@@ -67,8 +35,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def check_priority(priority: int) -> None:
-    if not PRIORITIES.holds(priority):
-        raise InvalidArgument("priority", priority, PRIORITIES.text)
+    PRIORITY.check("priority", priority)
 
 
 def check_cache_salt(cache_salt: str) -> None:
@@ -83,18 +50,22 @@ def check_text(text: str, *, field: str, max_bytes: int) -> None:
         raise TextTooLong(field, f"a text of {num_bytes} bytes", f"at most {max_bytes} bytes")
 
 
-def check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
+def check_sampling(
+    fields: Mapping[str, Any], model: ServedModel, limits: Mapping[str, Limit] = API_LIMITS
+) -> None:
     """Checks sampling fields that do not depend on the prompt."""
     check_num_allowed(fields.get("allowed_token_ids", ()), model)
-    check_sampling_values(fields)
+    check_sampling_values(fields, limits)
     check_tokens_exist(fields, model)
 
 
-def check_sampling_values(fields: Mapping[str, Any]) -> None:
+def check_sampling_values(
+    fields: Mapping[str, Any], limits: Mapping[str, Limit] = API_LIMITS
+) -> None:
     """Checks sampling fields that depend neither on the prompt nor on the model."""
-    for name, allowed in RANGES.items():
-        if name in fields and not allowed.holds(fields[name]):
-            raise InvalidArgument(f"sampling_params.{name}", fields[name], allowed.text)
+    for name, value in fields.items():
+        if name in limits:
+            limits[name].check(f"sampling_params.{name}", value)
     check_sequences(fields)
     check_lists(fields)
     if (constraint := fields.get("structured_output")) is not None:
@@ -103,9 +74,9 @@ def check_sampling_values(fields: Mapping[str, Any]) -> None:
 
 def check_request_values(fields: Mapping[str, float]) -> None:
     """Checks numbers outside sampling_params."""
-    for name, allowed in REQUEST_RANGES.items():
-        if name in fields and not allowed.holds(fields[name]):
-            raise InvalidArgument(name, fields[name], allowed.text)
+    for name, limit in REQUEST_LIMITS.items():
+        if name in fields:
+            limit.check(name, fields[name])
 
 
 def check_truncation(
@@ -197,20 +168,16 @@ def _resolve_sampling(
     if min_tokens > max_tokens:
         allowed = f"at most max_tokens, here {max_tokens}"
         raise InvalidArgument("sampling_params.min_tokens", min_tokens, allowed)
-    temperature, top_k = fields["temperature"], fields["top_k"]
+    numbers = {name: value for name, value in fields.items() if name in LIMITS}
+    numbers.setdefault("seed", random.getrandbits(64))
+    if numbers["temperature"] < GREEDY_BELOW:
+        numbers["temperature"] = 0.0
+    if numbers["top_k"] >= model.vocab_size:
+        numbers["top_k"] = 0
     eos_token_ids = () if fields.get("ignore_eos", False) else model.eos_token_ids
     return SamplingParams(
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
-        top_p=fields["top_p"],
-        top_k=top_k if top_k < model.vocab_size else 0,
-        min_p=fields["min_p"],
-        seed=fields["seed"] if "seed" in fields else random.getrandbits(64),
-        min_tokens=min_tokens,
+        **numbers,
         stop_token_ids=tuple(dict.fromkeys((*fields.get("stop_token_ids", ()), *eos_token_ids))),
-        presence_penalty=fields.get("presence_penalty", 0.0),
-        frequency_penalty=fields.get("frequency_penalty", 0.0),
-        repetition_penalty=fields["repetition_penalty"],
-        typical_p=fields.get("typical_p", 1.0),
         logit_bias=tuple(fields.get("logit_bias", ())),
         allowed_token_ids=tuple(fields.get("allowed_token_ids", ())),
         bad_words=bad_words,

@@ -1,18 +1,18 @@
 """Fills in the sampling parameters that a request leaves unset."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from contract.sampling_defaults import SamplingDefaults
-from router.params.generation_params import GREEDY_BELOW
+from contract.sampling_defaults import DefaultParams, SamplingDefaults
+from contract.sampling_params import GREEDY_BELOW, SamplingParams
 
+_NEUTRAL = SamplingParams()
 BUILT_IN: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
+    one.name: getattr(_NEUTRAL, one.name)
+    for one in dataclasses.fields(DefaultParams)
+    if hasattr(_NEUTRAL, one.name)
+} | {"temperature": 1.0}
 """Defaults of inference.proto, for models without their own."""
 
 

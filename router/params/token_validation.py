@@ -3,27 +3,23 @@
 The bounds keep the cost of a request's steps in proportion.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contract import sampling_params
 from contract.errors import InvalidArgument
-from contract.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from contract.sampling_params import BIAS
 from router.served_model import ServedModel
 
 MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 256
-MAX_BIASES = 1024
-MAX_BIAS = 100
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_BYTES = 128
-MAX_ITEMS = {
+MAX_ITEMS = sampling_params.MAX_ITEMS | {
     "stop": MAX_STOPS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
-    "logit_bias": MAX_BIASES,
     "bad_words": MAX_BAD_WORDS,
-    "logprob_token_ids": MAX_LOGPROB_TOKEN_IDS,
 }
 RUN = 1 << 16
 """Token ids that are processed in one call, which keeps the interpreter's lock."""
@@ -96,8 +92,7 @@ def _check_strings(strings: Sequence[str], *, name: str, most_bytes: int) -> Non
 
 def _check_biases(biases: Sequence[tuple[int, float]]) -> None:
     for _, bias in biases:
-        if math.isnan(bias) or abs(bias) > MAX_BIAS:
-            raise InvalidArgument(f"{_PREFIX}.logit_bias.bias", bias, f"[-{MAX_BIAS}, {MAX_BIAS}]")
+        BIAS.check(f"{_PREFIX}.logit_bias.bias", bias)
     _check_distinct([token_id for token_id, _ in biases], f"{_PREFIX}.logit_bias.token_id")
 
 

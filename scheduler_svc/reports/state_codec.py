@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from contract import sampling_params
+from contract import sampling_codec
 from contract.model import encode_model
 from contract.sections.block_moves import NO_MOVES, encode_block_moves
 from protos.scheduler.v1 import state_pb2 as pb
@@ -101,7 +101,7 @@ def _request(
     return pb.LiveRequest(
         explanation=insight_codec.explanation(explain(group, cluster.admission, now=now), cluster),
         deadline_in_ns=None if group.deadline is None else int((group.deadline - now) * 1e9),
-        sampling_params=sampling_params.encode(group.params),
+        sampling_params=sampling_codec.encode(group.params),
         has_decode_rows=group.has_decode_rows,
         num_lost_workers=group.num_lost_workers,
         sequences=[_sequence(seq, scheduler) for seq in group.sequences],

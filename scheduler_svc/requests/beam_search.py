@@ -14,28 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from contract.request import BeamSearchParams, Request
+from contract.request import BEAM_LIMITS, NOT_WITH_BEAMS, BeamSearchParams, Request
 from contract.sampling_params import SamplingParams
 from scheduler_svc.requests import sequence
 
-MAX_BEAM_WIDTH = 32
-MAX_LENGTH_PENALTY = 5.0
-"""The longest sequence's length to this power is still a float32."""
 MAX_CANDIDATES = 128
 """Tokens that a beam reports at most."""
 _NEUTRAL = SamplingParams()
-_EXCLUDED_PARAMS = (
-    "num_logprobs",
-    "logprob_token_ids",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "structured_output",
-)
-"""Parameters that change what the model says of tokens; a search follows what it says."""
 
 
 class Candidates(NamedTuple):
@@ -195,14 +180,12 @@ def find_fault_in_search(request: Request, *, vocab_size: int) -> str | None:
 
 
 def _faults(request: Request, search: BeamSearchParams, most_candidates: int) -> Iterator[str]:
-    width, penalty, count = search.width, search.length_penalty, request.num_sequences
+    width, count = search.width, request.num_sequences
     if request.delivered:
         yield f"delivered has {len(request.delivered)} sequences, must be unset with beam_search"
-    if not 1 <= width <= MAX_BEAM_WIDTH:
-        yield f"beam_search.width is {width}, must be in [1, {MAX_BEAM_WIDTH}]"
-    if not abs(penalty) <= MAX_LENGTH_PENALTY:
-        allowed = f"[-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
-        yield f"beam_search.length_penalty is {penalty}, must be in {allowed}"
+    for name, limit in BEAM_LIMITS.items():
+        if not limit.holds(value := getattr(search, name)):
+            yield f"beam_search.{name} is {value}, must be in {limit}"
     if count > width:
         yield f"num_sequences is {count}, must be at most beam_search.width, {width}"
     num_stops, most = len(set(request.params.stop_token_ids)), most_candidates - width
@@ -211,6 +194,6 @@ def _faults(request: Request, search: BeamSearchParams, most_candidates: int) ->
             f"sampling_params.stop_token_ids has {num_stops} tokens, must be at most {most}"
             f" beside {width} beams"
         )
-    for name in _EXCLUDED_PARAMS:
+    for name in ("num_logprobs", *NOT_WITH_BEAMS):
         if (value := getattr(request.params, name)) != getattr(_NEUTRAL, name):
             yield f"sampling_params.{name} is {value}, must be unset with beam_search"

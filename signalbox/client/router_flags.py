@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from contract.sampling_params import API_LIMITS
 from signalbox.client.connection import add_connection_flags
 from signalbox.client.foreign_flags import add_other_names
 from signalbox.named_files import reading
@@ -12,23 +13,9 @@ from signalbox.settings.environment import ENV_PREFIX
 
 DEFAULT_ROUTER = "127.0.0.1:50051"
 
-_SAMPLING: dict[str, tuple[type, str]] = {
-    "temperature": (float, "softmax temperature in [0, 2]; 0 is greedy"),
-    "top_p": (float, "nucleus mass in (0, 1]"),
-    "top_k": (int, "most likely tokens kept; 0 keeps all"),
-    "min_p": (float, "least probability kept, as a fraction of the most likely token's"),
-    "typical_p": (float, "mass of the most typical tokens kept, in (0, 1]"),
-    "presence_penalty": (float, "subtracted from logits of tokens already generated, in [-2, 2]"),
-    "frequency_penalty": (float, "the same for each time that they were generated, in [-2, 2]"),
-    "repetition_penalty": (float, "divides logits of tokens in prompt and output, in (0, 10]"),
-    "seed": (int, "makes a result repeatable"),
-    "max_tokens": (
-        int,
-        "most tokens to generate (default: the server's, or what the window leaves; of chat 1,024)",
-    ),
-    "min_tokens": (int, "least tokens before the text can end"),
-    "n": (int, "answers to generate"),
-    "best_of": (int, "answers to generate, of which the -n likeliest are shown"),
+_SAMPLING = {name: limit for name, limit in API_LIMITS.items() if limit.meaning}
+_DEFAULTS = {
+    "max_tokens": " (default: the server's, or what the window leaves; of chat 1,024)",
 }
 _STRUCTURES = {"json_schema": "FILE", "regex": "PATTERN", "grammar": "FILE"}
 
@@ -58,10 +45,11 @@ def add_model_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each sampling parameter with a scalar value."""
-    for name, (kind, text) in _SAMPLING.items():
+    for name, limit in _SAMPLING.items():
         flag = "-n" if name == "n" else "--" + name.replace("_", "-")
-        metavar = "N" if kind is int else "X"
-        parser.add_argument(flag, dest=name, type=kind, metavar=metavar, help=text)
+        metavar = "N" if limit.kind is int else "X"
+        text = limit.meaning + _DEFAULTS.get(name, "" if limit.kind is int else f", in {limit}")
+        parser.add_argument(flag, dest=name, type=limit.kind, metavar=metavar, help=text)
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the text; may be repeated"
     )
@@ -103,7 +91,7 @@ def set_option(asked: dict[str, Any], name: str, value: str) -> None:
     name = name.lstrip("-").replace("-", "_")
     if name not in _SAMPLING:
         raise ValueError(f"nothing is called {name!r}; there are {', '.join(_SAMPLING)}")
-    kind, _ = _SAMPLING[name]
+    kind = _SAMPLING[name].kind
     if not value:
         asked.pop(name, None)
         return

@@ -6,11 +6,12 @@ defaults of its own, and always a limit of tokens.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import grpc
 
+from contract.sampling_params import GREEDY_BELOW
 from contract.wording import counted
 from signalbox_client import Answer, DefaultSamplingParams, RequestError
 
@@ -20,9 +21,6 @@ loops of small models: of 16 answers of SmolLM2-135M to 4 questions, 7 had not e
 tokens without it, and none with it."""
 MAX_TOKENS = 1024
 """Maximum tokens of an answer, for models without a default max_tokens."""
-
-_DRAWING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +80,10 @@ def chat_defaults(asked: Mapping[str, Any], served: DefaultSamplingParams | None
         served: the server's defaults; None if it does not report them.
     """
     told = () if served is None else (*served.from_model, *served.from_override)
-    of_server = {name: getattr(served, name) for name in _DRAWING if name in told}
+    names = [one.name for one in fields(DefaultSamplingParams) if one.name in told]
+    of_server = {name: getattr(served, name) for name in names if name != "max_tokens"}
     # A greedy request needs no other parameters.
-    is_greedy = asked.get("temperature", 1.0) < _GREEDY_BELOW
+    is_greedy = asked.get("temperature", 1.0) < GREEDY_BELOW
     chosen = {} if is_greedy else of_server or OWN_DEFAULTS
     cap = None
     if "max_tokens" not in asked:

@@ -79,11 +79,9 @@ def _defaults(model: Model) -> str:
     if defaults is None:
         return "not told by this server"
     values = [
-        f"temperature {defaults.temperature:g}",
-        f"top_p {defaults.top_p:g}",
-        f"top_k {defaults.top_k}",
-        f"min_p {defaults.min_p:g}",
-        f"repetition_penalty {defaults.repetition_penalty:g}",
+        f"{name} {value:g}"
+        for name, value in asdict(defaults).items()
+        if isinstance(value, int | float) and name != "max_tokens"
     ]
     if defaults.max_tokens is not None:
         values.append(f"max_tokens {defaults.max_tokens:,}")

@@ -5,6 +5,7 @@ A flag that vLLM has too is in vLLM's table alone.
 
 from collections.abc import Mapping
 
+from contract.sampling_params import LIMITS
 from signalbox.settings.flag_kinds import (
     OPTIONAL,
     SEVERAL,
@@ -36,6 +37,11 @@ _CACHE_TYPES = {"f32": "float32", "f16": "auto", "bf16": "bfloat16", "q8_0": "in
 def _per_request(name: str, takes: str = "one", also: tuple[str, ...] = ()) -> Refused:
     """Returns the row of what is a request's own, and has no default that a server sets."""
     return Refused(remedy=f"send {name} with each request", takes=takes, also=also)
+
+
+def _sampler(name: str, also: tuple[str, ...] = ()) -> Refused:
+    """Returns the row of a sampler, which is asked for with a request if it is served at all."""
+    return _per_request(name, also=also) if name in LIMITS else Refused(remedy=_SAMPLERS, also=also)
 
 
 def _default(member: str, also: tuple[str, ...] = ()) -> Alias:
@@ -263,9 +269,9 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
     "min_p": _default("min_p"),
     "repeat_penalty": _default("repetition_penalty"),
     "n_predict": _default("max_new_tokens", also=("-n", "--predict")),
-    "presence_penalty": _per_request("presence_penalty"),
-    "frequency_penalty": _per_request("frequency_penalty"),
-    "typical_p": _per_request("typical_p", also=("--typical",)),
+    "presence_penalty": _sampler("presence_penalty"),
+    "frequency_penalty": _sampler("frequency_penalty"),
+    "typical_p": _sampler("typical_p", also=("--typical",)),
     "repeat_last_n": Refused(remedy="penalties count all of a text"),
     "ignore_eos": _per_request("ignore_eos", takes=SWITCH),
     "logit_bias": _per_request("logit_bias", also=("-l",)),
@@ -274,10 +280,10 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
     "reverse_prompt": _per_request("stop", also=("-r",)),
     "special": _per_request("skip_special_tokens", takes=SWITCH, also=("-sp",)),
     "samplers": Refused(remedy=_SAMPLERS, also=("--sampler-seq", "--sampling-seq")),
-    "mirostat": Refused(remedy=_SAMPLERS, also=("--mirostat-lr", "--mirostat-ent")),
-    "xtc_probability": Refused(remedy=_SAMPLERS, also=("--xtc-threshold",)),
-    "dry_multiplier": Refused(
-        remedy=_SAMPLERS,
+    "mirostat": _sampler("mirostat", also=("--mirostat-lr", "--mirostat-ent")),
+    "xtc_probability": _sampler("xtc_probability", also=("--xtc-threshold",)),
+    "dry_multiplier": _sampler(
+        "dry_multiplier",
         also=(
             "--dry-base",
             "--dry-allowed-length",
@@ -285,9 +291,9 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
             "--dry-sequence-breaker",
         ),
     ),
-    "dynatemp_range": Refused(remedy=_SAMPLERS, also=("--dynatemp-exp",)),
-    "top_n_sigma": Refused(remedy=_SAMPLERS, also=("--top-nsigma",)),
-    "adaptive_target": Refused(remedy=_SAMPLERS, also=("--adaptive-decay",)),
+    "dynatemp_range": _sampler("dynatemp_range", also=("--dynatemp-exp",)),
+    "top_n_sigma": _sampler("top_n_sigma", also=("--top-nsigma",)),
+    "adaptive_target": _sampler("adaptive_target", also=("--adaptive-decay",)),
     # Chat, tools, reasoning.
     "jinja": NoEffect(
         why="chat templates are always rendered as Jinja",

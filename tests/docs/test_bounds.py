@@ -8,7 +8,7 @@ router/config.py. The second column has the value of each, in any of the units b
 import importlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,12 +81,11 @@ def _in_bytes(field: FieldInfo) -> Any:
 
 
 def constant(name: str, file: str) -> Any:
-    """Returns a module's constant, or the default of a field."""
+    """Returns a module's constant, the value of a key of a table, or the default of a field."""
     found: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     for part in name.split("."):
-        fields = getattr(found, "model_fields", None) or vars(found)
-        assert part in fields, f"{name} is not in {file}"
-        found = fields[part]
+        fields = found if isinstance(found, Mapping) else getattr(found, "model_fields", None)
+        found = fields[part] if fields else getattr(found, part)
     return found.default if isinstance(found, FieldInfo) else found
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from contract.errors import InvalidArgument
-from router.params.params_validation import RANGES, REQUEST_RANGES
+from contract.sampling_params import API_LIMITS
+from router.params.params_validation import REQUEST_LIMITS
 
 UINT32_MAX = (1 << 32) - 1
 
@@ -40,15 +41,15 @@ def _holds(field: Any, value: Any) -> bool:
 
 
 def _out_of_range(message: Any, name: str, value: object, *, param: str) -> InvalidArgument:
-    known = {**RANGES, **REQUEST_RANGES}.get(name)
+    known = {**API_LIMITS, **REQUEST_LIMITS}.get(name)
     field = message.DESCRIPTOR.fields_by_name[name]
     highest = {
         field.CPPTYPE_UINT32: UINT32_MAX,
         field.CPPTYPE_UINT64: (1 << 64) - 1,
     }.get(field.cpp_type)
-    if known is not None and (highest is None or known.high < highest):
-        return InvalidArgument(param, value, known.text)
+    if known is not None and (highest is None or known.most < highest):
+        return InvalidArgument(param, value, str(known))
     if highest is None:
         return InvalidArgument(param, value, "a value of the field's type")
-    lowest = 0 if known is None else int(known.low)
+    lowest = 0 if known is None else int(known.least)
     return InvalidArgument(param, value, f"[{lowest}, {highest}]")

@@ -14,7 +14,7 @@ from router.openai.requests.pooling_types import (
     RerankBody,
     ScoreBody,
 )
-from router.params.params_validation import PRIORITIES
+from router.params.params_validation import check_priority
 from router.pooling.calls import (
     ClassifyCall,
     EmbedCall,
@@ -139,8 +139,7 @@ def _common(body: PoolingBody, request_id: str) -> dict[str, Any]:
 
 
 def _priority(priority: int | None) -> int:
-    if priority is not None and not PRIORITIES.holds(priority):
-        raise InvalidArgument("priority", priority, PRIORITIES.text)
+    check_priority(priority or 0)
     return priority or 0
 
 

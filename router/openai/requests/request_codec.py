@@ -27,11 +27,14 @@ from router.served_model import ServedModel
 MAX_PROMPTS = 1024
 Prompt = str | list[int]
 
-_SAME_NAME = (
-    "temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output",
-    "skip_special_tokens", "best_of", "n", "prompt_logprobs",
-)  # fmt: skip
+_CONVERTED = ("top_k", "seed")
+"""Numbers that the HTTP API writes in another way."""
+_SAME_NAME = tuple(
+    one.name
+    for one in pb.SamplingParams.DESCRIPTOR.fields
+    if one.has_presence and one.message_type is None  # neither a list nor a message
+    if one.name in GenerationBody.model_fields and one.name not in _CONVERTED
+)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _ID_LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 

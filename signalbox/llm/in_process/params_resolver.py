@@ -10,7 +10,7 @@ from router.served_model import ServedModel
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.field_checks import ALL_TOKENS
-from signalbox.llm.requests.sampling_params import LOGPROBS, SamplingParams, bounded_by_engines
+from signalbox.llm.requests.sampling_params import LIMITS, LOGPROBS, SamplingParams
 from signalbox.llm.requests.structured_outputs import prepare
 
 
@@ -34,7 +34,7 @@ class ParamsResolver:
             fields["seed"] = self._seeds.getrandbits(64)
         self._resolve_logprobs(fields)
         with refusing():
-            params_validation.check_sampling(bounded_by_engines(fields), self._model)
+            params_validation.check_sampling(fields, self._model, LIMITS)
             if "structured_output" in fields:
                 fields["structured_output"] = prepare(
                     fields["structured_output"],

@@ -1,65 +1,26 @@
 """Checks and converts the fields of `SamplingParams`, which Python callers may give any type."""
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ALL_TOKENS = -1
-_MAX_SEED = (1 << 64) - 1
-
-INTEGERS = ("n", "top_k", "min_tokens")
-OPTIONAL_INTEGERS = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of")
-NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "length_penalty",
-)
-FLAGS = (
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "use_beam_search",
-    "early_stopping",
-)
 
 
-def check_types(params: object) -> None:
-    """Checks the integers, numbers and flags of sampling parameters. Raises TypeError."""
-    for name in (*INTEGERS, *OPTIONAL_INTEGERS):
-        value = getattr(params, name)
-        if not is_integer(value) and not (value is None and name in OPTIONAL_INTEGERS):
-            raise wrong_type(name, value, "an integer")
-    for name in NUMBERS:
-        if not _is_number(value := getattr(params, name)):
-            raise wrong_type(name, value, "a number")
-    for name in FLAGS:
-        if not isinstance(value := getattr(params, name), bool):
-            raise wrong_type(name, value, "True or False")
+def scalar(name: str, kind: Any, value: Any) -> Any:
+    """Returns the value of a field that is an integer, a number or a flag, as its kind; None if it
+    is None and may be. Raises TypeError.
 
-
-def check_bounds(values: Mapping[str, Any]) -> None:
-    """Checks what the router's unsigned numbers exclude: values below 0 and above their range."""
-    for name, least, most in (
-        ("top_k", 0, None),
-        ("min_tokens", 0, None),
-        ("prompt_logprobs", ALL_TOKENS, None),
-        ("logprobs", ALL_TOKENS, None),
-        ("seed", 0, _MAX_SEED),
-    ):
-        value = values.get(name, 0)
-        if value < least or (most is not None and value > most):
-            raise ValueError(f"sampling_params.{name} is {value}; it is out of range")
-    max_tokens = values.get("max_tokens")
-    if max_tokens is not None and 1 <= max_tokens < values["min_tokens"]:
-        raise ValueError(
-            f"sampling_params.min_tokens is {values['min_tokens']}; "
-            f"it must be at most max_tokens, {max_tokens}"
-        )
+    Args:
+        kind: the field's annotation, such as `int | None`.
+    """
+    if value is None and kind in _OPTIONAL:
+        return None
+    kind = _OPTIONAL.get(kind, kind)
+    is_kind, wanted = _KINDS[kind]
+    if not is_kind(value):
+        raise wrong_type(name, value, wanted)
+    return kind(value)
 
 
 def is_integer(value: object) -> bool:
@@ -69,6 +30,16 @@ def is_integer(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+_KINDS: Mapping[type, tuple[Callable[[object], bool], str]] = {
+    int: (is_integer, "an integer"),
+    float: (_is_number, "a number"),
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+}
+_OPTIONAL: Mapping[Any, type] = {kind | None: kind for kind in _KINDS}
+SCALARS = frozenset({*_KINDS, *_OPTIONAL})
+"""Annotations of the fields that `scalar` reads."""
 
 
 def wrong_type(name: str, value: object, wanted: str) -> TypeError:

@@ -12,18 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from contract.sampling_defaults import SamplingDefaults
-from router.params import params_validation, token_validation
+from contract.sampling_params import API_LIMITS, BIAS, Limit
+from router.params import params_validation
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.field_checks import (
     ALL_TOKENS,
-    FLAGS,
-    INTEGERS,
-    NUMBERS,
-    OPTIONAL_INTEGERS,
+    SCALARS,
     biases,
-    check_bounds,
-    check_types,
-    is_integer,
+    scalar,
     strings,
     token_ids,
     wrong_type,
@@ -32,13 +28,12 @@ from signalbox.llm.requests.structured_outputs import StructuredOutputsParams
 
 RANDOM_SEED = -1
 LOGPROBS = ("logprobs", "prompt_logprobs")
+LIMITS = API_LIMITS | dict.fromkeys(LOGPROBS, Limit(int, least=ALL_TOKENS))
+"""Ranges of the numbers; `EngineArgs.max_logprobs` is the bound of log probabilities."""
 
 _OF_BEAMS = ("length_penalty", "early_stopping")
 _STRINGS = ("stop", "bad_words")
 _TOKEN_IDS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
-_OF_THE_CALLER = ("truncate_prompt_tokens", "output_kind", "structured_outputs")
-_LISTS = (*_STRINGS, *_TOKEN_IDS, "logit_bias")
-_SERVED = {*INTEGERS, *OPTIONAL_INTEGERS, *NUMBERS, *FLAGS, *_LISTS, *_OF_THE_CALLER}
 
 
 class RequestOutputKind(enum.Enum):
@@ -149,19 +144,19 @@ class SamplingParams:
         """
         kept = {k: value for k, value in given.items() if value is not None or k == "max_tokens"}
         if "logit_bias" in kept:
-            most = token_validation.MAX_BIAS
             pairs = kept["logit_bias"].items()
-            kept["logit_bias"] = {int(i): min(most, max(-most, bias)) for i, bias in pairs}
+            kept["logit_bias"] = {int(i): min(BIAS.most, max(BIAS.least, x)) for i, x in pairs}
         return cls(**kept)
 
     def fields(self) -> dict[str, Any]:
         """Returns the set fields, checked, under the router's names."""
         self._refuse_unserved()
-        self._check_types()
-        given = {name: getattr(self, name) for name in (*INTEGERS, *OPTIONAL_INTEGERS)}
-        values: dict[str, Any] = {n: int(value) for n, value in given.items() if value is not None}
-        values |= {name: float(getattr(self, name)) for name in NUMBERS}
-        values |= {name: getattr(self, name) for name in FLAGS}
+        values = {
+            name: value
+            for name, kind in _SCALARS.items()
+            if (value := scalar(name, kind, getattr(self, name))) is not None
+        }
+        self._check_callers()
         values |= {name: strings(name, getattr(self, name)) for name in _STRINGS}
         values |= {name: token_ids(name, getattr(self, name)) for name in _TOKEN_IDS}
         values |= {"logit_bias": biases(self.logit_bias)}
@@ -171,13 +166,13 @@ class SamplingParams:
             del values["seed"]
         if self.structured_outputs is not None:
             values["structured_output"] = _constraint(self.structured_outputs)
-        check_bounds(values)
+        self._check_min_tokens()
         self._check_logprob_token_ids()
         if self.logprob_token_ids:
             values.pop("logprobs", None)
         _move_beam_search(values)
         with refusing():
-            params_validation.check_sampling_values(bounded_by_engines(values))
+            params_validation.check_sampling_values(values, LIMITS)
         return values
 
     def _refuse_unserved(self) -> None:
@@ -188,19 +183,24 @@ class SamplingParams:
                 instead = "give structured_outputs" if "guided" in name else f"leave it {neutral!r}"
                 raise ValueError(f"sampling_params.{name} is not served; {instead}")
 
-    def _check_types(self) -> None:
-        check_types(self)
+    def _check_callers(self) -> None:
+        """Checks the fields that the router does not get, and lists that it takes when empty."""
         if not isinstance(self.output_kind, RequestOutputKind):
             raise wrong_type("output_kind", self.output_kind, "a RequestOutputKind")
-        if not is_integer(self.truncate_prompt_tokens or 0):
-            raise wrong_type("truncate_prompt_tokens", self.truncate_prompt_tokens, "an integer")
-        if self.truncate_prompt_tokens == 0 or (self.truncate_prompt_tokens or 1) < ALL_TOKENS:
+        kept = scalar("truncate_prompt_tokens", int | None, self.truncate_prompt_tokens)
+        if kept == 0 or (kept or 1) < ALL_TOKENS:
             raise ValueError(
-                f"sampling_params.truncate_prompt_tokens is {self.truncate_prompt_tokens}; "
-                "it must be at least 1, or -1"
+                f"sampling_params.truncate_prompt_tokens is {kept}; it must be at least 1, or -1"
             )
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise ValueError("sampling_params.allowed_token_ids is empty; None allows every token")
+
+    def _check_min_tokens(self) -> None:
+        if self.max_tokens is not None and 1 <= self.max_tokens < self.min_tokens:
+            raise ValueError(
+                f"sampling_params.min_tokens is {self.min_tokens}; "
+                f"it must be at most max_tokens, {self.max_tokens}"
+            )
 
     def _check_logprob_token_ids(self) -> None:
         count = len(self.logprob_token_ids or ())
@@ -209,14 +209,6 @@ class SamplingParams:
                 f"sampling_params.logprobs is {self.logprobs}; with logprob_token_ids it must be"
                 f" None or as many as they are, {count}"
             )
-
-
-def bounded_by_engines(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields without log probabilities, whose number depends on the engine.
-
-    `EngineArgs.max_logprobs` is their limit.
-    """
-    return dict(fields) | {name: 0 for name in LOGPROBS if name in fields}
 
 
 def default_sampling_params(defaults: SamplingDefaults) -> SamplingParams:
@@ -234,9 +226,15 @@ def checked(params: SamplingParams | None, default: SamplingParams) -> SamplingP
 
 
 _UNSERVED: Mapping[str, object] = {
-    one.name: one.default for one in dataclasses.fields(SamplingParams) if one.name not in _SERVED
+    one.name: one.default for one in dataclasses.fields(SamplingParams) if not one.repr
 }
 """Neutral value of each field that is not served."""
+_SCALARS: Mapping[str, Any] = {
+    one.name: one.type
+    for one in dataclasses.fields(SamplingParams)
+    if one.repr and one.type in SCALARS and one.name != "truncate_prompt_tokens"
+}
+"""Annotation of each field that the router gets as a number or a flag."""
 
 
 def _move_beam_search(values: dict[str, Any]) -> None:

@@ -97,9 +97,9 @@ async def test_all_prompts_share_one_conversion_and_one_check(
         counts["converted"] += 1
         return convert(request)
 
-    def counting_check(fields: Any) -> None:
+    def counting_check(*values: Any) -> None:
         counts["checked"] += 1
-        check(fields)
+        check(*values)
 
     monkeypatch.setattr(generate_codec, "generate_api_request", counting_convert)
     monkeypatch.setattr(params_validation, "check_sampling_values", counting_check)
