@@ -4,7 +4,7 @@ import numpy as np
 
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows
+from gpu_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows, neutral_filters
 
 
 def largest_batch(
@@ -44,10 +44,9 @@ def _random_rows(token_index: Int64Array, *, top_p: float) -> SampleRows:
         branch=np.zeros(num_rows, dtype=np.int64),
         position=np.ones(num_rows, dtype=np.int64),
         temperature=np.ones(num_rows, dtype=np.float32),
-        top_p=np.full(num_rows, top_p, dtype=np.float32),
-        top_k=np.zeros(num_rows, dtype=np.int64),
-        min_p=np.zeros(num_rows, dtype=np.float32),
-        typical_p=np.ones(num_rows, dtype=np.float32),
+        filters=neutral_filters(num_rows)._replace(
+            top_p=np.full(num_rows, top_p, dtype=np.float32)
+        ),
         seed=np.zeros(num_rows, dtype=np.uint64),
         num_logprobs=np.full(num_rows, NO_LOGPROBS),
     )

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.sampling_params import GREEDY_BELOW
 from gpu_worker.batch.arrays import FloatArray, Int32Array, Int64Array
+from signalbox_kernels.filters import DTYPES, NEUTRAL, Filters
 
-GREEDY_BELOW = 1e-5
-"""Least temperature that samples; below it the likeliest token is taken."""
 NO_LOGPROBS = -1
 
 
@@ -112,6 +112,12 @@ class Penalties(NamedTuple):
         return cast(NDArray[np.bool_], used)
 
 
+def neutral_filters(num_rows: int) -> Filters[NDArray[Any]]:
+    """Returns filters that keep everything, in arrays of their own."""
+    kinds = zip(NEUTRAL, DTYPES, strict=True)
+    return Filters._make([np.full(num_rows, value, dtype) for value, dtype in kinds])
+
+
 @dataclass(slots=True, kw_only=True)
 class SampleRows:
     """The draws of a batch: row i is drawn from the logits of token `token_index[i]`.
@@ -126,10 +132,7 @@ class SampleRows:
     position: Int64Array
     """Index that the drawn token will have in its sequence."""
     temperature: FloatArray
-    top_p: FloatArray
-    top_k: Int64Array
-    min_p: FloatArray
-    typical_p: FloatArray
+    filters: Filters[NDArray[Any]]
     seed: NDArray[np.uint64]
     num_logprobs: Int64Array
     """Alternatives to report; NO_LOGPROBS for rows that report nothing."""

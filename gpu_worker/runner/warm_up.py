@@ -19,6 +19,7 @@ from gpu_worker.batch.sampling_rows import (
     Penalties,
     SampleRows,
     TokenRuns,
+    neutral_filters,
 )
 
 _LONG = 8192
@@ -77,10 +78,7 @@ def _rows(token_index: Int64Array, vocab_size: int) -> SampleRows:
         branch=np.zeros(num_rows, dtype=np.int64),
         position=np.ones(num_rows, dtype=np.int64),
         temperature=ones,
-        top_p=0.9 * ones,
-        top_k=np.full(num_rows, 2),
-        min_p=0.0 * ones,
-        typical_p=ones,
+        filters=neutral_filters(num_rows)._replace(top_p=0.9 * ones, top_k=np.full(num_rows, 2)),
         seed=np.zeros(num_rows, dtype=np.uint64),
         num_logprobs=np.where(has_rules, 1, NO_LOGPROBS),
         suppressed=one_each,

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contract.sampling_params import GREEDY_BELOW
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import GREEDY_BELOW, SampleRows
+from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.sampling import logprobs
 from gpu_worker.sampling.logprobs import ReportedRows
@@ -90,8 +91,7 @@ def _are_plain(rows: SampleRows) -> bool:
     nothing."""
     if not (rows.suppressed is None and rows.biases is None and rows.allowed is None):
         return False
-    is_filtered = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0) | (rows.typical_p < 1)
-    asks_more = is_filtered & (rows.temperature >= GREEDY_BELOW) | (rows.num_logprobs >= 0)
+    asks_more = rows.filters.is_used & (rows.temperature >= GREEDY_BELOW) | (rows.num_logprobs >= 0)
     if rows.penalties is not None:
         asks_more |= rows.penalties.is_used
     return not asks_more.any()

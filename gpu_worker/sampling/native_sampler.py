@@ -32,10 +32,7 @@ class CpuSampler:
                 num_logprobs=np.minimum(rows.num_logprobs, MAX_LOGPROBS),
                 keys=race_keys(rows.seed, rows.branch, rows.position),
                 temperature=rows.temperature,
-                top_p=rows.top_p,
-                min_p=rows.min_p,
-                typical_p=rows.typical_p,
-                top_k=rows.top_k,
+                filters=rows.filters,
                 **_edits(rows),
             )
         )

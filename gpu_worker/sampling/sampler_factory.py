@@ -13,7 +13,13 @@ from torch import Tensor
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import BatchOutput, Logprobs
 from gpu_worker.batch.runner_protocol import BackendInUse
-from gpu_worker.batch.sampling_rows import Biases, Penalties, SampleRows, TokenRuns
+from gpu_worker.batch.sampling_rows import (
+    Biases,
+    Penalties,
+    SampleRows,
+    TokenRuns,
+    neutral_filters,
+)
 from gpu_worker.config import DeviceConfig
 from gpu_worker.layers import ParallelGroup, Placement
 from gpu_worker.sampling.native_sampler import CpuSampler
@@ -22,6 +28,7 @@ from gpu_worker.sampling.torch_sampler import TorchSampler
 from gpu_worker.trials.kept_verdicts import verdicts_of
 from gpu_worker.trials.trial import Trial, Verdict
 from signalbox_kernels import triton
+from signalbox_kernels.filters import EXAMPLES
 from signalbox_kernels.native import NativeUnavailable
 
 logger = logging.getLogger(__name__)
@@ -151,7 +158,7 @@ def try_triton(device: torch.device, *, vocab_size: int, dtype: str) -> Verdict:
     """
     samplers = (_triton_sampler(device), TorchSampler(vocab_size=vocab_size, device=device))
     for seed in range(2):
-        rows = _trial_rows(vocab_size, first_seed=8 * seed)
+        rows = _trial_rows(vocab_size, first_seed=64 * seed)
         generator = torch.Generator().manual_seed(seed)
         logits = torch.randn(len(rows), vocab_size, generator=generator).mul_(3.0)
         logits = logits.to(device, getattr(torch, dtype))
@@ -163,18 +170,20 @@ def try_triton(device: torch.device, *, vocab_size: int, dtype: str) -> Verdict:
 
 
 def _trial_rows(vocab_size: int, *, first_seed: int) -> SampleRows:
-    """Returns rows with each filter alone, with all, and with every edit except a mask."""
-    num_rows, index = 8, np.arange(8)
+    """Returns rows without a filter, with each alone, with all, and with every edit but a mask."""
+    num_filters = len(EXAMPLES)
+    num_rows = num_filters + 4
+    index = np.arange(num_rows)
+    filters = neutral_filters(num_rows)
+    for row, (column, value) in enumerate(zip(filters, EXAMPLES, strict=True), start=2):
+        column[[row, num_filters + 2]] = value
+    filters.top_k[:] = np.minimum(filters.top_k, vocab_size)
     first = np.zeros(num_rows, np.int32)
     first[-1] = 1  # runs of one token, of the last row
-    floats = np.ones((7, num_rows), np.float32)
-    temperature, top_p, typical_p, min_p, presence, frequency, repetition = floats
+    temperature, repetition = np.ones((2, num_rows), np.float32)
+    presence, frequency = np.zeros((2, num_rows), np.float32)
     temperature[:2] = (0.0, 0.8)
-    top_p[[3, 6]], min_p[:], min_p[[4, 6]], typical_p[5] = (0.9, 0.95), 0.0, 0.02, 0.8
-    presence[:], frequency[:] = 0.0, 0.0
     presence[-1], frequency[-1], repetition[-1] = 0.5, 0.25, 1.25
-    top_k = np.zeros(num_rows, np.int64)
-    top_k[[2, 6]] = min(20, vocab_size)
     tokens = (np.arange(64, dtype=np.int32) % min(vocab_size, 40))[None]
     return SampleRows(
         seq_ids=index,
@@ -182,10 +191,7 @@ def _trial_rows(vocab_size: int, *, first_seed: int) -> SampleRows:
         branch=np.zeros(num_rows, np.int64),
         position=np.full(num_rows, tokens.shape[1], np.int64),
         temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        typical_p=typical_p,
+        filters=filters,
         seed=np.arange(first_seed, first_seed + num_rows, dtype=np.uint64),
         num_logprobs=np.full(num_rows, -1, np.int64),
         suppressed=TokenRuns(first, np.array([vocab_size - 1], np.int32)),

@@ -12,45 +12,25 @@ with the least typical one) are kept too, so that what is drawn does not depend 
 which a sort leaves them. Masses are summed in float64.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from contract.sampling_params import GREEDY_BELOW
 from gpu_worker.batch.arrays import Int32Array, Int64Array
 from gpu_worker.batch.batch import BatchOutput, Logprobs
-from gpu_worker.batch.sampling_rows import GREEDY_BELOW, SampleRows
+from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.batch.sequence_failures import NONE_LEFT
 from gpu_worker.sampling import logits_processors, logprobs
 from gpu_worker.sampling.sampler import NOT_FINITE
+from signalbox_kernels.filters import Filters
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.torch.exponentials import exponentials
 from signalbox_kernels.torch.row_ops import is_finite
 
 _FIRST_CANDIDATES = 256
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
-
-
-class _Filters(NamedTuple):
-    """Filters of some rows; all [num_rows]."""
-
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    typical_p: Tensor
-
-    def take(self, rows: Tensor) -> "_Filters":
-        return _Filters(*(column[rows] for column in self))
-
-    @property
-    def is_typical(self) -> Tensor:
-        return self.typical_p < 1.0
-
-    def is_used(self, vocab_size: int) -> Tensor:
-        limited = (self.top_k > 0) & (self.top_k < vocab_size)
-        return limited | (self.top_p < 1.0) | (self.min_p > 0.0) | self.is_typical
 
 
 class TorchSampler:
@@ -110,10 +90,8 @@ class TorchSampler:
         scaled = logits.div_(self._tensor(rows.temperature)[:, None])
         weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()
         keys = race_keys(rows.seed, rows.branch, rows.position)
-        filters = _Filters(
-            *(self._tensor(c) for c in (rows.top_k, rows.top_p, rows.min_p, rows.typical_p))
-        )
-        is_filtered = filters.is_used(weights.shape[1])
+        filters: Filters[Tensor] = Filters._make(self._send(*rows.filters))
+        is_filtered = filters.is_used
         tokens = torch.empty(len(weights), dtype=torch.int64, device=self._device)
         free, bound = (~is_filtered).nonzero().flatten(), is_filtered.nonzero().flatten()
         if free.numel():
@@ -132,7 +110,7 @@ class TorchSampler:
         return torch.from_numpy(array).to(self._device)
 
 
-def _draw_filtered(weights: Tensor, filters: _Filters, keys: NDArray[np.uint64]) -> Tensor:
+def _draw_filtered(weights: Tensor, filters: Filters[Tensor], keys: NDArray[np.uint64]) -> Tensor:
     """Draws from [num_rows, vocab_size] weights whose largest is 1; returns [num_rows] int64."""
     tokens = torch.empty(len(weights), dtype=torch.int64, device=weights.device)
     rows = torch.arange(len(weights), device=weights.device)
@@ -153,7 +131,7 @@ def _draw_filtered(weights: Tensor, filters: _Filters, keys: NDArray[np.uint64])
     return tokens
 
 
-def _keep(candidates: Tensor, weights: Tensor, filters: _Filters) -> tuple[Tensor, Tensor]:
+def _keep(candidates: Tensor, weights: Tensor, filters: Filters[Tensor]) -> tuple[Tensor, Tensor]:
     """Applies all filters but typical_p to the likeliest tokens.
 
     Args:

@@ -16,6 +16,7 @@ from gpu_worker.batch.sampling_rows import SampleRows
 from gpu_worker.device.input_transfer import InputPacker
 from gpu_worker.sampling import logprobs
 from gpu_worker.sampling.async_sampling import DeviceDraws
+from signalbox_kernels.filters import DTYPES, Filters
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.triton.sampling.draws import DrawColumns, draw_tokens
 from signalbox_kernels.triton.sampling.logit_edits import (
@@ -139,18 +140,23 @@ class TritonSampler:
     def _columns(self, rows: SampleRows, logits_row: Int64Array) -> DrawColumns:
         """Returns all columns on the device, sent in one copy."""
         keys = race_keys(rows.seed, rows.branch, rows.position).view(np.int32).reshape(-1, 2)
-        floats = (rows.temperature, rows.top_p, rows.min_p, rows.typical_p)
+        columns = [*map(_bits, (rows.temperature, *rows.filters)), *keys.T]
         num_rows = len(rows)
-        packed = np.zeros((9, -(-num_rows // _ALIGNMENT) * _ALIGNMENT), dtype=np.int32)
+        aligned = -(-num_rows // _ALIGNMENT) * _ALIGNMENT
+        packed = np.zeros((2 + len(columns), aligned), dtype=np.int32)
         packed[:2].reshape(-1).view(np.int64)[:num_rows] = logits_row
-        packed[2:6, :num_rows] = [column.view(np.int32) for column in floats]
-        packed[6, :num_rows] = np.minimum(rows.top_k, np.iinfo(np.int32).max)
-        packed[7:, :num_rows] = keys.T
+        packed[2:, :num_rows] = columns
         there = self._tensor(packed)
+        temperature, *filters, key_low, key_high = there[2:, :num_rows]
+        kinds = zip(filters, DTYPES, strict=True)
         return DrawColumns(
             there[:2].view(-1).view(torch.int64)[:num_rows],
-            *there[2:6, :num_rows].view(torch.float32),
-            *there[6:, :num_rows],
+            temperature.view(torch.float32),
+            Filters._make(
+                [one.view(torch.float32) if kind == "float32" else one for one, kind in kinds]
+            ),
+            key_low,
+            key_high,
         )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
@@ -163,3 +169,10 @@ class TritonSampler:
             return self.packer.send(arrays)
         contiguous = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
         return [tensor.to(self._device, non_blocking=True) for tensor in contiguous]
+
+
+def _bits(column: NDArray[Any]) -> NDArray[np.int32]:
+    """Returns a column as 32 bits a row; whole numbers are cut to them."""
+    if column.dtype != np.float32:
+        column = np.minimum(column, np.iinfo(np.int32).max).astype(np.int32)
+    return column.view(np.int32)

@@ -20,6 +20,7 @@ from gpu_worker.batch.sequence_failures import sequence_failure
 from gpu_worker.sequences import draw_options, pooled_prompts, prompt_logprobs
 from gpu_worker.sequences.sequence_columns import SequenceRows
 from gpu_worker.sequences.step_validation import Limits
+from signalbox_kernels.filters import Filters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,10 +240,7 @@ def _sample_rows(
         branch=np.ascontiguousarray(state["branch"]) if branches is None else branches,
         position=np.ascontiguousarray(state["num_tokens"]),
         temperature=np.ascontiguousarray(state["temperature"]),
-        top_p=np.ascontiguousarray(state["top_p"]),
-        top_k=np.ascontiguousarray(state["top_k"]),
-        min_p=np.ascontiguousarray(state["min_p"]),
-        typical_p=np.ascontiguousarray(state["typical_p"]),
+        filters=Filters._make([np.ascontiguousarray(state[name]) for name in Filters._fields]),
         seed=np.ascontiguousarray(state["seed"]),
         num_logprobs=np.ascontiguousarray(state["num_logprobs"]),
     )

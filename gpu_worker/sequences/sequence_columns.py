@@ -22,6 +22,7 @@ from gpu_worker.batch.sampling_rows import NO_LOGPROBS
 from gpu_worker.sampling.compiled_grammar import Grammar
 from gpu_worker.sampling.grammars import Grammars
 from gpu_worker.sampling.token_constraints import TokenRules, make_rules
+from signalbox_kernels.filters import DTYPES, Filters
 
 _STATE = np.dtype(
     [
@@ -32,15 +33,12 @@ _STATE = np.dtype(
         ("num_samples", np.int64),
         ("branch", np.int64),
         ("adapter", np.int32),
-        ("top_k", np.int64),
         ("min_tokens", np.int64),
         ("num_logprobs", np.int64),
         ("num_prompt_logprobs", np.int64),
         ("seed", np.uint64),
         ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("typical_p", np.float32),
+        *zip(Filters._fields, DTYPES, strict=True),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("repetition_penalty", np.float32),
@@ -115,15 +113,12 @@ class SequenceRows:
             new.num_samples,
             new.branch,
             self._adapter_slots[new.adapter] if new.adapter else NO_ADAPTER,
-            params.top_k,
             params.min_tokens,
             NO_LOGPROBS if params.num_logprobs is None else params.num_logprobs,
             NO_LOGPROBS if params.num_prompt_logprobs is None else params.num_prompt_logprobs,
             params.seed,
             params.temperature,
-            params.top_p,
-            params.min_p,
-            params.typical_p,
+            *(getattr(params, name) for name in Filters._fields),
             *penalties,
             penalties != (0.0, 0.0, 1.0),
             grammar is not None or (rules is not None and rules.always_apply),

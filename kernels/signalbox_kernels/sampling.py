@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from signalbox_kernels.filters import Filters
 from signalbox_kernels.native import Isa, NativeUnavailable, library, use
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import DRAW_ARRAYS, SbDraws
@@ -39,10 +40,7 @@ class Draws:
     targets: NDArray[np.int32] | None = None
     keys: NDArray[np.uint64] | None = None
     temperature: NDArray[np.float32] | None = None
-    top_p: NDArray[np.float32] | None = None
-    min_p: NDArray[np.float32] | None = None
-    typical_p: NDArray[np.float32] | None = None
-    top_k: NDArray[np.int64] | None = None
+    filters: Filters[NDArray[Any]] | None = None
     presence: NDArray[np.float32] | None = None
     frequency: NDArray[np.float32] | None = None
     repetition: NDArray[np.float32] | None = None
@@ -114,7 +112,9 @@ class NativeSampler:
 
 def _address(draws: Draws, drawn: Drawn, name: str) -> int | None:
     holder: Any = drawn if name in Drawn.__slots__ else draws
-    array = getattr(holder, name)
+    if name in Filters._fields:
+        holder = draws.filters
+    array = None if holder is None else getattr(holder, name)
     if array is None:
         return None
     assert array.flags.c_contiguous, name

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from signalbox_kernels.filters import Filters
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -165,10 +167,7 @@ DRAW_ARRAYS = (
     "targets",
     "keys",
     "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_k",
+    *Filters._fields,
     "presence",
     "frequency",
     "repetition",

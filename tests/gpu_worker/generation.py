@@ -12,6 +12,7 @@ from gpu_worker.batch.runner_protocol import Runner
 from gpu_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns, token_runs
 from gpu_worker.sampling import token_constraints
 from gpu_worker.sampling.token_constraints import RuledRows, make_rules
+from signalbox_kernels.filters import DTYPES, Filters
 
 GREEDY = SamplingParams()
 
@@ -61,10 +62,12 @@ def make_rows(
         branch=np.array(branch or [0] * count, dtype=np.int64),
         position=np.array(position or [1] * count, dtype=np.int64),
         temperature=np.array([p.temperature for p in params], dtype=np.float32),
-        top_p=np.array([p.top_p for p in params], dtype=np.float32),
-        top_k=np.array([p.top_k for p in params], dtype=np.int64),
-        min_p=np.array([p.min_p for p in params], dtype=np.float32),
-        typical_p=np.array([p.typical_p for p in params], dtype=np.float32),
+        filters=Filters._make(
+            [
+                np.array([getattr(p, name) for p in params], dtype=dtype)
+                for name, dtype in DTYPES._asdict().items()
+            ]
+        ),
         seed=np.array([p.seed for p in params], dtype=np.uint64),
         num_logprobs=np.array([-1 if p.num_logprobs is None else p.num_logprobs for p in params]),
     )

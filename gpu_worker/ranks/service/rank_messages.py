@@ -16,7 +16,12 @@ from contract.step import Step
 from contract.step_result import Stages
 from gpu_worker.batch.arrays import Int64Array
 from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.sampling_rows import NO_LOGPROBS, PromptRows, SampleRows
+from gpu_worker.batch.sampling_rows import (
+    NO_LOGPROBS,
+    PromptRows,
+    SampleRows,
+    neutral_filters,
+)
 from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from gpu_worker.parallel_config import ParallelConfig
 from gpu_worker.store_config import DiskConfig, SharedConfig
@@ -289,17 +294,13 @@ def rows_of(tokens: Int64Array) -> SampleRows:
     """Rows that ask for the logits of these tokens, and of which nothing else is known."""
     num_rows = len(tokens)
     nothing = np.zeros(num_rows, dtype=np.int64)
-    unused = np.zeros(num_rows, dtype=np.float32)
     return SampleRows(
         seq_ids=nothing,
         token_index=tokens,
         branch=nothing,
         position=nothing,
-        temperature=unused,
-        top_p=unused,
-        top_k=nothing,
-        min_p=unused,
-        typical_p=unused,
+        temperature=np.zeros(num_rows, dtype=np.float32),
+        filters=neutral_filters(num_rows),
         seed=np.zeros(num_rows, dtype=np.uint64),
         num_logprobs=np.full(num_rows, NO_LOGPROBS),
     )

@@ -86,9 +86,9 @@ def test_columns_are_aligned_whatever_the_number_of_rows(num_rows: int) -> None:
     rows = make_rows([SamplingParams(seed=1)] * num_rows, token_index=[0] * num_rows)
     sampler = TritonSampler(device=torch.device("cpu"))
     columns = sampler._columns(rows, np.arange(num_rows) + 7)
-    assert [column.storage_offset() * column.itemsize % 16 for column in columns] == [0] * 8
+    assert [column.storage_offset() * column.itemsize % 16 for column in columns.all] == [0] * 8
     assert columns.logits_row.tolist() == list(range(7, 7 + num_rows))
-    assert [len(column) for column in columns] == [num_rows] * 8
+    assert [len(column) for column in columns.all] == [num_rows] * 8
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # which the interpreter makes errors of

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from signalbox_kernels import build, native
 from signalbox_kernels.adapters import AdapterSite, LoraPair
 from signalbox_kernels.arena import Arena
+from signalbox_kernels.filters import Filters
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa
 from signalbox_kernels.program import Program, ProgramShape
@@ -270,10 +271,12 @@ def draw(isa: Isa, logits: Floats) -> Drawn:
         num_logprobs=np.full(rows, 5, dtype=np.int64),
         keys=race_keys(np.full(rows, 3, np.uint64), index.astype(np.int64), index.astype(np.int64)),
         temperature=(0.1 + 0.05 * index).astype(np.float32),
-        top_p=np.where(index % 2, 0.9, 1.0).astype(np.float32),
-        min_p=np.where(index % 3, 0.0, 0.01).astype(np.float32),
-        typical_p=np.where(index % 5, 1.0, 0.9).astype(np.float32),
-        top_k=np.where(index % 4, 0, 20).astype(np.int64),
+        filters=Filters(
+            top_p=np.where(index % 2, 0.9, 1.0).astype(np.float32),
+            min_p=np.where(index % 3, 0.0, 0.01).astype(np.float32),
+            typical_p=np.where(index % 5, 1.0, 0.9).astype(np.float32),
+            top_k=np.where(index % 4, 0, 20).astype(np.int64),
+        ),
         presence=np.full(rows, 0.1, dtype=np.float32),
         frequency=np.full(rows, 0.2, dtype=np.float32),
         repetition=np.full(rows, 1.1, dtype=np.float32),

@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
+from signalbox_kernels.filters import Filters
 from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.int4 import Int4Weight
 from signalbox_kernels.triton import blocks, rms_norm, rotary, silu_and_mul
@@ -264,7 +265,8 @@ def compile_sampling(dtype: torch.dtype) -> None:
     logits, wide = _empty(4, 32000, dtype=dtype), _empty(4)
     floats = [_empty(4, dtype=torch.float32) for _ in range(4)]
     ints = [_empty(4, dtype=torch.int32) for _ in range(3)]
-    columns = draws.DrawColumns(wide, *floats, *ints)
+    filters = Filters(*floats[1:], ints[0])
+    columns = draws.DrawColumns(wide, floats[0], filters, *ints[1:])
     draws.draw_tokens(logits, columns)
     logit_edits.copy_rows(logits, wide, mask_of_row=None, masks=None)
     masks = _empty(1, 1000, dtype=torch.int32)

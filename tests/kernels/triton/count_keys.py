@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
 
+from signalbox_kernels.filters import Filters
 from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.triton import reshape_and_cache as caching
 from signalbox_kernels.triton import rms_norm, rotary, silu_and_mul
@@ -120,7 +121,8 @@ def run_sampling(num_rows: int, longest: int) -> None:
     logits, index = _floats(num_rows, _VOCAB), _sent(num_rows, torch.int64)
     floats = [_sent(num_rows, torch.float32) for _ in range(4)]
     ints = [_sent(num_rows, torch.int32) for _ in range(3)]
-    columns = draws.DrawColumns(index, *floats, *ints)
+    filters = Filters(*floats[1:], ints[0])
+    columns = draws.DrawColumns(index, floats[0], filters, *ints[1:])
     draws.draw_tokens(logits, columns)
     edited, status = logit_edits.copy_rows(logits, index, mask_of_row=None, masks=None)
     logit_edits.add_to_tokens(edited, index, ints[0], floats[0])

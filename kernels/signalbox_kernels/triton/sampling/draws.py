@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from signalbox_kernels.filters import Filters
 from signalbox_kernels.sampling import DrawStatus
 from signalbox_kernels.triton.launch import check, check_floats, check_tensors, next_power_of_2
 from signalbox_kernels.triton.sampling.passes import (
@@ -45,18 +46,17 @@ class DrawColumns(NamedTuple):
     """int64, index of its logits."""
     temperature: Tensor
     """float32; below 1e-5 the likeliest token is taken."""
-    top_p: Tensor
-    """float32; 1 keeps everything."""
-    min_p: Tensor
-    """float32; 0 keeps everything."""
-    typical_p: Tensor
-    """float32; 1 keeps everything."""
-    top_k: Tensor
-    """int32; 0 keeps everything."""
+    filters: Filters[Tensor]
+    """float32, and int32 for top_k."""
     key_low: Tensor
     """int32, the low half of the row's key (`random.race_keys`)."""
     key_high: Tensor
     """int32."""
+
+    @property
+    def all(self) -> tuple[Tensor, ...]:
+        """Every column, in the kernel's order."""
+        return (self.logits_row, self.temperature, *self.filters, self.key_low, self.key_high)
 
 
 @triton.jit
@@ -140,11 +140,11 @@ def draw_tokens(
         [num_rows] int32 tokens, and [num_rows] uint8 what became of each, a `DrawStatus`.
     """
     op = "draw_tokens"
-    check_tensors(op, logits, *columns)
+    check_tensors(op, logits, *columns.all)
     check_floats(op, logits)
     num_rows, vocab_size = len(columns.logits_row), logits.shape[1]
     check(
-        all(column.shape == (num_rows,) and column.is_contiguous() for column in columns),
+        all(column.shape == (num_rows,) and column.is_contiguous() for column in columns.all),
         f"{op}: the columns must be contiguous and have one value for each of {num_rows} rows",
     )
     is_edited = status is not None
@@ -154,7 +154,7 @@ def draw_tokens(
     if num_rows:
         _draw_kernel[(num_rows,)](
             logits,
-            *columns,
+            *columns.all,
             tokens,
             status,
             logits.stride(0),
