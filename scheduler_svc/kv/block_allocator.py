@@ -5,9 +5,10 @@ be wanted again) or free. A used block that may be found no more is private: wha
 forgotten, or went wrong for one of its owners. `check` states the conservation law.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 BlockHash = bytes
 
@@ -17,6 +18,12 @@ class BlockCopy(NamedTuple):
 
     src: int
     dst: int
+
+
+class BlockHolder(Protocol):
+    """Owner of blocks that is no sequence; `Hold` is one."""
+
+    blocks: list[int]
 
 
 class Obtained(NamedTuple):
@@ -50,6 +57,10 @@ class BlockAllocator:
         self._hash_of: dict[int, BlockHash] = {}  # used and cached blocks that may be found
         self._block_of: dict[BlockHash, int] = {}
         self._private: set[int] = set()
+        self.holds: WeakSet[BlockHolder] = WeakSet()
+        """Owners of blocks that are no sequences, as long as they exist."""
+        self.incoming: list[BlockCopy] = []
+        """Copies to blocks of this pool that the plan in the making calls for."""
 
     @property
     def num_free(self) -> int:
@@ -73,6 +84,10 @@ class BlockAllocator:
     def num_owners(self) -> dict[int, int]:
         """Returns how many share each block in use."""
         return {block: count for block, count in enumerate(self._num_owners) if count}
+
+    def num_holds(self) -> Counter[int]:
+        """Returns how many holds own each block."""
+        return Counter(block for hold in self.holds for block in hold.blocks)
 
     @property
     def hashes(self) -> Mapping[int, BlockHash]:
@@ -121,6 +136,17 @@ class BlockAllocator:
         """Takes an owner of each block of a chain away, so that its end is forgotten first."""
         for block in reversed(blocks):
             self.free(block)
+
+    def omit_copies(self, blocks: Iterable[int]) -> None:
+        """Omits copies of the plan in the making to blocks of an owner that gives them up.
+
+        Blocks that others own, too, are copied.
+        """
+        given_up = {block for block in blocks if not self.is_shared(block)}
+        for copy in self.incoming:
+            if copy.dst in given_up:
+                self.retract(copy.dst)
+        self.incoming = [copy for copy in self.incoming if copy.dst not in given_up]
 
     def touch(self, block: int) -> None:
         """Makes a cached block the last to be evicted; a no-op for one in use."""
@@ -178,11 +204,15 @@ class BlockAllocator:
         assert block_hash is not None, f"cached block {block} has no hash"
         self._on_evict(block, block_hash)
 
-    def check(self, owners: dict[int, int]) -> None:
-        """Asserts that `owners` (block to number of tables that hold it) is what was handed out."""
+    def check(self, owners: Mapping[int, int]) -> None:
+        """Asserts that what was handed out has its owners.
+
+        Args:
+            owners: block to number of block tables that have it; holds are counted here.
+        """
         used = self.num_owners()
         free, cached = set(self._free), self._cached.keys()
-        assert used == owners, "reference counts differ from the block tables"
+        assert used == Counter(owners) + self.num_holds(), "owners are no sequences and holds"
         assert len(free) == len(self._free), "a block is free twice"
         assert not (used.keys() & free or used.keys() & cached or cached & free), "in two places"
         assert len(free) + len(cached) + len(used) == self.num_blocks, "free + cached + used"

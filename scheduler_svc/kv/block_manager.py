@@ -12,6 +12,7 @@ from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHas
 from scheduler_svc.kv.block_moves import distinct_blocks, move
 from scheduler_svc.kv.cpu_tier import CopyCosts, CpuTier
 from scheduler_svc.kv.group_sizes import GroupSizes
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv.planned_copies import PlannedCopies
 from scheduler_svc.kv.prefix_cache import FoundBlock, PrefixCache
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
@@ -242,7 +243,7 @@ class BlockSpaceManager:
     def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""
         copies, left = move(group, self.cpu, self.gpu, block_size=self.block_size, finds=True)
-        self.cpu_tier.leave(left)
+        self.cpu_tier.leave(Hold(self.cpu, left))
         self.copies.add_in(copies)
 
     def reset_prefix_cache(self, moving: Mapping[int, int] = _NOTHING) -> bool:

@@ -9,10 +9,11 @@ A worker swaps out before it swaps in. So whatever the plan in the making reads 
 held until the plan is complete: it is not handed out again, and what the plan brings is not found.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from scheduler_svc.kv.hold import Hold
 
 
 class CopyCosts(Protocol):
@@ -41,10 +42,11 @@ class CpuTier:
         self.is_cache = is_cache
         self._block_size = block_size
         self._costs = costs
-        self.held: list[int] = []
-        """Blocks that the plan in the making owns with others until it is finished."""
+        self.held = Hold(self.pool)
+        """Blocks that the plan in the making reads or writes, until it is finished."""
         self.kept: dict[BlockHash, BlockCopy] = {}
-        """Evicted blocks that the plan in the making copies here; it owns their destinations."""
+        """Evicted blocks that the plan in the making copies here."""
+        self._kept_blocks = Hold(self.pool)  # their destinations
         self._arriving: set[int] = set()  # blocks that it writes
 
     @property
@@ -70,7 +72,7 @@ class CpuTier:
         if known is not None:
             self.pool.touch(known)
         elif self.pool.num_free and self._keeps_another():
-            block = self.pool.allocate()
+            (block,) = self._kept_blocks.take(1)
             self.pool.cache_block(block, block_hash)
             self.kept[block_hash] = BlockCopy(gpu_block, block)
             self._arriving.add(block)
@@ -94,34 +96,29 @@ class CpuTier:
                 return
             block = self.kept.pop(block_hash).dst
             self.pool.retract(block)
-            self.pool.free(block)
+            self._kept_blocks.drop(block)
             self._arriving.remove(block)
 
     def is_arriving(self, blocks: Iterable[int]) -> bool:
         """Says whether the plan writes any of some blocks, so that it cannot read them."""
         return not self._arriving.isdisjoint(blocks)
 
-    def hold(self, blocks: Iterable[int], *, arriving: bool) -> None:
+    def hold(self, blocks: Sequence[int], *, arriving: bool) -> None:
         """Keeps blocks that the plan copies out (`arriving`) or in as they are for its sake."""
-        for block in blocks:
-            self.pool.share(block)
-            self.held.append(block)
-            if arriving:
-                self._arriving.add(block)
+        self.held.share(blocks)
+        if arriving:
+            self._arriving.update(blocks)
 
-    def leave(self, blocks: Iterable[int]) -> None:
-        """Takes an owner from each of some blocks once the plan is complete."""
-        self.held += blocks
+    def leave(self, blocks: Hold) -> None:
+        """Takes over blocks that the plan reads, and gives them up when it is complete."""
+        self.held.absorb(blocks)
 
     def finish_plan(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies out that keep evicted blocks."""
         copies = list(self.kept.values())
-        for copy in copies:
-            self.pool.free(copy.dst)
-        for block in self.held:  # what was copied in is on the GPU as well: it can go first
-            self.pool.free(block, evict_first=True)
         self.kept.clear()
-        self.held.clear()
+        self._kept_blocks.release(oldest_first=True)
+        self.held.release(evict_first=True)  # what was copied in is on the GPU as well
         self._arriving.clear()
         return copies
 

@@ -125,9 +125,9 @@ class Lending:
     def _take_copies(self, pair: PeerFetch, hashes: Sequence[BlockHash]) -> list[int]:
         """Takes blocks of the CPU pool with the first of some blocks that are here."""
         blocks: list[int] = []
-        num_before = len(self._blocks.copies.out_of_gpu)
+        num_before = self._blocks.copies.num_out
         for block_hash in hashes[: self._num_spare]:
-            if not self._keeps_more(pair, len(self._blocks.copies.out_of_gpu) - num_before):
+            if not self._keeps_more(pair, self._blocks.copies.num_out - num_before):
                 break
             if block_hash in pair.private:
                 block = self._blocks.copies.copy_out(pair.private[block_hash])

@@ -135,10 +135,10 @@ class WriteBehind:
         group: SequenceGroup | None = None
         hashes: list[BlockHash] = []
         blocks: list[int] = []
-        num_before = len(self._blocks.copies.out_of_gpu)
+        num_before = self._blocks.copies.num_out
         while len(hashes) < most and self._wanted:
             block_hash, owner = next(iter(self._wanted.items()))
-            num_copies = len(self._blocks.copies.out_of_gpu) - num_before
+            num_copies = self._blocks.copies.num_out - num_before
             if owner is not (group or owner):
                 break
             if not self._cost.keeps_more_copies(num_copies=num_copies):
