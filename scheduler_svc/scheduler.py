@@ -8,7 +8,6 @@ there are any it is not preempted, forked or freed.
 decide one step; `OutputProcessor` processes its result.
 """
 
-from collections import Counter
 from collections.abc import Collection
 
 from contract.model import Arithmetic, StoreCapacity, WorkerRank
@@ -387,17 +386,13 @@ class Scheduler:
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
-        moving: Counter[int] = Counter()
         reserved: list[int] = []
         if self.store is not None:
             self.store.check()
-            moving = self.store.owned
         if self.handovers is not None:
             reserved = self.handovers.reserved
         self.books.decode_columns.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
-        self.blocks.check(
-            queued | self.books.sequence_release.draining, moving.elements(), reserved
-        )
+        self.blocks.check(queued | self.books.sequence_release.draining, reserved)
         self.books.worker_state.check(queued)
         self.grammars.check()

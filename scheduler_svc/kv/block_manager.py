@@ -5,7 +5,7 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
@@ -17,8 +17,6 @@ from scheduler_svc.kv.planned_copies import PlannedCopies
 from scheduler_svc.kv.prefix_cache import FoundBlock, PrefixCache
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
-
-_NOTHING: Mapping[int, int] = {}
 
 
 class AllocStatus(Enum):
@@ -246,13 +244,14 @@ class BlockSpaceManager:
         self.cpu_tier.leave(Hold(self.cpu, left))
         self.copies.add_in(copies)
 
-    def reset_prefix_cache(self, moving: Mapping[int, int] = _NOTHING) -> bool:
-        """Forgets all cached blocks of both pools; False, changing nothing, if any is in use.
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached blocks of both pools.
 
-        Args:
-            moving: blocks of the CPU pool with the number of owners of each that are no sequence.
+        Returns False, changing nothing, if a GPU block is in use or a sequence has one of the CPU
+        pool.
         """
-        if self.gpu.num_free < self.gpu.num_blocks or self.cpu.num_owners() != moving:
+        swaps = self.cpu.num_owners() != self.cpu.num_holds()
+        if swaps or self.gpu.num_free < self.gpu.num_blocks:
             return False
         self.forget_prefixes()
         return True
@@ -285,17 +284,15 @@ class BlockSpaceManager:
     def check(
         self,
         sequences: Iterable[Sequence],
-        moving: Iterable[int] = (),
         reserved: Iterable[int] = (),
     ) -> None:
         """Asserts conservation on both devices, given every sequence that may hold blocks.
 
         Args:
-            moving: blocks of the CPU pool, once for each owner that is no sequence.
-            reserved: the same of the GPU pool.
+            reserved: GPU blocks, once for each owner that is neither a sequence nor a hold.
         """
         on_gpu: Counter[int] = Counter(reserved)
-        on_cpu: Counter[int] = Counter(moving)
+        on_cpu: Counter[int] = Counter()
         for seq in sequences:
             (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
             assert seq.num_cached_blocks <= len(seq.block_table), seq.seq_id

@@ -48,40 +48,40 @@ class PlannedCopies:
     def add_within(self, copy: BlockCopy) -> None:
         self._within_gpu.append(copy)
 
-    def copy_in(self, cpu_block: int, gpu_block: int) -> None:
-        """Copies a block of the CPU pool, which the caller gives up, to a GPU block of its own."""
+    def copy_in(self, source: Hold, gpu_block: int) -> None:
+        """Copies the one block of a hold of the CPU pool, which the plan takes over, to the GPU."""
+        (cpu_block,) = source.blocks
         self.add_in([BlockCopy(cpu_block, gpu_block)])
-        self._cpu_tier.leave(Hold(self._cpu, [cpu_block]))
+        self._cpu_tier.leave(source)
 
-    def copy_out(self, gpu_block: int) -> int | None:
-        """Takes a block of the CPU pool to which one of the GPU is copied.
+    def copy_out(self, gpu_block: int, hold: Hold) -> bool:
+        """Adds a block of the CPU pool, to which one of the GPU is copied, to a hold.
 
-        Nothing finds it. None if there is no room for it, or if the same plan brings the block to
+        Nothing finds it. False if there is no room for it, or if the same plan brings the block to
         the GPU.
         """
         is_coming = any(gpu_block == copy.dst for copy in self._gpu.incoming)
         if not self._cpu.num_free or is_coming:
-            return None
-        block = self._cpu.allocate()
+            return False
+        (block,) = hold.take(1)
         self.add_out([BlockCopy(gpu_block, block)])
-        return block
+        return True
 
-    def store_copy(self, block_hash: BlockHash) -> int | None:
-        """Takes a block of the CPU pool that holds what a hash stands for, to be stored.
+    def store_copy(self, block_hash: BlockHash, hold: Hold) -> bool:
+        """Adds a block of the CPU pool that holds what a hash stands for to a hold.
 
-        It is copied if it is on the GPU alone. None if it is nowhere, or if it cannot be copied
+        It is copied if it is on the GPU alone. False if it is nowhere, or if it cannot be copied
         now.
         """
-        cpu = self._cpu
-        block = cpu.find(block_hash)
+        block = self._cpu.find(block_hash)
         if block is not None:
-            cpu.share(block)
-            return block
+            hold.share([block])
+            return True
         gpu_block = self._gpu.find(block_hash)
-        block = None if gpu_block is None else self.copy_out(gpu_block)
-        if block is not None:
-            cpu.cache_block(block, block_hash)
-        return block
+        if gpu_block is None or not self.copy_out(gpu_block, hold):
+            return False
+        self._cpu.cache_block(hold.blocks[-1], block_hash)
+        return True
 
     def give_up(self, gpu_blocks: list[int]) -> None:
         """Frees GPU blocks of an owner that is no sequence.

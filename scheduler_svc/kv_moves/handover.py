@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scheduler_svc.kv.block_allocator import BlockHash
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv_moves.moves_under_way import Move
 from scheduler_svc.requests.sequence_group import SequenceGroup
 
@@ -33,8 +34,8 @@ class Handover:
     """GPU blocks of the taker that hold nothing yet."""
     arrived: dict[BlockHash, int] = field(default_factory=dict)
     """GPU blocks of the taker by the name of what they hold, or will when its next step begins."""
-    landed: list[tuple[BlockHash, int]] = field(default_factory=list)
-    """Blocks of the taker's CPU pool that its next plan copies to the GPU, and their names."""
+    landed: dict[BlockHash, Hold] = field(default_factory=dict)
+    """Blocks of the taker's CPU pool, each by its name, that its next plan copies to the GPU."""
     private: set[BlockHash] = field(default_factory=set)
     """Names by which no cache finds what they stand for."""
     fetch: Move | None = None

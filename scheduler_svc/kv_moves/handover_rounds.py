@@ -11,6 +11,7 @@ from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv_moves.handover import Handover
 from scheduler_svc.kv_moves.moves_under_way import Move
 from scheduler_svc.kv_moves.peers import Peer
@@ -46,20 +47,20 @@ class HandoverRounds:
 
     def _place_landed(self, handover: Handover) -> bool:
         """Brings what has arrived in the CPU pool to the GPU; False if there is no room."""
-        landed, handover.landed = handover.landed, []
-        gpu = self._blocks.gpu
-        for index, (name, block) in enumerate(landed):
+        gpu, cpu = self._blocks.gpu, self._blocks.cpu
+        for name in list(handover.landed):
             found = gpu.find(name)
             if found is None and not handover.spare and not gpu.num_free:
-                handover.landed = landed[index:]
                 return False
+            landed = handover.landed.pop(name)
             if found is not None:
                 gpu.share(found)
-                self._blocks.cpu.free(block)
+                landed.release()
             else:
                 found = handover.spare.pop() if handover.spare else gpu.allocate()
-                self._blocks.copies.copy_in(block, found)
-                if self._blocks.cpu.hashes.get(block) == name:
+                is_public = cpu.hashes.get(landed.blocks[0]) == name
+                self._blocks.copies.copy_in(landed, found)
+                if is_public:
                     gpu.cache_block(found, name)
                 elif name not in handover.private:  # it was forgotten meanwhile
                     gpu.retract(found)
@@ -126,29 +127,31 @@ class HandoverRounds:
             return None
         handover.fetch = None
         num_blocks = 0 if move.is_void else result.num_blocks
-        for name, block in zip(move.hashes[:num_blocks], move.blocks, strict=False):
-            is_private = name in handover.private
-            handover.landed.append((name, block if is_private else self._found(name, block)))
-        self._blocks.cpu.free_chain(move.blocks[num_blocks:])
+        for name in move.hashes[:num_blocks]:
+            handover.landed[name] = self._land(handover, name, move.hold)
+        move.hold.release()
         handover.num_blocks += num_blocks
         handover.num_bytes += result.num_bytes
         if handover.is_over:
             self.free_landed(handover)
         return handover
 
-    def _found(self, name: BlockHash, block: int) -> int:
-        """Lets a block that has come be found; returns it, or the block that held the same before,
-        which takes its place."""
-        cpu = self._blocks.cpu
-        known = cpu.find(name)
-        if known is None:
-            cpu.cache_block(block, name)
-            return block
-        cpu.share(known)
-        cpu.free(block)
-        return known
+    def _land(self, handover: Handover, name: BlockHash, fetched: Hold) -> Hold:
+        """Takes the first block of a fetch, and lets it be found unless its name is private.
+
+        A block of the pool that holds the same takes its place.
+        """
+        if name in handover.private:
+            return fetched.publish([None])
+        known = self._blocks.cpu.find(name)
+        landed = fetched.publish([name])
+        if known is not None:
+            landed.release()
+            landed.share([known])
+        return landed
 
     def free_landed(self, handover: Handover) -> None:
         """Gives up what has come and is not on the GPU yet."""
-        self._blocks.cpu.free_chain([block for _, block in handover.landed])
-        handover.landed = []
+        for landed in reversed(handover.landed.values()):
+            landed.release()
+        handover.landed.clear()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from scheduler_svc.kv_moves.peer_reads import PeerFetch
 
@@ -58,7 +59,7 @@ class Lending:
 
     @property
     def _num_spare(self) -> int:
-        num_lent = sum(len(move.blocks) for move, one in self._lends.items() if one.is_read)
+        num_lent = sum(len(move.hold.blocks) for move, one in self._lends.items() if one.is_read)
         return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent)
 
     def num_found(self, hashes: Sequence[BlockHash]) -> int:
@@ -89,18 +90,18 @@ class Lending:
         self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
         wanted, self._wanted = self._wanted, {}
         for pair in self._lends.values() if wanted else ():
-            self.forget_ahead(pair)  # what is wanted now comes first
+            pair.ahead.release()  # what is wanted now comes first
         for pair in wanted:
             if not self._num_spare:
                 self._wanted[pair] = None  # until what is lent has been read
                 continue
-            blocks = self._take_copies(pair, pair.fetch.hashes)
-            if not blocks:
+            hold = self._take_copies(pair, pair.fetch.hashes)
+            if not hold.blocks:
                 pair.reader.reads.call_off(pair, now)
                 continue
             pair.lend = self._moves.lend(
-                pair.fetch.hashes[: len(blocks)],
-                blocks,
+                pair.fetch.hashes[: len(hold.blocks)],
+                hold,
                 ticket=pair.source.ticket,
                 reader=pair.reader.identity.certified_name,
                 lasts_s=LEND_S,
@@ -116,27 +117,26 @@ class Lending:
 
         It comes in fewer and longer parts so, as each part has to wait for steps of both workers.
         """
-        num_ahead = len(pair.ahead)
+        num_ahead = len(pair.ahead.blocks)
         rest = pair.fetch.hashes[num_lent + num_ahead : num_lent + self._num_spare]
         if pair.goes_on and self._keeps_more(pair, num_ahead // MAX_PLANS_AHEAD):
             public = list(itertools.takewhile(lambda one: one not in pair.private, rest))
-            pair.ahead += self._take_copies(pair, public)
+            pair.ahead.absorb(self._take_copies(pair, public))
 
-    def _take_copies(self, pair: PeerFetch, hashes: Sequence[BlockHash]) -> list[int]:
+    def _take_copies(self, pair: PeerFetch, hashes: Sequence[BlockHash]) -> Hold:
         """Takes blocks of the CPU pool with the first of some blocks that are here."""
-        blocks: list[int] = []
-        num_before = self._blocks.copies.num_out
+        hold, copies = Hold(self._blocks.cpu), self._blocks.copies
+        num_before = copies.num_out
         for block_hash in hashes[: self._num_spare]:
-            if not self._keeps_more(pair, self._blocks.copies.num_out - num_before):
+            if not self._keeps_more(pair, copies.num_out - num_before):
                 break
             if block_hash in pair.private:
-                block = self._blocks.copies.copy_out(pair.private[block_hash])
+                is_copied = copies.copy_out(pair.private[block_hash], hold)
             else:
-                block = self._blocks.copies.store_copy(block_hash)
-            if block is None:
+                is_copied = copies.store_copy(block_hash, hold)
+            if not is_copied:
                 break
-            blocks.append(block)
-        return blocks
+        return hold
 
     def _keeps_more(self, pair: PeerFetch, num_copies: int) -> bool:
         """Says whether a plan that copies so many blocks for a reader should copy another."""
@@ -146,21 +146,15 @@ class Lending:
             num_copies=num_copies, step_s=step_s, is_urgent=pair.is_urgent
         )
 
-    def forget_ahead(self, pair: PeerFetch) -> None:
-        """Gives copies up that were made ahead; the next part takes those that are still here."""
-        ahead, pair.ahead = pair.ahead, []
-        self._blocks.cpu.free_chain(ahead)
-
-    @property
-    def ahead(self) -> list[int]:
-        """Blocks of the CPU pool with copies that were made ahead, once for each reader."""
-        return [block for pair in self._lends.values() for block in pair.ahead]
+    def make_hold(self) -> Hold:
+        """Returns a hold of the pool from which blocks are lent."""
+        return Hold(self._blocks.cpu)
 
     def lent(self, move: Move, result: MoveResult) -> None:
         """Takes the end of a lend, and of its ownership of the blocks."""
         self.num_bytes += result.num_bytes
-        self.forget_ahead(self._lends.pop(move))
-        self._blocks.cpu.free_chain(move.blocks)
+        self._lends.pop(move).ahead.release()
+        move.hold.release()
         if self._wanted:
             self._peer.wake()
 
@@ -168,7 +162,7 @@ class Lending:
         """Ends a lend that is read no more; a no-op if it has ended."""
         self._wanted.pop(pair, None)
         if pair.lend in self._lends:
-            self.forget_ahead(pair)
+            pair.ahead.release()
             self._moves.cancel(pair.lend, now)
             self._peer.wake()
 
@@ -188,7 +182,7 @@ class Lending:
     def check(self) -> None:
         """Asserts that what is lent holds what is said of it, unless it was voided meanwhile."""
         for move, pair in self._lends.items():
-            for block, block_hash in zip(move.blocks, move.hashes, strict=True):
+            for block, block_hash in zip(move.hold.blocks, move.hashes, strict=True):
                 known = self._blocks.cpu.hashes.get(block)
                 is_private = known is None and block_hash in pair.private
                 is_lent = known == block_hash or is_private or move.cancelled_at is not None

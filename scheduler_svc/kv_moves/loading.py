@@ -8,19 +8,19 @@ rank. So a lookup or fetch that fails, comes late or is called off is a miss: to
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv.prefix_cache import FoundBlock
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
 from scheduler_svc.kv_moves.fetch_cost import FetchCost
 from scheduler_svc.kv_moves.fetch_counts import FetchCounts
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from scheduler_svc.kv_moves.peer_reads import PAUSE_S, PeerReads
-from scheduler_svc.kv_moves.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.planning.bookkeeping import Bookkeeping
 from scheduler_svc.planning.group_selection import GroupSelection
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -47,9 +47,9 @@ class _Load:
     """Several requests may wait for one."""
     until: float
     """Time at which the request gives up."""
-    held: list[int] = field(default_factory=list)
+    held: Hold
     """Blocks of the CPU pool with the part of its prefix that was there before."""
-    arrived: list[int] = field(default_factory=list)
+    arrived: Hold
     """Blocks that fetches have brought for it."""
 
 
@@ -88,7 +88,6 @@ class Loading:
         self._peer_reads = peer_reads
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
-        self._pins = PinnedPrefixes(self._pool, books.queues.admission)
         self._distrusted = distrusted
 
     # Planning
@@ -139,7 +138,7 @@ class Loading:
     def _may_load(self, group: SequenceGroup) -> bool:
         if self._number in group.asked_stores or group.suspicion is not None:
             return False
-        if group.wants_prompt_logprobs or group in self._queues.admission.pins:
+        if group.wants_prompt_logprobs or group in self._queues.admission.prefixes:
             return False
         if not self._group_selection.can_ever_run(group):
             return False
@@ -154,7 +153,7 @@ class Loading:
         num_missing = min(num_missing, self._most_fetched)
         hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
         if hashes and (other := self._load_of(hashes[0])):
-            self._wait_for(group, other.move, now, until=other.until)
+            self._wait_for(group, other.move, now, until=other.until, held=Hold(self._pool))
             return
         if self._begin_from_peer(group, prefix, hashes, now) or not self._store_kind:
             return
@@ -189,18 +188,17 @@ class Loading:
             return False
         held = self._hold(prefix)  # before the fetch takes blocks, which might be these
         if (fetch := reads.fetch_if_paying(hashes, now, most=self._num_fetchable)) is None:
-            self._pool.free_chain(held)
+            held.release()
             return False
         move, until = fetch
         group.asked_stores = (*group.asked_stores, self._number)
         self._wait_for(group, move, now, until=until + GRACE_S, held=held)
         return True
 
-    def _hold(self, prefix: list[FoundBlock]) -> list[int]:
-        """Takes, and returns, the blocks of a prefix that the CPU pool has."""
-        held = [found.block for found in prefix if not found.is_on_gpu]
-        for block in held:
-            self._pool.share(block)
+    def _hold(self, prefix: list[FoundBlock]) -> Hold:
+        """Returns a hold of the blocks of a prefix that the CPU pool has."""
+        held = Hold(self._pool)
+        held.share(found.block for found in prefix if not found.is_on_gpu)
         return held
 
     def _load_of(self, block_hash: BlockHash) -> _Load | None:
@@ -209,17 +207,11 @@ class Loading:
         return next((load for load in loads if block_hash in load.move.hashes), None)
 
     def _wait_for(
-        self,
-        group: SequenceGroup,
-        move: Move,
-        now: float,
-        *,
-        until: float,
-        held: Iterable[int] = (),
+        self, group: SequenceGroup, move: Move, now: float, *, until: float, held: Hold
     ) -> None:
         group.timeline.loading(self._queues.admission.waits, now)
         self._queues.load(group)
-        self._loads[group] = _Load(move=move, until=until, held=list(held))
+        self._loads[group] = _Load(move=move, until=until, held=held, arrived=Hold(self._pool))
 
     def _num_trusted(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks may come from the store."""
@@ -248,9 +240,9 @@ class Loading:
     @property
     def _num_fetchable(self) -> int:
         """Blocks of the CPU pool that another fetch may have."""
-        num_pinned = len(self._pins.blocks)
-        num_pinned += sum(len(load.arrived) for load in self._loads.values())
-        num_fetched = num_pinned + self._moves.num_blocks(MoveKind.FETCH)
+        holds = [*self._pinned.values(), *(load.arrived for load in self._loads.values())]
+        num_fetched = sum(len(hold.blocks) for hold in holds)
+        num_fetched += self._moves.num_blocks(MoveKind.FETCH)
         return min(self._most_fetched - num_fetched, self._pool.num_free)
 
     @property
@@ -267,8 +259,8 @@ class Loading:
             num_blocks = self._num_trusted(move.hashes[:num_blocks])
         counts = self.counts if reads is None else reads.counts
         counts.add_fetch(move, result, num_tokens=num_blocks * self._blocks.block_size)
-        for block, block_hash in zip(move.blocks[:num_blocks], move.hashes, strict=False):
-            self._pool.cache_block(block, block_hash)
+        arrived = move.hold.publish(move.hashes[:num_blocks])
+        move.hold.release()
         waiting = self._waiting_for(move)
         for group in waiting:
             group.timeline.moved_blocks(
@@ -278,10 +270,9 @@ class Loading:
                 source=move.source,
                 store="" if move.source else self._store_kind,
             )
-        for block in move.blocks[:num_blocks] if waiting else ():
-            self._pool.share(block)
-            self._loads[waiting[0]].arrived.append(block)
-        self._pool.free_chain(move.blocks)
+        if waiting:
+            self._loads[waiting[0]].arrived.absorb(arrived)
+        arrived.release()
         rest = move.hashes[num_blocks:] if num_blocks and not result.failed else ()
         if waiting and reads is not None and rest and self._go_on(waiting, rest, reads, now):
             return
@@ -326,26 +317,28 @@ class Loading:
         load = self._loads.pop(group)
         if not any(other.move is load.move for other in self._loads.values()):
             self._moves.cancel(load.move, now)
-        pinned = load.held + load.arrived
+        prefix = load.held
+        prefix.absorb(load.arrived)
         if group not in self._queues.loading:
-            self._pool.free_chain(pinned)
+            prefix.release()
             return
         group.timeline.loaded(self._queues.admission.waits, now)
         self._queues.return_loaded(group)
         self.num_returned += 1
-        self._pins.pin(group, pinned)
+        if prefix.blocks:
+            self._queues.admission.prefixes[group] = prefix
+
+    @property
+    def _pinned(self) -> dict[SequenceGroup, Hold]:
+        """Prefixes of waiting requests in this worker's CPU pool."""
+        prefixes = self._queues.admission.prefixes.items()
+        return {group: prefix for group, prefix in prefixes if prefix.pool is self._pool}
 
     def forget_pins(self) -> None:
         """Gives all pinned blocks up: the worker is gone, or its cache is reset."""
-        self._pins.forget_all()
-
-    @property
-    def pinned(self) -> list[int]:
-        """Blocks of the CPU pool, once for each request that they are pinned for."""
-        loading = (load.held + load.arrived for load in self._loads.values())
-        return [*self._pins.blocks, *itertools.chain.from_iterable(loading)]
+        for group in self._pinned:
+            self._queues.admission.prefixes.pop(group).release()
 
     def check(self) -> None:
-        """Asserts that requests load that should, and that pins are of requests that wait."""
+        """Asserts that requests load that should."""
         assert self._queues.loading.keys() <= self._loads.keys(), "a request loads nothing"
-        self._pins.check()

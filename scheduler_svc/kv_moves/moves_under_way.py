@@ -5,7 +5,6 @@ ended, whatever happens meanwhile to the requests that it is for: a move that is
 too. So nothing else is put where the worker may still write.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -22,6 +21,7 @@ from contract.sections.store_moves import (
     StoreMoves,
 )
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockHash
+from scheduler_svc.kv.hold import Hold
 
 MAX_CANCEL_S = 10.0
 """Longest that a move that is called off may take to end; its worker counts as lost then."""
@@ -44,8 +44,8 @@ class Move:
     move_id: int
     kind: MoveKind
     hashes: Sequence[BlockHash] = ()
-    blocks: Sequence[int] = ()
-    """A block of the CPU pool for each hash, which the move owns; empty if it copies nothing."""
+    hold: Hold
+    """A block of the CPU pool for each hash; none if it copies nothing."""
     began_at: float
     """Seconds of the scheduler's clock."""
     source: str = ""
@@ -97,33 +97,32 @@ class MovesUnderWay:
         Args:
             source: where they come from instead of the store.
         """
-        blocks = [self._pool.allocate() for _ in hashes]
-        move = self._begin(MoveKind.FETCH, now, hashes, blocks)
+        hold = Hold(self._pool)
+        blocks = hold.take(len(hashes))
+        move = self._begin(MoveKind.FETCH, now, hashes, hold)
         move.source = source.address if source is not None else ""
         self._to_send.fetches.append(Fetch(move.move_id, hashes, blocks, source))
         return move
 
-    def store(
-        self, hashes: Sequence[BlockHash], blocks: Sequence[int], *, tenant: str, now: float
-    ) -> Move:
-        """Writes blocks of the CPU pool that the caller has taken; the move owns them now."""
-        move = self._begin(MoveKind.STORE, now, hashes, blocks)
-        self._to_send.stores.append(Store(move.move_id, hashes, blocks, tenant))
+    def store(self, hashes: Sequence[BlockHash], hold: Hold, *, tenant: str, now: float) -> Move:
+        """Writes blocks of the CPU pool; the hold is the move's now."""
+        move = self._begin(MoveKind.STORE, now, hashes, hold)
+        self._to_send.stores.append(Store(move.move_id, hashes, hold.blocks.copy(), tenant))
         return move
 
     def lend(
         self,
         hashes: Sequence[BlockHash],
-        blocks: Sequence[int],
+        hold: Hold,
         *,
         ticket: bytes,
         reader: str,
         lasts_s: float,
         now: float,
     ) -> Move:
-        """Lets another worker read blocks that the caller has taken; the move owns them now."""
-        move = self._begin(MoveKind.LEND, now, hashes, blocks)
-        lasts_ns = int(lasts_s * 1e9)
+        """Lets another worker read blocks of the CPU pool; the hold is the move's now."""
+        move = self._begin(MoveKind.LEND, now, hashes, hold)
+        blocks, lasts_ns = hold.blocks.copy(), int(lasts_s * 1e9)
         self._to_send.lends.append(Lend(move.move_id, hashes, blocks, ticket, reader, lasts_ns))
         return move
 
@@ -138,8 +137,7 @@ class MovesUnderWay:
         """Lets what is under way come to nothing; its blocks are free when it has ended."""
         for move in self._moves.values():
             move.is_void = True
-            for block in move.blocks:
-                self._pool.retract(block)
+            move.hold.retract()
             if move.kind is not MoveKind.CLEAR:
                 self.cancel(move, now)
 
@@ -156,7 +154,7 @@ class MovesUnderWay:
                 self.cancel(move, now)
 
     def end(self, result: MoveResult) -> Move | None:
-        """Takes the end of a move; its blocks stay its caller's, to be freed.
+        """Takes the end of a move; the caller releases its blocks.
 
         Returns None for a number that is not under way.
         """
@@ -195,12 +193,7 @@ class MovesUnderWay:
 
     def num_blocks(self, kind: MoveKind) -> int:
         """Returns how many blocks the moves of a kind own."""
-        return sum(len(move.blocks) for move in self._moves.values() if move.kind is kind)
-
-    @property
-    def owned(self) -> Counter[int]:
-        """Number of moves that own each block of the CPU pool."""
-        return Counter(block for move in self._moves.values() for block in move.blocks)
+        return sum(len(move.hold.blocks) for move in self._moves.values() if move.kind is kind)
 
     @property
     def _to_send(self) -> _Outbox:
@@ -213,10 +206,16 @@ class MovesUnderWay:
         kind: MoveKind,
         now: float,
         hashes: Sequence[BlockHash] = (),
-        blocks: Sequence[int] = (),
+        hold: Hold | None = None,
     ) -> Move:
         self._num_begun += 1
-        move = Move(move_id=self._num_begun, kind=kind, hashes=hashes, blocks=blocks, began_at=now)
+        move = Move(
+            move_id=self._num_begun,
+            kind=kind,
+            hashes=hashes,
+            hold=hold or Hold(self._pool),
+            began_at=now,
+        )
         self._moves[move.move_id] = move
         return move
 
@@ -225,6 +224,6 @@ class MovesUnderWay:
         owners = self._pool.num_owners()
         for move in self._moves.values():
             if move.kind is MoveKind.FETCH:
-                for block in move.blocks:
+                for block in move.hold.blocks:
                     assert owners[block] == 1, f"block {block} is written by move {move.move_id}"
                     assert block not in self._pool.hashes, f"block {block} is found too early"

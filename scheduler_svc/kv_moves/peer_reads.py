@@ -7,13 +7,14 @@ not arrive is computed.
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from contract.sections.store_moves import BlockSource, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv_moves.fetch_cost import FetchCost
 from scheduler_svc.kv_moves.fetch_counts import FetchCounts
 from scheduler_svc.kv_moves.moves_under_way import Move, MovesUnderWay
@@ -38,14 +39,14 @@ class PeerFetch:
     reader: "Peer"
     source: BlockSource
     fetch: Move
+    ahead: Hold
+    """Blocks of the owner's CPU pool with copies of what comes after the lend, for the next."""
     private: Mapping[BlockHash, int]
     """GPU blocks of the owner that nothing finds, by names of what they hold."""
     is_urgent: bool = True
     """False if steps of the owner are to copy little for it."""
     lend: Move | None = None
     """None until the owner's next plan."""
-    ahead: list[int] = field(default_factory=list)
-    """Blocks of the owner's CPU pool with copies of what comes after the lend, for the next."""
 
     @property
     def is_read(self) -> bool:
@@ -148,6 +149,7 @@ class PeerReads:
             source=source,
             fetch=move,
             private=private,
+            ahead=owner.lending.make_hold(),
             is_urgent=is_urgent,
         )
         self._fetches[move] = pair
@@ -159,7 +161,7 @@ class PeerReads:
         pair = self._fetches.pop(move, None)
         if pair is None:
             return False
-        pair.owner.lending.forget_ahead(pair)
+        pair.ahead.release()
         if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
             pair.owner.lending.give_up(pair, now)
         if result.failed and move.cancelled_at is None:

@@ -7,7 +7,6 @@ steps, so that an empty step is planned now and then while nothing else is and m
 import logging
 import math
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -201,7 +200,7 @@ class StorePlanning:
         What is under way comes to nothing.
         """
         self.loading.forget_pins()
-        if not self._blocks.reset_prefix_cache(self.owned):
+        if not self._blocks.reset_prefix_cache():
             return False
         self._clear_store(None, nothing_waits)
         return True
@@ -251,10 +250,3 @@ class StorePlanning:
         self.loading.check()
         if self.handovers is not None:
             self.handovers.check()
-
-    @property
-    def owned(self) -> Counter[int]:
-        """Number of owners other than sequences of each block of the CPU pool."""
-        landed = self.handovers.landed if self.handovers is not None else ()
-        ahead = self.peer.lending.ahead if self.peer is not None else ()
-        return self.moves.owned + Counter([*self.loading.pinned, *landed, *ahead])

@@ -336,8 +336,7 @@ class WorkerHandovers:
     def distrust(self, block_hash: BlockHash, now: float) -> None:
         """Calls off handovers of which the taker has a block that went wrong here."""
         for handover in [*self.leaving.values(), *self.coming.values()]:
-            landed = (name for name, _ in handover.landed)
-            if block_hash in handover.arrived or block_hash in landed:
+            if block_hash in handover.arrived or block_hash in handover.landed:
                 handover.taker.give_up(handover, now)
 
     # Giving up
@@ -370,11 +369,6 @@ class WorkerHandovers:
         self.queues.num_held_slots -= handover.num_slots
         handover.arrived, handover.spare = {}, []
         self._rounds.free_landed(handover)
-
-    @property
-    def landed(self) -> list[int]:
-        """Blocks of this worker's CPU pool that have come for groups, until the next plan."""
-        return [block for handover in self.coming.values() for _, block in handover.landed]
 
     @property
     def reserved(self) -> list[int]:

@@ -18,6 +18,7 @@ from contract.sections.store_moves import MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from scheduler_svc.kv_moves.used_blocks import UsedBlocks
 from scheduler_svc.requests.sequence import Sequence
@@ -123,18 +124,18 @@ class WriteBehind:
         num_blocks = min(self._num_storable, self._allowance.num_blocks(now), MAX_BLOCKS)
         if not self._wanted or num_blocks < 1 or now < self._paused_until:
             return
-        group, hashes, blocks = self._choose(num_blocks)
+        group, hashes, hold = self._choose(num_blocks)
         if group is not None:
             self._allowance.take(len(hashes))
-            move = self._moves.store(hashes, blocks, tenant=group.request.tenant, now=now)
+            move = self._moves.store(hashes, hold, tenant=group.request.tenant, now=now)
             self._of[move] = group
             self.know(hashes)
 
-    def _choose(self, most: int) -> tuple[SequenceGroup | None, list[BlockHash], list[int]]:
+    def _choose(self, most: int) -> tuple[SequenceGroup | None, list[BlockHash], Hold]:
         """Returns what is written next, and for which request, which is the first's."""
         group: SequenceGroup | None = None
         hashes: list[BlockHash] = []
-        blocks: list[int] = []
+        hold = Hold(self._blocks.cpu)
         num_before = self._blocks.copies.num_out
         while len(hashes) < most and self._wanted:
             block_hash, owner = next(iter(self._wanted.items()))
@@ -144,11 +145,10 @@ class WriteBehind:
             if not self._cost.keeps_more_copies(num_copies=num_copies):
                 break
             del self._wanted[block_hash]
-            if (block := self._blocks.copies.store_copy(block_hash)) is not None:
+            if self._blocks.copies.store_copy(block_hash, hold):
                 group = owner
                 hashes.append(block_hash)
-                blocks.append(block)
-        return group, hashes, blocks
+        return group, hashes, hold
 
     @property
     def _num_storable(self) -> int:
@@ -170,8 +170,7 @@ class WriteBehind:
         group = self._of.pop(move)
         if not group.is_finished:
             group.timeline.moved_blocks(EventKind.STORED, now, result, store=self._store_kind)
-        for block in move.blocks:
-            self._blocks.cpu.free(block)
+        move.hold.release(oldest_first=True)
 
     def forget(self) -> None:
         """Begins anew: the store is emptied."""

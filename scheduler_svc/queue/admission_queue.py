@@ -10,8 +10,9 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.queue.fair_queue import Flows, rank_of
 from scheduler_svc.queue.grammar_queue import Constraint, Parked
 from scheduler_svc.queue.policies import FirstComeFirstServed, SchedulingPolicy
@@ -46,8 +47,8 @@ class AdmissionQueue:
         """Groups that compute alone because a worker was lost with them."""
         self.uncharged: dict[SequenceGroup, None] = {}
         """Groups that were served what the policy has no cost for, until `pop_uncharged`."""
-        self.pins: dict[SequenceGroup, Callable[[SequenceGroup], None]] = {}
-        """Callbacks of groups for which a worker keeps blocks; called when one leaves the queue."""
+        self.prefixes: dict[SequenceGroup, Hold] = {}
+        """Blocks of a worker that are kept for groups, until these leave the queue."""
         self._reserved_by: dict[SequenceGroup, object] = {}
         self._reserved: dict[object, SequenceGroup] = {}  # one for a worker
 
@@ -153,8 +154,8 @@ class AdmissionQueue:
         self.num_prompt_tokens -= group.num_prompt_tokens
         if (worker := self._reserved_by.pop(group, None)) is not None:
             del self._reserved[worker]
-        if self.pins and (unpin := self.pins.pop(group, None)) is not None:
-            unpin(group)
+        if self.prefixes and (prefix := self.prefixes.pop(group, None)) is not None:
+            prefix.release()
 
     # Structured outputs
 
@@ -236,7 +237,7 @@ class AdmissionQueue:
         assert self.suspects.keys() == {group for group in groups if group.suspicion}
         assert self.num_prompt_tokens == sum(group.num_prompt_tokens for group in groups)
         assert self._reserved_by.keys() <= self.groups
-        assert self.pins.keys() <= self.groups
+        assert self.prefixes.keys() <= self.groups
         assert {group: worker for worker, group in self._reserved.items()} == self._reserved_by
 
 

@@ -68,7 +68,7 @@ def _worker(step_loop: StepLoop, now: float) -> pb.WorkerSchedulerState:
         prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
         block_bytes=scheduler.cost.block_bytes,
         loading_request_ids=_ids(scheduler.loading),
-        num_moving_owners=None if scheduler.store is None else scheduler.store.owned,
+        num_moving_owners=scheduler.blocks.cpu.num_holds(),
     )
 
 

@@ -160,7 +160,7 @@ def forget_lends(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lose_blocks(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner has evicted them when it is to lend them."""
-    monkeypatch.setattr(PlannedCopies, "store_copy", lambda blocks, block_hash: None)
+    monkeypatch.setattr(PlannedCopies, "store_copy", lambda blocks, block_hash, hold: False)
 
 
 def refuse(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import pytest
 from scheduler_svc.kv.block_allocator import BlockCopy
 from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv.prefix_cache import FoundBlock
 from scheduler_svc.requests.sequence import Sequence, SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -380,16 +381,16 @@ def test_a_copy_that_is_to_be_stored_takes_no_block_of_another() -> None:
     blocks = make_blocks(num_cpu_blocks=2)
     group, other = start(blocks, prompt_len=8), start(blocks, prompt_len=4, kind=2)
     hashes = blocks.prefix_hashes(group.sequences[0], 0, 2)
-    first, second = map(blocks.copies.store_copy, hashes)
+    stored = Hold(blocks.cpu)
+    assert all(blocks.copies.store_copy(one, stored) for one in hashes)
+    taken = stored.blocks
     copies = copies_of(blocks.copies.finish_plan().swap_out)
-    assert [copy.dst for copy in copies] == [first, second]
-    assert first is not None
-    assert second is not None
-    blocks.cpu.free(first)  # both are cached now
-    blocks.cpu.free(second)
-    assert [blocks.copies.store_copy(one) for one in hashes] == [first, second]
-    assert blocks.copies.store_copy(*blocks.prefix_hashes(other.sequences[0], 0, 1)) is None
-    blocks.check([*group.sequences, *other.sequences], moving=[first, second])
+    assert [copy.dst for copy in copies] == taken
+    stored.release()  # both are cached now
+    assert all(blocks.copies.store_copy(one, stored) for one in hashes)
+    assert stored.blocks == taken
+    assert not blocks.copies.store_copy(*blocks.prefix_hashes(other.sequences[0], 0, 1), stored)
+    blocks.check([*group.sequences, *other.sequences])
 
 
 def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None:
@@ -403,14 +404,14 @@ def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None
     blocks.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     (block_hash,) = blocks.prefix_hashes(seq, 0, 1)
-    assert blocks.copies.store_copy(block_hash) is None
+    stored = Hold(blocks.cpu)
+    assert not blocks.copies.store_copy(block_hash, stored)
     assert not copies_of(blocks.copies.finish_plan().swap_out)
-    stored = blocks.copies.store_copy(block_hash)
+    assert blocks.copies.store_copy(block_hash, stored)
     assert copies_of(blocks.copies.finish_plan().swap_out) == [
-        BlockCopy(seq.block_table[0], stored or 0)
+        BlockCopy(seq.block_table[0], *stored.blocks)
     ]
-    assert stored is not None
-    blocks.check(group.sequences, moving=[stored])
+    blocks.check(group.sequences)
 
 
 def test_what_is_forgotten_is_not_found_where_its_group_goes_later() -> None:

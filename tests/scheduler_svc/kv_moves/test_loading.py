@@ -415,14 +415,14 @@ def test_a_lost_worker_gives_loading_and_loaded_requests_back() -> None:
     loaded = server.add()
     for _ in range(4):
         server.step()
-    assert admission.pins
+    assert admission.prefixes
     hold(server)
     other = server.add([*PROMPT[:8], *range(50, 64)])
     until_pending(server)
     groups = server.scheduler.evacuate()
     assert other in groups
     assert loaded in admission
-    assert not admission.pins
+    assert not admission.prefixes
     for group in groups:
         admission.add(group)
     admission.check()
@@ -590,7 +590,7 @@ def test_a_clear_reaches_requests_that_run_load_and_have_loaded() -> None:
     loaded = server.add()
     for _ in range(4):
         server.step()
-    assert server.scheduler.admission.pins
+    assert server.scheduler.admission.prefixes
     hold(server)
     loading = server.add([*PROMPT[:8], *range(50, 64)])
     until_pending(server)
