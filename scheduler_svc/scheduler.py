@@ -107,11 +107,11 @@ class Scheduler:
     def _make_store_planning(
         self, store: StoreCapacity | None, *, identity: PeerIdentity | None, peers: Peers | None
     ) -> StorePlanning | None:
-        pool = self.blocks.cpu_tier
-        if not most_lent(pool.pool.num_blocks):
+        tier = self.blocks.cpu_tier
+        if not most_lent(tier.pool.num_blocks):
             identity = None
         moves_blocks = store is not None or identity is not None
-        if not (moves_blocks and pool.pool.num_blocks and pool.is_cache):
+        if not (moves_blocks and tier.pool.num_blocks and tier.is_cache):
             return None
         return StorePlanning(
             store,
@@ -386,13 +386,10 @@ class Scheduler:
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
-        reserved: list[int] = []
         if self.store is not None:
             self.store.check()
-        if self.handovers is not None:
-            reserved = self.handovers.reserved
         self.books.decode_columns.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
-        self.blocks.check(queued | self.books.sequence_release.draining, reserved)
+        self.blocks.check(queued | self.books.sequence_release.draining)
         self.books.worker_state.check(queued)
         self.grammars.check()

@@ -5,7 +5,7 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum, auto
 
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
@@ -271,33 +271,31 @@ class BlockSpaceManager:
                 for block in seq.block_table[: seq.num_cached_blocks]:  # other blocks had the hash
                     pool.retract(block)
 
-    def take_over(self, seq: Sequence, table: list[int], *, num_cached_blocks: int) -> None:
+    def take_over(
+        self, seq: Sequence, table: list[int], *, num_cached_blocks: int, private: Collection[int]
+    ) -> None:
         """Gives a sequence that comes from another worker blocks that hold what it had there.
 
         Args:
+            table: blocks that the caller keeps for it; they are the sequence's, too.
             num_cached_blocks: see `Sequence`.
+            private: those of the blocks that nothing may find.
         """
         for block in table:
             self.gpu.share(block)
+            if block in private:
+                self.gpu.retract(block)
         seq.block_table, seq.num_cached_blocks = table, num_cached_blocks
 
-    def check(
-        self,
-        sequences: Iterable[Sequence],
-        reserved: Iterable[int] = (),
-    ) -> None:
-        """Asserts conservation on both devices, given every sequence that may hold blocks.
-
-        Args:
-            reserved: GPU blocks, once for each owner that is neither a sequence nor a hold.
-        """
-        on_gpu: Counter[int] = Counter(reserved)
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts conservation on both devices, given every sequence that may have blocks."""
+        on_gpu: Counter[int] = Counter()
         on_cpu: Counter[int] = Counter()
         for seq in sequences:
             (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
             assert seq.num_cached_blocks <= len(seq.block_table), seq.seq_id
-        self.gpu.check(dict(on_gpu))
-        self.cpu.check(dict(on_cpu))
+        self.gpu.check(on_gpu)
+        self.cpu.check(on_cpu)
 
     def is_write_shared(self, seq: Sequence) -> bool:
         """Says whether the next token goes to a block that another sequence reads."""

@@ -48,10 +48,9 @@ class PlannedCopies:
     def add_within(self, copy: BlockCopy) -> None:
         self._within_gpu.append(copy)
 
-    def copy_in(self, source: Hold, gpu_block: int) -> None:
-        """Copies the one block of a hold of the CPU pool, which the plan takes over, to the GPU."""
-        (cpu_block,) = source.blocks
-        self.add_in([BlockCopy(cpu_block, gpu_block)])
+    def copy_in(self, source: Hold, target: Hold) -> None:
+        """Copies blocks of the CPU pool, which the plan takes over, to as many GPU blocks."""
+        self.add_in([BlockCopy(*pair) for pair in zip(source.blocks, target.blocks, strict=True)])
         self._cpu_tier.leave(source)
 
     def copy_out(self, gpu_block: int, hold: Hold) -> bool:
@@ -82,14 +81,6 @@ class PlannedCopies:
             return False
         self._cpu.cache_block(hold.blocks[-1], block_hash)
         return True
-
-    def give_up(self, gpu_blocks: list[int]) -> None:
-        """Frees GPU blocks of an owner that is no sequence.
-
-        What is on its way to those without another owner is not copied.
-        """
-        self._gpu.omit_copies(gpu_blocks)
-        self._gpu.free_chain(gpu_blocks)
 
     def finish_plan(self) -> BlockMoves:
         """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""

@@ -30,10 +30,12 @@ class Handover:
     """GPU blocks that the taker's next plan takes for the group."""
     is_urgent: bool = True
     """False if it is to make steps shorter: the owner's steps copy little before the pause."""
-    spare: list[int] = field(default_factory=list)
+    spare: Hold
     """GPU blocks of the taker that hold nothing yet."""
+    filled: Hold
+    """GPU blocks of the taker that have KV of the group, or will when its next step begins."""
     arrived: dict[BlockHash, int] = field(default_factory=dict)
-    """GPU blocks of the taker by the name of what they hold, or will when its next step begins."""
+    """Blocks of `filled` by the name of what they hold."""
     landed: dict[BlockHash, Hold] = field(default_factory=dict)
     """Blocks of the taker's CPU pool, each by its name, that its next plan copies to the GPU."""
     private: set[BlockHash] = field(default_factory=set)
@@ -89,6 +91,20 @@ class Handover:
         return named
 
     @property
-    def reserved(self) -> list[int]:
+    def num_reserved(self) -> int:
         """GPU blocks of the taker that are kept for the group."""
-        return [*self.arrived.values(), *self.spare]
+        return len(self.filled.blocks) + len(self.spare.blocks)
+
+    def next_spare(self) -> Hold:
+        """Returns a GPU block of the taker: one that is kept for the group, else a new one."""
+        if not self.spare.blocks:
+            self.spare.take(1)
+        return self.spare.split(len(self.spare.blocks) - 1)
+
+    def release(self) -> None:
+        """Gives up the blocks that the taker keeps for the group."""
+        for landed in reversed(self.landed.values()):
+            landed.release()
+        self.spare.release()
+        self.filled.release()
+        self.landed, self.arrived = {}, {}

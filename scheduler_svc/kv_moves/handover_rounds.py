@@ -42,7 +42,7 @@ class HandoverRounds:
         num_wanted, handover.num_wanted = handover.num_wanted, 0
         if num_wanted > self._blocks.gpu.num_free:
             return False
-        handover.spare += [self._blocks.gpu.allocate() for _ in range(num_wanted)]
+        handover.spare.take(num_wanted)
         return True
 
     def _place_landed(self, handover: Handover) -> bool:
@@ -50,20 +50,22 @@ class HandoverRounds:
         gpu, cpu = self._blocks.gpu, self._blocks.cpu
         for name in list(handover.landed):
             found = gpu.find(name)
-            if found is None and not handover.spare and not gpu.num_free:
+            if found is None and not handover.spare.blocks and not gpu.num_free:
                 return False
             landed = handover.landed.pop(name)
             if found is not None:
-                gpu.share(found)
+                handover.filled.share([found])
                 landed.release()
             else:
-                found = handover.spare.pop() if handover.spare else gpu.allocate()
                 is_public = cpu.hashes.get(landed.blocks[0]) == name
-                self._blocks.copies.copy_in(landed, found)
+                place = handover.next_spare()
+                self._blocks.copies.copy_in(landed, place)
                 if is_public:
-                    gpu.cache_block(found, name)
+                    place = place.publish([name])
                 elif name not in handover.private:  # it was forgotten meanwhile
-                    gpu.retract(found)
+                    place.retract()
+                (found,) = place.blocks
+                handover.filled.absorb(place)
             handover.arrived[name] = found
         return True
 
@@ -75,7 +77,7 @@ class HandoverRounds:
             if name in handover.arrived:
                 continue
             if (found := self._blocks.gpu.find(name)) is not None:
-                self._blocks.gpu.share(found)
+                handover.filled.share([found])
                 handover.arrived[name] = found
             else:
                 missing[name] = block
@@ -133,7 +135,7 @@ class HandoverRounds:
         handover.num_blocks += num_blocks
         handover.num_bytes += result.num_bytes
         if handover.is_over:
-            self.free_landed(handover)
+            handover.release()
         return handover
 
     def _land(self, handover: Handover, name: BlockHash, fetched: Hold) -> Hold:
@@ -149,9 +151,3 @@ class HandoverRounds:
             landed.release()
             landed.share([known])
         return landed
-
-    def free_landed(self, handover: Handover) -> None:
-        """Gives up what has come and is not on the GPU yet."""
-        for landed in reversed(handover.landed.values()):
-            landed.release()
-        handover.landed.clear()

@@ -11,6 +11,7 @@ from contract.sections.store_moves import MoveResult
 from rpc.metrics.histogram import times
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv.hold import Hold
 from scheduler_svc.kv_moves.handover import Handover
 from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
 from scheduler_svc.kv_moves.moves_under_way import Move
@@ -145,8 +146,8 @@ class WorkerHandovers:
         num_wanted = sum(handover.num_wanted for handover in self.coming.values())
         if not self.blocks.has_room(num_spare + num_unused + num_wanted):
             return False
-        for block in found.values():
-            self.blocks.gpu.share(block)
+        filled = Hold(self.blocks.gpu)
+        filled.share(found.values())
         handover = Handover(
             group=group,
             owner=owner,
@@ -154,6 +155,8 @@ class WorkerHandovers:
             num_slots=num_slots,
             num_wanted=num_spare,
             is_urgent=is_urgent,
+            spare=Hold(self.blocks.gpu),
+            filled=filled,
             arrived=found,
         )
         self.queues.num_held_slots += num_slots
@@ -244,30 +247,26 @@ class WorkerHandovers:
         if handover.is_over or handover.group.num_reserved_sequences > handover.num_slots:
             return False
         num_blocks = len(handover.owner.blocks.distinct_blocks(handover.group))
-        return num_blocks - len(handover.reserved) <= self.blocks.gpu.num_free
+        return num_blocks - handover.num_reserved <= self.blocks.gpu.num_free
 
     def _take(self, handover: Handover, now: float) -> None:
         """Moves a group from its owner to this worker."""
-        group, owner, gpu = handover.group, handover.owner, self.blocks.gpu
-        names, kept = handover.names(), handover.reserved
+        group, owner, names = handover.group, handover.owner, handover.names()
         placed: dict[int, int] = {}  # block at the owner: its copy here
         for block in owner.blocks.distinct_blocks(group):
             if (name := names.get(block)) is not None:
                 placed[block] = handover.arrived[name]
-            elif handover.spare:
-                placed[block] = handover.spare.pop()
             else:
-                placed[block] = gpu.allocate()
-                kept.append(placed[block])
-            if owner.blocks.gpu.is_private(block):
-                gpu.retract(placed[block])
+                place = handover.next_spare()
+                (placed[block],) = place.blocks
+                handover.filled.absorb(place)
+        private = {placed[block] for block in placed if owner.blocks.gpu.is_private(block)}
         tables = {seq: [placed[block] for block in seq.block_table] for seq in group.unfinished}
         num_cached = {seq: seq.num_cached_blocks for seq in group.unfinished}
         owner.release(group)
         for seq, table in tables.items():
-            self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq])
+            self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq], private=private)
         self._forget(handover)
-        self.blocks.copies.give_up(kept)
         self.queues.run(group)
         group.num_handovers += 1
         self._grammars.record_use(group)
@@ -345,9 +344,7 @@ class WorkerHandovers:
         """Ends a handover to this worker; the group goes on where it is."""
         if handover.fetch is not None:
             self.peer.reads.cancel(handover.fetch, now)
-        kept = handover.reserved
         self._forget(handover)
-        self.blocks.copies.give_up(kept)
         owner, group = handover.owner, handover.group
         owner.num_given_up += 1
         owner.retry_later(group, now)
@@ -367,13 +364,7 @@ class WorkerHandovers:
         del self.coming[handover.group]
         del handover.owner.leaving[handover.group]
         self.queues.num_held_slots -= handover.num_slots
-        handover.arrived, handover.spare = {}, []
-        self._rounds.free_landed(handover)
-
-    @property
-    def reserved(self) -> list[int]:
-        """GPU blocks of this worker, once for each handover that they are kept for."""
-        return [block for handover in self.coming.values() for block in handover.reserved]
+        handover.release()
 
     def check(self) -> None:
         """Asserts that handovers are known at both ends, and what the taker keeps for them."""

@@ -1,7 +1,11 @@
 """Holds own blocks for what is no sequence; a pool counts them, and nothing is lost."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import scheduler_svc
 from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy
 from scheduler_svc.kv.hold import Hold
 
@@ -110,3 +114,45 @@ def test_a_copy_that_is_still_planned_is_made_for_other_owners_alone(is_shared: 
     assert pool.incoming == copies[:is_shared]
     assert [pool.find(name) is not None for name in names(2)] == [is_shared, False]
     pool.check({})
+
+
+POOLS = {"gpu", "cpu", "pool"}
+"""Names under which modules know a pool."""
+READS = {
+    "cached_blocks",
+    "find",
+    "hashes",
+    "is_cached",
+    "is_private",
+    "is_shared",
+    "num_blocks",
+    "num_cached",
+    "num_free",
+    "num_holds",
+    "num_owners",
+    "share_in_use",
+}
+"""What other folders may ask a pool."""
+
+
+def changes(source: str) -> list[str]:
+    """Returns what a module does to pools, or with allocators of its own."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+            if owner.lstrip("_") in POOLS and node.attr not in READS:
+                found.append(f"{owner}.{node.attr}, line {node.lineno}")
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "BlockAllocator":
+            found.append(f"BlockAllocator(), line {node.lineno}")
+    return found
+
+
+def test_only_the_folder_of_the_allocator_changes_pools() -> None:
+    assert set(dir(BlockAllocator(1))) >= READS
+    for line in ("self._blocks.gpu.share(1)", "cpu.free(1)", "self._pool.incoming = []"):
+        assert changes(line)
+    root = Path(scheduler_svc.__file__).parent
+    paths = [path for path in root.rglob("*.py") if path.parent != root / "kv"]
+    assert paths
+    assert not {str(path): found for path in paths if (found := changes(path.read_text("utf-8")))}

@@ -414,7 +414,7 @@ def test_a_worker_without_room_or_of_another_format_takes_nothing(fields: dict[s
     group = pair.start(n=2)
     pair.loops.append(pair.join(1, **fields))
     assert not pair.begin(group)
-    assert not pair.of(1).reserved
+    assert not pair.of(1).blocks.gpu.num_holds()
     assert not pair.of(0).leaving
     pair.assert_right()
 
