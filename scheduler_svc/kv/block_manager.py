@@ -127,7 +127,7 @@ class BlockSpaceManager:
             if found.is_on_gpu:
                 self.gpu.share(found.block)
             else:
-                self.cpu_tier.hold([found.block], arriving=False)
+                self.cpu_tier.pin([found.block], arriving=False)
         for index, found in enumerate(prefix):
             block = found.block
             if not found.is_on_gpu:
@@ -241,7 +241,7 @@ class BlockSpaceManager:
     def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""
         copies, left = move(group, self.cpu, self.gpu, block_size=self.block_size, finds=True)
-        self.cpu_tier.leave(Hold(self.cpu, left))
+        self.cpu_tier.unpin_after_step(Hold(self.cpu, left))
         self.copies.add_in(copies)
 
     def reset_prefix_cache(self) -> bool:

@@ -42,11 +42,11 @@ class CpuTier:
         self.is_cache = is_cache
         self._block_size = block_size
         self._costs = costs
-        self.held = Hold(self.pool)
+        self.pinned = Hold(self.pool)
         """Blocks that the plan in the making reads or writes, until it is finished."""
-        self.kept: dict[BlockHash, BlockCopy] = {}
+        self.evictions: dict[BlockHash, BlockCopy] = {}
         """Evicted blocks that the plan in the making copies here."""
-        self._kept_blocks = Hold(self.pool)  # their destinations
+        self._kept = Hold(self.pool)  # their destinations
         self._arriving: set[int] = set()  # blocks that it writes
 
     @property
@@ -64,7 +64,7 @@ class CpuTier:
 
     def _revocable(self) -> list[BlockHash]:
         """Returns hashes of evicted blocks whose copies the plan can omit."""
-        return [h for h, copy in self.kept.items() if not self.pool.is_shared(copy.dst)]
+        return [h for h, copy in self.evictions.items() if not self.pool.is_shared(copy.dst)]
 
     def keep(self, gpu_block: int, block_hash: BlockHash) -> None:
         """Takes a copy of a block that the GPU pool evicts, unless it has one or it is no use."""
@@ -72,13 +72,13 @@ class CpuTier:
         if known is not None:
             self.pool.touch(known)
         elif self.pool.num_free and self._keeps_another():
-            (block,) = self._kept_blocks.take(1)
+            (block,) = self._kept.take(1)
             self.pool.cache_block(block, block_hash)
-            self.kept[block_hash] = BlockCopy(gpu_block, block)
+            self.evictions[block_hash] = BlockCopy(gpu_block, block)
             self._arriving.add(block)
 
     def _keeps_another(self) -> bool:
-        num_kept, size = len(self.kept), self._block_size
+        num_kept, size = len(self.evictions), self._block_size
         return self.is_cache and self._costs.keeps_another(num_kept=num_kept, block_size=size)
 
     def find(self, block_hash: BlockHash) -> int | None:
@@ -94,31 +94,31 @@ class CpuTier:
         for block_hash in self._revocable():
             if self.pool.num_free >= wanted:
                 return
-            block = self.kept.pop(block_hash).dst
+            block = self.evictions.pop(block_hash).dst
             self.pool.retract(block)
-            self._kept_blocks.drop(block)
+            self._kept.drop(block)
             self._arriving.remove(block)
 
     def is_arriving(self, blocks: Iterable[int]) -> bool:
         """Says whether the plan writes any of some blocks, so that it cannot read them."""
         return not self._arriving.isdisjoint(blocks)
 
-    def hold(self, blocks: Sequence[int], *, arriving: bool) -> None:
-        """Keeps blocks that the plan copies out (`arriving`) or in as they are for its sake."""
-        self.held.share(blocks)
+    def pin(self, blocks: Sequence[int], *, arriving: bool) -> None:
+        """Keeps blocks as they are until the plan that reads them, or writes them, is complete."""
+        self.pinned.share(blocks)
         if arriving:
             self._arriving.update(blocks)
 
-    def leave(self, blocks: Hold) -> None:
+    def unpin_after_step(self, blocks: Hold) -> None:
         """Takes over blocks that the plan reads, and gives them up when it is complete."""
-        self.held.absorb(blocks)
+        self.pinned.absorb(blocks)
 
     def finish_plan(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies out that keep evicted blocks."""
-        copies = list(self.kept.values())
-        self.kept.clear()
-        self._kept_blocks.release(oldest_first=True)
-        self.held.release(evict_first=True)  # what was copied in is on the GPU as well
+        copies = list(self.evictions.values())
+        self.evictions.clear()
+        self._kept.release(oldest_first=True)
+        self.pinned.release(evict_first=True)  # what was copied in is on the GPU as well
         self._arriving.clear()
         return copies
 

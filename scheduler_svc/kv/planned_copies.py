@@ -34,11 +34,11 @@ class PlannedCopies:
         """True if blocks are copied, or if `finish_plan` may add copies."""
         if self._within_gpu or self._cpu.incoming or self._gpu.incoming:
             return True
-        return bool(self._cpu_tier.held.blocks or self._cpu_tier.kept)
+        return bool(self._cpu_tier.pinned.blocks or self._cpu_tier.evictions)
 
     def add_out(self, copies: list[BlockCopy]) -> None:
         """Adds copies to the CPU pool, which keeps their blocks until the plan is finished."""
-        self._cpu_tier.hold([copy.dst for copy in copies], arriving=True)
+        self._cpu_tier.pin([copy.dst for copy in copies], arriving=True)
         self._cpu.incoming += copies
 
     def add_in(self, copies: list[BlockCopy]) -> None:
@@ -51,7 +51,7 @@ class PlannedCopies:
     def copy_in(self, source: Hold, target: Hold) -> None:
         """Copies blocks of the CPU pool, which the plan takes over, to as many GPU blocks."""
         self.add_in([BlockCopy(*pair) for pair in zip(source.blocks, target.blocks, strict=True)])
-        self._cpu_tier.leave(source)
+        self._cpu_tier.unpin_after_step(source)
 
     def copy_out(self, gpu_block: int, hold: Hold) -> bool:
         """Adds a block of the CPU pool, to which one of the GPU is copied, to a hold.
@@ -87,7 +87,7 @@ class PlannedCopies:
         out, self._cpu.incoming = self._cpu.incoming, []  # before their blocks are given up
         into, self._gpu.incoming = self._gpu.incoming, []
         within, self._within_gpu = self._within_gpu, []
-        if self._cpu_tier.held.blocks or self._cpu_tier.kept:
+        if self._cpu_tier.pinned.blocks or self._cpu_tier.evictions:
             out += self._cpu_tier.finish_plan()
         if not (within or out or into):
             return NO_MOVES
