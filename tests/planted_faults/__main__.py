@@ -9,6 +9,7 @@ caught, or cannot be planted.
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,9 @@ from tests.planted_faults.table import ROOT, Fault, read_faults
 
 LONGEST_S = 600.0
 """Bound of a test without a fault."""
-HANGS_S, HANGS_TIMES = 30.0, 10.0
+EVENT_S = 30.0
+"""Seconds that a test with a fault waits for an event, which may never come."""
+HANGS_S, HANGS_TIMES = 60.0, 10.0
 """A test with a fault hangs after so many seconds, and as many times as it takes without."""
 IMPORTED = (".", "kernels", "clients/python")
 """Folders of a checkout from which Python imports."""
@@ -49,6 +52,12 @@ class Run(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
+
+    @property
+    def failure(self) -> str:
+        """First line of what pytest says of the failure."""
+        found = re.search(r"^E +(.+)$", self.output, re.M)
+        return "" if found is None else found[1]
 
 
 class Checkout:
@@ -76,7 +85,11 @@ class Checkout:
         if without.end is not End.PASSED:
             return False, f"its test does not pass without it:\n{without}"
         with fault.planted(self._folder):
-            run = self._run(fault.test, within_s=HANGS_S + HANGS_TIMES * without.seconds)
+            run = self._run(
+                fault.test,
+                within_s=HANGS_S + HANGS_TIMES * without.seconds,
+                SIGNALBOX_TEST_EVENT_S=str(EVENT_S),
+            )
         times = f"{run.seconds:.1f} s, {without.seconds:.1f} s without"
         match run.end:
             case End.PASSED:
@@ -86,15 +99,15 @@ class Checkout:
             case End.HUNG:
                 return True, f"caught, as its test hangs ({times})"
             case End.FAILED:
-                return True, f"caught ({times})"
+                return True, f"caught ({times}): {run.failure}"
 
-    def _run(self, test: str, *, within_s: float) -> Run:
+    def _run(self, test: str, *, within_s: float, **variables: str) -> Run:
         """Runs a test in the copy, and ends whatever it has started."""
         path = os.pathsep.join(str(self._folder / one) for one in IMPORTED)
         begun = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", test],
-            cwd=self._folder, env=os.environ | {"PYTHONPATH": path}, text=True,
+            cwd=self._folder, env=os.environ | {"PYTHONPATH": path} | variables, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
