@@ -414,20 +414,38 @@ def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None
     blocks.check(group.sequences)
 
 
-def test_what_is_forgotten_is_not_found_where_its_group_goes_later() -> None:
+@pytest.mark.parametrize("num_computing", [1, 2])
+def test_what_is_forgotten_is_not_found_where_its_group_goes_later(num_computing: int) -> None:
+    """Of sequences that compute the same at once, only the first has blocks that may be found."""
     blocks = make_blocks()
-    group = start(blocks, prompt_len=8)
-    twin = make_request(group.request.prompt_token_ids).sequences[0]
+    seqs = [make_request([1] * 8).sequences[0] for _ in range(num_computing)]
+    for seq in seqs:
+        blocks.start(seq, [])
+    for seq in seqs:
+        seq.num_computed_tokens = 8
+        blocks.cache_blocks(seq)
+        seq.group.set_status(SequenceStatus.RUNNING)
+        seq.output_token_ids.append(5)
+    group, twin = seqs[-1].group, make_request([1] * 8).sequences[0]
     assert blocks.find_prefix(twin)
-    blocks.forget_prefixes([group])
+    blocks.forget_prefixes([seq.group for seq in seqs])
     swap_out(blocks, group)
     assert blocks.find_prefix(twin) == []
-    blocks.copies.finish_plan()
-    blocks.swap_in(group)
-    group.set_status(SequenceStatus.RUNNING)
+    swap_in(blocks, group)
     assert blocks.find_prefix(twin) == []
-    blocks.copies.finish_plan()
-    blocks.check(group.sequences)
+    blocks.check(seqs)
+
+
+def test_a_reset_forgets_what_is_cached_once_no_block_is_in_use() -> None:
+    blocks = make_blocks()
+    (seq,) = start(blocks, prompt_len=10).sequences
+    twin = make_request([1] * 10).sequences[0]
+    assert not blocks.reset_prefix_cache()
+    assert blocks.find_prefix(twin)
+    blocks.free(seq)
+    assert blocks.reset_prefix_cache()
+    assert blocks.find_prefix(twin) == []
+    blocks.check([])
 
 
 def sharing(blocks: BlockSpaceManager, kind: str) -> tuple[Sequence, SequenceGroup, Sequence]:
