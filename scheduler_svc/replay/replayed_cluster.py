@@ -4,7 +4,7 @@ Whatever they plan must be what was planned then. No network, no worker: the rec
 the worker's.
 """
 
-from collections.abc import Callable
+from collections import deque
 from typing import NamedTuple
 
 from contract.model import ModelInfo, WorkerCapacity
@@ -26,6 +26,8 @@ class ReplayedWorker(NamedTuple):
 
     epoch: int
     loop: StepLoop
+    preparations: deque[Preparation]
+    """What the worker was asked to compile last."""
 
 
 class ReplayedRouter(Session):
@@ -75,7 +77,6 @@ class ReplayedCluster:
         capacity: WorkerCapacity,
         certified_name: str,
         role: WorkerRole,
-        prepare: Callable[[Preparation], None] = lambda _: None,
     ) -> None:
         scheduler = make_scheduler(
             self.config,
@@ -87,14 +88,15 @@ class ReplayedCluster:
             epoch=epoch,
             certified_name=certified_name,
         )
+        preparations = deque[Preparation](maxlen=1)
         loop = StepLoop(
             scheduler,
             send_updates=self.cluster.requests.send_updates,
-            prepare=prepare,
+            prepare=preparations.append,
         )
         loop.asked_role = role
         self.cluster.serve(model)
-        self.workers[number] = ReplayedWorker(epoch, loop)
+        self.workers[number] = ReplayedWorker(epoch, loop, preparations)
         self.cluster.join(loop)
 
     def drain(self, number: int) -> None:

@@ -5,6 +5,7 @@ read their tokens back through the block tables.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from contract.worker_role import WorkerRole
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.planning.worker_grammars import Preparation
+from scheduler_svc.queue.grammar_queue import Constraint
 from scheduler_svc.recorder import RouterRecorder, WorkerRecorder
 from scheduler_svc.replay.recording_codec import FileRecorder
 from scheduler_svc.replay.replay_codec import decision
@@ -72,7 +74,7 @@ class RecordedWorker:
     loop: StepLoop
     recorder: WorkerRecorder
     fake: FakeWorker
-    preparations: list[Preparation]
+    preparations: deque[Preparation]
     """What it was asked to compile and has not answered."""
     sent: deque[EncodedPlan] = field(default_factory=deque)
 
@@ -136,11 +138,11 @@ class RecordedCluster:
         self._num_workers += 1
         joined: dict[str, Any] = {"address": address, "epoch": epoch, "model": self.model}
         joined |= {"capacity": capacity, "certified_name": address.split(":")[0], "role": role}
-        recorder, preparations = self._recorder.worker(), list[Preparation]()
+        recorder = self._recorder.worker()
         recorder.describe(**joined)
         recorder.joined(self.now)
-        self._replayed.join(self._num_workers, **joined, prepare=preparations.append)
-        loop = self._replayed.workers[self._num_workers].loop
+        self._replayed.join(self._num_workers, **joined)
+        _, loop, preparations = self._replayed.workers[self._num_workers]
         loop.recorder = recorder
         fake = FakeWorker(capacity.block_size, pooling=self.model.pooling, mask_costs=mask_costs)
         fake.store = FakeStore(self.kept, fake.cpu, tickets=self._tickets, patience=20)
@@ -191,12 +193,16 @@ class RecordedCluster:
         worker.loop.complete(decode_result(message), self.now)
         return True
 
-    def compile(self, worker: RecordedWorker, *, fault: str = "") -> bool:
-        """Answers what the worker was asked to compile; False if it was not asked."""
+    def compile(self, worker: RecordedWorker, *, faults: Mapping[Constraint, str]) -> bool:
+        """Answers what the worker was asked to compile; False if it was not asked.
+
+        Args:
+            faults: of what cannot be compiled.
+        """
         if not worker.preparations:
             return False
         constraint = worker.preparations.pop().constraint
-        self._replayed.prepared(worker.number, constraint, fault=fault)
+        self._replayed.prepared(worker.number, constraint, fault=faults.get(constraint, ""))
         return True
 
     def change_adapters(self, *adapters: Adapter) -> None:

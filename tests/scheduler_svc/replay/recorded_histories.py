@@ -323,12 +323,8 @@ class History:
         if self.rng.random() < 0.6 or answer:
             is_busy |= self.cluster.answer(worker, **answer)
         if self.rng.random() < 0.3:
-            fault = "no such regex" if worker.preparations[-1:] and self._is_wrong(worker) else ""
-            is_busy |= self.cluster.compile(worker, fault=fault)
+            is_busy |= self.cluster.compile(worker, faults={("regex", "("): "no such regex"})
         return is_busy
-
-    def _is_wrong(self, worker: RecordedWorker) -> bool:
-        return worker.preparations[-1].constraint == ("regex", "(")
 
     def fail(self) -> None:
         self.turn(self.rng.choice(self.cluster.workers), fails=True)
