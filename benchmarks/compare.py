@@ -42,7 +42,7 @@ from benchmarks.peers.process import (
     ServerProcess,
     finding_nothing,
 )
-from signalbox.bench.http_stream import HttpError
+from signalbox.bench.http_stream import HttpStatusError
 from signalbox.bench.measurements import Measured, percentile_ms
 from signalbox_kernels.native import NativeUnavailable
 
@@ -50,7 +50,7 @@ FOLDER = Path(__file__).parent / "results"
 _FAILURES = (
     PeerUnavailable,
     WrongTokenCount,
-    HttpError,
+    HttpStatusError,
     OSError,
     EOFError,  # a server that ends within an answer
     grpc.aio.AioRpcError,

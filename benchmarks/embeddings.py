@@ -38,7 +38,7 @@ from gpu_worker.batch.arrays import FloatArray
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import closed_loop
 from signalbox.bench.measurements import Measured, observe
-from signalbox.bench.workload import Ask, SyntheticTexts, random_prompts
+from signalbox.bench.workload import BenchRequest, SyntheticTexts, random_prompts
 from signalbox.client.connection import PLAIN
 
 _COMPARED = SyntheticTexts(num_requests=1, max_words=200, texts_per_request=8, seed=10**6)
@@ -89,7 +89,9 @@ async def vectors_of(server: EmbeddingServer) -> FloatArray:
     return np.array([np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in rows])
 
 
-async def _beside(target: HttpTarget, asks: list[Ask], chat: ServerProcess, turn: Turn) -> None:
+async def _beside(
+    target: HttpTarget, asks: list[BenchRequest], chat: ServerProcess, turn: Turn
+) -> None:
     """Lets a chat stream while the texts are embedded, and before."""
     streamed = Measured()
     client = asyncio.create_task(_keep_streaming(chat, streamed))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from signalbox import cli
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 HEAD = """\
@@ -57,7 +57,7 @@ def _commands(
             for name, command in action.choices.items():
                 if prog == "signalbox config show":
                     continue
-                if isinstance(command, Parser) and command.fill is not None:
+                if isinstance(command, CommandParser) and command.fill is not None:
                     command.fill(command)
                 yield f"{prog} {name}", command
                 yield from _commands(f"{prog} {name}", command)

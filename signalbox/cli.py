@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import signalbox
 from rpc.lifetime.parent import leave
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 from signalbox.foreign_commands import POINTERS, as_ours
 from signalbox.settings.environment import (
     CLIENT_VARIABLES,
@@ -181,9 +181,9 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def make_parser() -> Parser:
+def make_parser() -> CommandParser:
     """Returns the parser of all commands; each adds its flags when it is asked for."""
-    parser = Parser(
+    parser = CommandParser(
         prog="signalbox",
         description=DESCRIPTION,
         epilog=EPILOG,

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_worker.batch.arrays import FloatArray
 from signalbox.bench.measurements import Measured, percentile_ms
-from signalbox.bench.workload import Ask, SyntheticTexts
+from signalbox.bench.workload import BenchRequest, SyntheticTexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Load:
         clients = "1 client" if self.clients == 1 else f"{self.clients} clients"
         return f"{clients}, {self.texts_per_request:,} a call"
 
-    def asks(self, *, max_words: int, seed: int) -> list[Ask]:
+    def asks(self, *, max_words: int, seed: int) -> list[BenchRequest]:
         return SyntheticTexts(
             num_requests=self.num_requests,
             max_words=max_words,

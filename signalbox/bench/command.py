@@ -18,7 +18,7 @@ from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import OnEnd, Send, closed_loop, open_loop
 from signalbox.bench.measurements import Measured
-from signalbox.bench.workload import Ask, Synthetic, SyntheticTexts, poisson
+from signalbox.bench.workload import BenchRequest, Synthetic, SyntheticTexts, poisson
 from signalbox.client.connection import connection
 from signalbox.client.tables import show
 
@@ -76,7 +76,9 @@ async def _run(options: dict[str, Any]) -> tuple[str, Measured]:
         return await _load(options, router.send, asks, f"{model.name} at {options['router']}")
 
 
-def _asks(options: dict[str, Any], replayed: list[Ask], *, vocab_size: int) -> list[Ask]:
+def _asks(
+    options: dict[str, Any], replayed: list[BenchRequest], *, vocab_size: int
+) -> list[BenchRequest]:
     if replayed:
         return replayed[: options["requests"]]
     given = {name: options[name] for name in flags.DEFAULTS if options[name] is not None}
@@ -110,7 +112,7 @@ class _Pace:
     concurrency: int = 0
 
 
-def _pace(options: dict[str, Any], asks: Sequence[Ask]) -> _Pace:
+def _pace(options: dict[str, Any], asks: Sequence[BenchRequest]) -> _Pace:
     if (rate := options["rate"]) is not None:
         at_s = poisson(rate, len(asks), seed=options["seed"])
         return _Pace(title=f"{rate:g} a second", at_s=at_s)
@@ -126,7 +128,7 @@ def _pace(options: dict[str, Any], asks: Sequence[Ask]) -> _Pace:
 
 
 async def _load(
-    options: dict[str, Any], send: Send, asks: Sequence[Ask], target: str
+    options: dict[str, Any], send: Send, asks: Sequence[BenchRequest], target: str
 ) -> tuple[str, Measured]:
     pace, measured = _pace(options, asks), Measured()
     title = f"{target}: {counted(len(asks), 'request')}, {pace.title}"

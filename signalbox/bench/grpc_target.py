@@ -9,7 +9,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from signalbox.bench.load_loops import RequestFailed
 from signalbox.bench.measurements import Measured
-from signalbox.bench.workload import Ask
+from signalbox.bench.workload import BenchRequest
 from signalbox.client.connection import Connection, dial
 from signalbox.client.terminal_answer import explained
 from signalbox_client import AsyncClient, AsyncStream, Model, RequestError
@@ -48,7 +48,7 @@ class GrpcTarget:
                 self._model = of_task[0].name if of_task else ""
             return await self._client.model(self._model)
 
-    async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
+    async def send(self, ask: BenchRequest, measured: Measured) -> AsyncIterator[int]:
         """Yields the number of tokens in each message. Raises RequestFailed."""
         if ask.texts:
             await self._embed(ask.texts, measured)
@@ -74,7 +74,7 @@ class GrpcTarget:
         measured.num_texts += len(answer.embeddings)
         measured.num_prompt_tokens += answer.usage.prompt_tokens
 
-    def _call(self, ask: Ask) -> AsyncStream:
+    def _call(self, ask: BenchRequest) -> AsyncStream:
         options: dict[str, Any] = {
             **ask.sampling,
             "model": self._model,

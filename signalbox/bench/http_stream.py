@@ -17,7 +17,7 @@ _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 2000
 
 
-class HttpError(RuntimeError):
+class HttpStatusError(RuntimeError):
     """The server has refused a request."""
 
     def __init__(self, status: str, body: str = "") -> None:
@@ -52,25 +52,25 @@ async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
     """Returns whether a GET of `path` is answered with 200."""
     try:
         await get(Endpoint(host=host, port=port), path, as_json=False)
-    except (OSError, HttpError, asyncio.IncompleteReadError, ValueError):
+    except (OSError, HttpStatusError, asyncio.IncompleteReadError, ValueError):
         return False
     return True
 
 
 async def get(endpoint: Endpoint, path: str, *, as_json: bool = True) -> Any:
-    """Returns the JSON answer of a GET. Raises HttpError, OSError or ValueError."""
+    """Returns the JSON answer of a GET. Raises HttpStatusError, OSError or ValueError."""
     return await _whole(endpoint, endpoint.head(f"GET {path}"), as_json=as_json)
 
 
 async def post(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Any:
-    """Returns the JSON answer of a POST. Raises HttpError."""
+    """Returns the JSON answer of a POST. Raises HttpStatusError."""
     return await _whole(endpoint, _request(endpoint, path, body), as_json=True)
 
 
 async def post_for_events(
     endpoint: Endpoint, path: str, body: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yields the JSON of each event until "[DONE]" or the end. Raises HttpError."""
+    """Yields the JSON of each event until "[DONE]" or the end. Raises HttpStatusError."""
     reader, writer = await endpoint.connect()
     try:
         writer.write(_request(endpoint, path, body))
@@ -82,7 +82,7 @@ async def post_for_events(
                     return
                 yield json.loads(content)
             elif name == b"error":
-                raise HttpError("error event", value.decode(errors="replace").strip())
+                raise HttpStatusError("error event", value.decode(errors="replace").strip())
     finally:
         writer.close()
 
@@ -131,5 +131,5 @@ async def _read_head(reader: asyncio.StreamReader) -> bool:
     if b" 200 " not in status:
         rest = (await reader.read(_MAX_ERROR_BYTES)).decode(errors="replace")
         words = status.decode(errors="replace").split(" ", 1)
-        raise HttpError(words[-1].strip() or "no answer", rest)
+        raise HttpStatusError(words[-1].strip() or "no answer", rest)
     return is_chunked

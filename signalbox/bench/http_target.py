@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from signalbox.bench.http_stream import Endpoint, HttpError, get, post, post_for_events
+from signalbox.bench.http_stream import Endpoint, HttpStatusError, get, post, post_for_events
 from signalbox.bench.load_loops import RequestFailed
 from signalbox.bench.measurements import Measured
-from signalbox.bench.workload import Ask
+from signalbox.bench.workload import BenchRequest
 from signalbox.client.connection import Connection
 
 
@@ -48,14 +48,14 @@ class HttpTarget:
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise RuntimeError(f"nothing answers at {self.url}: {reason}") from None
-            except (HttpError, ValueError, LookupError, TypeError) as error:
+            except (HttpStatusError, ValueError, LookupError, TypeError) as error:
                 raise RuntimeError(
                     f"{self.url} lists no models ({error}); give its base, such as"
                     " http://127.0.0.1:8000/v1, or name one with --model"
                 ) from None
         return self._model
 
-    async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
+    async def send(self, ask: BenchRequest, measured: Measured) -> AsyncIterator[int]:
         """Yields the number of tokens in each event. Raises RequestFailed."""
         if ask.texts:
             await self._embed(ask.texts, measured)
@@ -88,7 +88,7 @@ class HttpTarget:
         measured.num_texts += len(texts)
         measured.num_prompt_tokens += answer.get("usage", {}).get("prompt_tokens", 0)
 
-    async def _body(self, ask: Ask) -> dict[str, Any]:
+    async def _body(self, ask: BenchRequest) -> dict[str, Any]:
         body = {
             **ask.sampling,
             "model": await self.model(),
@@ -107,7 +107,7 @@ def _failures() -> Iterator[None]:
         yield
     except TimeoutError:
         raise RequestFailed("timeout") from None
-    except HttpError as error:
+    except HttpStatusError as error:
         raise RequestFailed(error.status, _message(error.body)) from error
     except (OSError, ValueError, asyncio.IncompleteReadError) as error:
         raise RequestFailed(f"connection: {type(error).__name__}") from error

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from signalbox.bench.measurements import Measured, observe
-from signalbox.bench.workload import Ask
+from signalbox.bench.workload import BenchRequest
 
 
 class RequestFailed(RuntimeError):
@@ -29,7 +29,7 @@ class RequestFailed(RuntimeError):
 class Send(Protocol):
     """Sends a request and yields the number of tokens in each message of its answer."""
 
-    def __call__(self, ask: Ask, measured: Measured, /) -> AsyncIterator[int]: ...
+    def __call__(self, ask: BenchRequest, measured: Measured, /) -> AsyncIterator[int]: ...
 
 
 OnEnd = Callable[[], None]
@@ -37,7 +37,7 @@ OnEnd = Callable[[], None]
 
 async def closed_loop(
     send: Send,
-    asks: Sequence[Ask],
+    asks: Sequence[BenchRequest],
     *,
     concurrency: int,
     on_end: OnEnd = lambda: None,
@@ -64,7 +64,7 @@ async def closed_loop(
 
 async def open_loop(
     send: Send,
-    asks: Sequence[Ask],
+    asks: Sequence[BenchRequest],
     at_s: Sequence[float],
     *,
     on_end: OnEnd = lambda: None,
@@ -73,7 +73,7 @@ async def open_loop(
     """Sends each request at its time in seconds from now; `measured` as in `closed_loop`."""
     measured, start = measured or Measured(), time.perf_counter()
 
-    async def client(ask: Ask, due: float) -> None:
+    async def client(ask: BenchRequest, due: float) -> None:
         await asyncio.sleep(due - time.perf_counter())
         await _one(send, ask, measured, due)
         on_end()
@@ -93,7 +93,7 @@ def _timed(measured: Measured) -> Iterator[None]:
         measured.duration_s = time.perf_counter() - start
 
 
-async def _one(send: Send, ask: Ask, measured: Measured, due: float | None) -> None:
+async def _one(send: Send, ask: BenchRequest, measured: Measured, due: float | None) -> None:
     try:
         await observe(send(ask, measured), measured, due=due)
     except RequestFailed as failure:

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from signalbox.bench.workload import Ask
+from signalbox.bench.workload import BenchRequest
 from signalbox.named_files import reading
 
 SAMPLING = frozenset(
@@ -38,7 +38,7 @@ class BadLine(ValueError):
     """A line is not a valid request; the message gives the line and the reason."""
 
 
-def read(path: str) -> list[Ask]:
+def read(path: str) -> list[BenchRequest]:
     """Returns the requests of a file. Raises ValueError."""
     with reading(path, "--replay"):
         text = Path(path).read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def _is_log_line(content: Any) -> bool:
     return isinstance(content, dict) and content.keys() >= {"time", "level", "service", "message"}
 
 
-def _logged(line: dict[str, Any]) -> Ask:
+def _logged(line: dict[str, Any]) -> BenchRequest:
     """Returns the request of a log line, at the time of its clock."""
     at = datetime.fromisoformat(str(line["time"])).timestamp()
     shown = {name: line[name] for name in ("prompt", "messages") if name in line}
@@ -72,7 +72,7 @@ def _logged(line: dict[str, Any]) -> Ask:
     return _ask({**shown, **sampling, "timestamp": at})
 
 
-def _from_zero(asks: list[Ask]) -> list[Ask]:
+def _from_zero(asks: list[BenchRequest]) -> list[BenchRequest]:
     """Returns the requests with calendar times converted to seconds since the first."""
     first = asks[0].at_s or 0.0
     if first < _CALENDAR_S:
@@ -80,7 +80,7 @@ def _from_zero(asks: list[Ask]) -> list[Ask]:
     return [replace(ask, at_s=(ask.at_s or 0.0) - first) for ask in asks]
 
 
-def _ask(content: Any) -> Ask:
+def _ask(content: Any) -> BenchRequest:
     if not isinstance(content, dict):
         raise ValueError("expected a JSON object")
     fields = dict(content)
@@ -96,8 +96,8 @@ def _ask(content: Any) -> Ask:
     if (prompt is None) is (messages is None):
         raise ValueError("expected exactly one of prompt and messages")
     if messages is not None:
-        return Ask(messages=_messages(messages), sampling=fields, at_s=at_s)
-    return Ask(prompt=_prompt(prompt), sampling=fields, at_s=at_s)
+        return BenchRequest(messages=_messages(messages), sampling=fields, at_s=at_s)
+    return BenchRequest(prompt=_prompt(prompt), sampling=fields, at_s=at_s)
 
 
 def _time(value: Any) -> float | None:

@@ -18,7 +18,7 @@ WORDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class BenchRequest:
     """One request; exactly one of prompt, messages and texts is set."""
 
     prompt: str | list[int] | None = None
@@ -57,7 +57,7 @@ class Synthetic:
         if self.shared_tokens < 0:
             raise ValueError(f"--shared-tokens is {self.shared_tokens}; it cannot be negative")
 
-    def asks(self) -> list[Ask]:
+    def asks(self) -> list[BenchRequest]:
         """Returns the same requests for the same seed."""
         rng = np.random.default_rng(self.seed)
         prefixes = [self._draw(rng, self.shared_tokens) for _ in range(self.num_prefixes)]
@@ -67,16 +67,16 @@ class Synthetic:
     def _draw(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
         return [int(one) for one in rng.integers(0, self.vocab_size or len(WORDS), num_tokens)]
 
-    def _ask(self, drawn: list[int]) -> Ask:
+    def _ask(self, drawn: list[int]) -> BenchRequest:
         sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": self.max_tokens}
         if self.ignore_eos:
             sampling["ignore_eos"] = True
         if self.vocab_size and not self.is_chat:
-            return Ask(prompt=drawn, sampling=sampling)
+            return BenchRequest(prompt=drawn, sampling=sampling)
         text = " ".join(WORDS[one % len(WORDS)] for one in drawn)
         if self.is_chat:
-            return Ask(messages=(("user", text),), sampling=sampling)
-        return Ask(prompt=text, sampling=sampling)
+            return BenchRequest(messages=(("user", text),), sampling=sampling)
+        return BenchRequest(prompt=text, sampling=sampling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +94,14 @@ class SyntheticTexts:
             if value < 1:
                 raise ValueError(f"--{flag} is {value}; it must be at least 1")
 
-    def asks(self) -> list[Ask]:
+    def asks(self) -> list[BenchRequest]:
         """Returns the same requests for the same seed."""
         rng = np.random.default_rng(self.seed)
         return [self._ask(rng) for _ in range(self.num_requests)]
 
-    def _ask(self, rng: np.random.Generator) -> Ask:
+    def _ask(self, rng: np.random.Generator) -> BenchRequest:
         lengths = rng.integers(1, self.max_words, self.texts_per_request, endpoint=True)
-        return Ask(texts=tuple(" ".join(rng.choice(WORDS, length)) for length in lengths))
+        return BenchRequest(texts=tuple(" ".join(rng.choice(WORDS, length)) for length in lengths))
 
 
 def random_prompts(*, vocab_size: int, num_tokens: int, seed: int = 0) -> Iterator[list[int]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "temperature": ("--temp",),
@@ -75,7 +75,7 @@ def add_other_names(parser: argparse.ArgumentParser) -> None:
         names = [name for name in OTHER_NAMES.get(action.dest, ()) if name not in known]
         if names:
             _add_twin(parser, action, names)
-    if isinstance(parser, Parser):
+    if isinstance(parser, CommandParser):
         parser.remedies |= REMEDIES
 
 

@@ -71,7 +71,7 @@ def run(options: dict[str, Any]) -> None:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """The messages of a conversation, oldest first."""
 
     system: str | None = None
@@ -101,7 +101,7 @@ class Conversation:
 
 async def talk(options: dict[str, Any]) -> None:
     """Answers options["message"], or typed messages if it is None, by the router of the flags."""
-    conversation = Conversation(options["system"], asked=request_options(options))
+    conversation = ChatSession(options["system"], asked=request_options(options))
     as_json, message, model = options["json"], options["message"], options["model"]
     if message is not None and not message.strip():
         raise ValueError(
@@ -143,7 +143,7 @@ def _say(text: str) -> None:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, "dim"))
 
 
-async def _converse(conversation: Conversation, answer: Any) -> None:
+async def _converse(conversation: ChatSession, answer: Any) -> None:
     """Answers typed messages until the end of input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives `input` line editing and earlier lines)
@@ -158,7 +158,7 @@ async def _converse(conversation: Conversation, answer: Any) -> None:
             await _answer_or_forget(conversation, answer, console)
 
 
-async def _answer_or_forget(conversation: Conversation, answer: Any, console: Console) -> None:
+async def _answer_or_forget(conversation: ChatSession, answer: Any, console: Console) -> None:
     """Answers; Ctrl-C keeps the part of the answer so far. A question that fails is removed."""
     conversation.coming = None
     try:
@@ -211,7 +211,7 @@ def _lines(text: str) -> str:
     return text[len(_QUOTES) : -len(_QUOTES)].strip()
 
 
-def _set(text: str, conversation: Conversation, console: Console) -> None:
+def _set(text: str, conversation: ChatSession, console: Console) -> None:
     """Changes or shows the sampling parameters of later answers."""
     name, _, value = text.strip().partition(" ")
     try:
@@ -225,7 +225,7 @@ def _set(text: str, conversation: Conversation, console: Console) -> None:
     console.print(set_here or "none is set: the defaults apply")
 
 
-def obey(command: str, conversation: Conversation, console: Console) -> bool:
+def obey(command: str, conversation: ChatSession, console: Console) -> bool:
     """Runs a line that begins with a slash; returns whether the conversation continues."""
     name, _, rest = command.partition(" ")
     match name:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = ("FILE", "PATH", "MODEL")
@@ -18,7 +18,7 @@ examples
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what `signalbox completion` takes."""
-    assert isinstance(parser, Parser)
+    assert isinstance(parser, CommandParser)
     parser.set_defaults(parser=parser.root)
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
@@ -27,14 +27,14 @@ def run(options: dict[str, Any]) -> None:
     """Prints the script. It holds all names, so that nothing of ours runs while one types."""
     import shtab
 
-    parser: Parser = options["parser"]
+    parser: CommandParser = options["parser"]
     for action in _fill(parser):
         if action.metavar in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, options["shell"]))
 
 
-def _fill(parser: Parser) -> Iterator[argparse.Action]:
+def _fill(parser: CommandParser) -> Iterator[argparse.Action]:
     """Adds the flags of each command; yields all, and hides those that its help does not list."""
     parser.fill_once()
     for group in parser._action_groups:

@@ -56,7 +56,7 @@ class Unhealthy(RuntimeError):
 
 
 @dataclass(slots=True)
-class Report:
+class MachineReport:
     """Sections of names and values, in words; None means that the thing is missing."""
 
     sections: dict[str, dict[str, str | None]] = field(default_factory=dict)
@@ -87,9 +87,9 @@ def run(options: dict[str, Any]) -> None:
         raise Unhealthy(f"problems: {len(report.problems)}; {report.problems[0]}")
 
 
-def examine() -> Report:
+def examine() -> MachineReport:
     """Returns the complete report."""
-    report = Report()
+    report = MachineReport()
     report.sections["machine"] = _machine()
     report.sections["compilers"] = machine_info.compilers()
     report.sections["signalbox"] = _installation(report)
@@ -114,7 +114,7 @@ def _machine() -> dict[str, str | None]:
     }
 
 
-def _installation(report: Report) -> dict[str, str | None]:
+def _installation(report: MachineReport) -> dict[str, str | None]:
     """Returns the packages' location; their names are common, so another package may hide one."""
     home = Path(signalbox.__file__).parent.parent
     for name in OUR_PACKAGES:
@@ -137,7 +137,7 @@ def _folder_of(package: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-def _packages(report: Report) -> dict[str, str | None]:
+def _packages(report: MachineReport) -> dict[str, str | None]:
     """Returns the versions of dependencies; those of an extra are checked if it is installed."""
     versions: dict[str, str | None] = {}
     for name, least, extra in _requirements(report):
@@ -155,7 +155,7 @@ def _packages(report: Report) -> dict[str, str | None]:
     return versions
 
 
-def _requirements(report: Report) -> Iterator[tuple[str, str, str | None]]:
+def _requirements(report: MachineReport) -> Iterator[tuple[str, str, str | None]]:
     """Yields name, lowest version and extra of what services and workers need."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
@@ -188,7 +188,7 @@ def _as_numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _surroundings(report: Report) -> dict[str, str | None]:
+def _surroundings(report: MachineReport) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for port, (service, flag) in PORTS.items():
         try:
@@ -217,7 +217,7 @@ def _listener(port: int) -> tuple[str | None, bool]:
     return f"taken by {name} (process {process_id})", is_own
 
 
-def _add_worker(report: Report) -> None:
+def _add_worker(report: MachineReport) -> None:
     """Adds what native programs and PyTorch support, and what a worker with a model would use."""
     from gpu_worker.native.capabilities import probe_natively
 
@@ -247,7 +247,7 @@ def _add_worker(report: Report) -> None:
         )
 
 
-def _add_pytorch(report: Report) -> None:
+def _add_pytorch(report: MachineReport) -> None:
     from gpu_worker.runner import gpu_compiler
     from gpu_worker.runner.capabilities import probe  # imports torch: seconds
 
@@ -281,7 +281,7 @@ def _gib(size: int | None) -> str | None:
     return None if size is None else f"{size / _GIB:.1f} GiB"
 
 
-def _print(report: Report) -> None:
+def _print(report: MachineReport) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -19,7 +19,7 @@ from signalbox.client.foreign_flags import add_other_names, add_text_flags, text
 from signalbox.client.piped_input import with_piped
 from signalbox.client.router_flags import DEFAULT_ROUTER, add_sampling_flags
 from signalbox.commands import chat
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 from signalbox.flags.service_flags import add_flags as add_service_flags
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox.settings.flag_kinds import Alias
@@ -50,7 +50,7 @@ _SHAREABLE = _MODEL_FLAGS | {"model", "simulate", "served_model_name", "debug", 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox run`: those of serve, and those of chat."""
-    assert isinstance(parser, Parser)
+    assert isinstance(parser, CommandParser)
     parser.conflict_handler = "resolve"  # a request's --seed hides that of vLLM's server
     add_service_flags(parser, RunSettings)
     parser.usage, parser.epilog = "%(prog)s MODEL [PROMPT ...] [FLAG ...]", EXAMPLES

@@ -39,7 +39,7 @@ class HelpFormatter(argparse.HelpFormatter):
         ).lstrip()
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A command's parser, whose flags are added when the command is used."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,9 +51,9 @@ class Parser(argparse.ArgumentParser):
         """Titles of groups that only --help=WORD shows."""
         self.words = ""
         """Name of the last positional argument, if it takes words between flags too."""
-        self.root: Parser = self
+        self.root: CommandParser = self
         """Parser of the whole command line."""
-        self.siblings: Mapping[str, Parser] = {}
+        self.siblings: Mapping[str, CommandParser] = {}
         """Parsers of all commands, by name; error messages name those that have a flag."""
         self.remedies: dict[str, str] = {}
         """Remedies by the flags and commands of other programs that are not served."""
@@ -246,7 +246,7 @@ class _Help(argparse.Action):
         values: str | Sequence[Any] | None,
         _option_string: str | None = None,
     ) -> None:
-        assert isinstance(parser, Parser)
+        assert isinstance(parser, CommandParser)
         word = values.lower().replace("_", "-") if isinstance(values, str) else ""
         if word == LIST_GROUPS:
             print(*parser.group_titles(), sep="\n")
@@ -264,7 +264,7 @@ class _Help(argparse.Action):
         parser.exit()
 
 
-def _commands(action: argparse.Action) -> dict[str, Parser]:
+def _commands(action: argparse.Action) -> dict[str, CommandParser]:
     """Returns the parsers of an action's commands, by name."""
     is_choice = isinstance(action, argparse._SubParsersAction)
     return dict(action.choices) if is_choice else {}  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from rpc.settings.secrets import in_plain_text, is_secret
 from rpc.settings.service_settings import Settings, flag_name
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox.settings.flag_kinds import (
     ON_OR_OFF,
@@ -87,7 +87,7 @@ def _add_foreign_flags(
     flags: Mapping[str, ForeignFlag],
 ) -> None:
     """Adds the flags of another server; of one service, only other names of its settings."""
-    assert isinstance(parser, Parser)
+    assert isinstance(parser, CommandParser)
     fields = settings_class.model_fields
     group = parser.add_argument_group(title)
     for name, flag in flags.items():

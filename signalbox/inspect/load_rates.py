@@ -129,7 +129,7 @@ class RequestLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadRates:
     """The scheduler and its workers."""
 
     model_name: str
@@ -151,7 +151,7 @@ class Load:
     """The oldest live requests; the scheduler lists at most 100."""
 
 
-def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> Load:
+def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> LoadRates:
     """Returns the load between two answers of one scheduler, the older first."""
     seconds = max(1e-3, (after.uptime_ns - before.uptime_ns) / 1e9)
     known = {worker.address: worker for worker in before.workers}
@@ -160,7 +160,7 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> Load:
         for worker in after.workers
     ]
     num_ended = sum(after.requests.num_ended.values()) - sum(before.requests.num_ended.values())
-    return Load(
+    return LoadRates(
         model_name=after.model_name,
         uptime_s=after.uptime_ns / 1e9,
         num_waiting=after.num_requests_waiting,

@@ -19,7 +19,7 @@ from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 from signalbox.client.service_client import Unreachable
 from signalbox.client.tables import show
-from signalbox.inspect.load_rates import Load, measure
+from signalbox.inspect.load_rates import LoadRates, measure
 from signalbox.inspect.top_view import render
 
 MAX_REQUESTS = 30
@@ -60,14 +60,14 @@ def run(options: dict[str, Any]) -> None:
         return  # q and Ctrl-C end the display
 
 
-def _print(load: Load, address: str, *, as_json: bool) -> None:
+def _print(load: LoadRates, address: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(load)))
     else:
         show(render(load, address))
 
 
-async def _look(address: str, how: Connection, interval_s: float) -> Load:
+async def _look(address: str, how: Connection, interval_s: float) -> LoadRates:
     async with SchedulerClient(address, how) as client:
         before = await client.stats()
         await asyncio.sleep(interval_s)
@@ -118,7 +118,7 @@ class Watch:
     def __init__(self, address: str) -> None:
         self._address = address
         self._before: pb.GetStatsResponse | None = None
-        self._load: Load | None = None
+        self._load: LoadRates | None = None
         self._problem = ""
 
     def observe(self, stats: pb.GetStatsResponse) -> None:

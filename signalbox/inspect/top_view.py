@@ -12,7 +12,7 @@ from signalbox.client.tables import make_table, right
 from signalbox.inspect.load_rates import (
     HandoverLoad,
     LauncherLoad,
-    Load,
+    LoadRates,
     Quantiles,
     QuarantinedWorker,
     RequestLoad,
@@ -24,7 +24,9 @@ from signalbox.inspect.stage_use import stage_table
 BAR_WIDTH = 20
 
 
-def render(load: Load | None, address: str, *, problem: str = "", note: str = "") -> RenderableType:
+def render(
+    load: LoadRates | None, address: str, *, problem: str = "", note: str = ""
+) -> RenderableType:
     """Returns the screen; dimmed and with the reason while there are no new numbers.
 
     Args:
@@ -62,7 +64,7 @@ def _quarantined(worker: QuarantinedWorker) -> Text:
     )
 
 
-def _cluster(load: Load) -> Text:
+def _cluster(load: LoadRates) -> Text:
     waiting = (f"waiting {load.num_waiting}", "bold yellow" if load.num_waiting else "")
     ended = ", ".join(f"{name.lower()} {count:,}" for name, count in sorted(load.num_ended.items()))
     refused = sum(load.num_refused.values())

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 from signalbox.inspect.chrome_trace import chrome_trace, spans_of_request
 from signalbox.inspect.span_file import read_spans
 from signalbox.named_files import reading, writing
@@ -20,7 +20,7 @@ _REMEDY = "--chrome-trace OUT writes what ui.perfetto.dev draws"
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox trace`."""
-    assert isinstance(parser, Parser)
+    assert isinstance(parser, CommandParser)
     parser.remedies |= dict.fromkeys(("--html", "--svg"), _REMEDY)
     parser.add_argument(
         "file", metavar="FILE", type=Path, help="spans of --trace-exporter file=PATH"

@@ -17,7 +17,7 @@ from signalbox.llm.requests import prompts
 from signalbox.llm.requests.beam_search import BeamSearchParams
 from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox.llm.requests.outputs import RequestOutput
-from signalbox.llm.requests.prompts import Encoder, Prompt, PromptInput
+from signalbox.llm.requests.prompts import Prompt, PromptEncoder, PromptInput
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class LLMEngine(Controls):
         self._core.log_stats(time.monotonic())
 
     @property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> PromptEncoder:
         return self._core.encoder
 
     @property

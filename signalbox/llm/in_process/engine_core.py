@@ -39,7 +39,7 @@ from signalbox.llm.in_process.params_resolver import ParamsResolver
 from signalbox.llm.in_process.profiler import LocalProfiler
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import EngineDeadError, refusing
-from signalbox.llm.requests.prompts import Encoder, Prompt
+from signalbox.llm.requests.prompts import Prompt, PromptEncoder
 from signalbox.llm.requests.sampling_params import default_sampling_params
 
 
@@ -52,7 +52,7 @@ class EngineCore:
         self.model = wiring.served_model(
             worker, files, self._pool, chat_template=config.chat_template
         )
-        self.encoder = Encoder(self.model)
+        self.encoder = PromptEncoder(self.model)
         self.default_params = default_sampling_params(worker.model.sampling_defaults)
         """Sampling parameters of requests without their own."""
         self.cluster = Cluster(

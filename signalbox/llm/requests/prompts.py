@@ -128,7 +128,7 @@ def _checked_ids(value: object) -> list[int]:
     raise TypeError("prompt_token_ids: a prompt's tokens are a list of integers")
 
 
-class Encoder:
+class PromptEncoder:
     """Tokenises for one model with the router's checks; raises ValueError that names the prompt."""
 
     def __init__(self, model: ServedModel) -> None:

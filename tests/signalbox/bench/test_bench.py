@@ -25,11 +25,11 @@ from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
 from rpc.telemetry import logs
 from rpc.transport.tls import TlsConfig
 from signalbox.bench import flags, report, trace_file
-from signalbox.bench.http_stream import Endpoint, HttpError, post_for_events
+from signalbox.bench.http_stream import Endpoint, HttpStatusError, post_for_events
 from signalbox.bench.http_target import HttpTarget, TokenCounter
 from signalbox.bench.load_loops import RequestFailed, closed_loop, open_loop
 from signalbox.bench.measurements import Measured, tokens_by_time
-from signalbox.bench.workload import Ask, Synthetic, poisson
+from signalbox.bench.workload import BenchRequest, Synthetic, poisson
 from signalbox.client.connection import PLAIN, Connection
 from tests.rpc.certificates import Authority
 
@@ -41,7 +41,7 @@ class Server:
         self.delay_s = delay_s
         self.running = self.most_running = 0
 
-    async def send(self, ask: Ask, measured: Measured) -> AsyncIterator[int]:
+    async def send(self, ask: BenchRequest, measured: Measured) -> AsyncIterator[int]:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -60,7 +60,7 @@ async def test_a_closed_loop_keeps_so_many_running_and_no_more() -> None:
         nonlocal ended
         ended += 1
 
-    asks = [Ask(prompt="a")] * 10
+    asks = [BenchRequest(prompt="a")] * 10
     measured = await closed_loop(server.send, asks, concurrency=3, on_end=on_end)
     assert server.most_running == 3
     assert (measured.num_completed, measured.num_tokens, ended) == (10, 20, 10)
@@ -69,18 +69,18 @@ async def test_a_closed_loop_keeps_so_many_running_and_no_more() -> None:
 async def test_an_open_loop_does_not_wait_and_counts_from_when_a_request_was_due() -> None:
     server = Server(delay_s=0.05)
 
-    async def busy(ask: Ask, measured: Measured) -> AsyncIterator[int]:
+    async def busy(ask: BenchRequest, measured: Measured) -> AsyncIterator[int]:
         time.sleep(0.05)  # noqa: ASYNC251 (a sender that cannot keep up is what is tested)
         async for tokens in server.send(ask, measured):
             yield tokens
 
-    measured = await open_loop(busy, [Ask(prompt="a")] * 8, [0.0] * 8)
+    measured = await open_loop(busy, [BenchRequest(prompt="a")] * 8, [0.0] * 8)
     assert server.most_running == 8
     assert max(measured.first_token_s) >= 8 * 0.05
 
 
 async def test_failures_are_counted_by_reason_and_leave_no_latency() -> None:
-    asks = [Ask(prompt="a"), Ask(prompt="bad"), Ask(prompt="bad")]
+    asks = [BenchRequest(prompt="a"), BenchRequest(prompt="bad"), BenchRequest(prompt="bad")]
     measured = await closed_loop(Server().send, asks, concurrency=1)
     assert measured.failures == {"REFUSED": 2}
     assert len(measured.first_token_s) == len(measured.whole_s) == 1
@@ -156,9 +156,9 @@ def test_a_file_is_replayed_by_its_times(tmp_path: Path) -> None:
         {"timestamp": 3, **batch, "body": {"prompt": "a", "temperature": 0}},
     )
     assert trace_file.read(path) == [
-        Ask(messages=(("user", "Hi"),), sampling={"max_tokens": 5}, at_s=1.0),
-        Ask(prompt=[1, 2], sampling={"max_tokens": 3}, at_s=2.5),
-        Ask(prompt="a", sampling={"temperature": 0}, at_s=3.0),
+        BenchRequest(messages=(("user", "Hi"),), sampling={"max_tokens": 5}, at_s=1.0),
+        BenchRequest(prompt=[1, 2], sampling={"max_tokens": 3}, at_s=2.5),
+        BenchRequest(prompt="a", sampling={"temperature": 0}, at_s=3.0),
     ]
 
 
@@ -269,11 +269,11 @@ def test_events_are_read_wherever_chunks_begin(cuts: list[int]) -> None:
 async def test_a_refusal_over_http_is_a_failure_with_its_status() -> None:
     head = b"HTTP/1.1 429 Too Many Requests\r\n\r\n"
     async with answering(head, [b"slow down"]) as endpoint:
-        with pytest.raises(HttpError, match="429 Too Many Requests: slow down"):
+        with pytest.raises(HttpStatusError, match="429 Too Many Requests: slow down"):
             _ = [event async for event in post_for_events(endpoint, "/x", {})]
         url = f"http://{endpoint.host}:{endpoint.port}/v1"
         async with HttpTarget(url, PLAIN, model="m") as target:
-            measured = await closed_loop(target.send, [Ask(prompt="a")], concurrency=1)
+            measured = await closed_loop(target.send, [BenchRequest(prompt="a")], concurrency=1)
     assert measured.failures == {"429 Too Many Requests": 1}
 
 
@@ -282,7 +282,7 @@ async def test_an_endpoint_that_is_cut_off_or_too_slow_is_a_failure() -> None:
     async with answering(head, [b"ff\r\ndata: "]) as endpoint:
         url = f"http://{endpoint.host}:{endpoint.port}/v1"
         async with HttpTarget(url, PLAIN, model="m") as target:
-            measured = await closed_loop(target.send, [Ask(prompt="a")], concurrency=1)
+            measured = await closed_loop(target.send, [BenchRequest(prompt="a")], concurrency=1)
     assert measured.failures == {"connection: IncompleteReadError": 1}
 
 
@@ -306,7 +306,7 @@ async def test_an_endpoint_behind_tls_is_verified_and_sees_the_key(tmp_path: Pat
     async with server:
         for connection in (trusted, PLAIN):
             async with HttpTarget(url, connection, model="m") as target:
-                measured = await closed_loop(target.send, [Ask(prompt="a")], concurrency=1)
+                measured = await closed_loop(target.send, [BenchRequest(prompt="a")], concurrency=1)
             if connection is trusted:
                 assert measured.num_completed == 1
             else:
@@ -321,8 +321,8 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 
 
 async def test_figures_are_json_and_tables_whatever_was_seen() -> None:
-    asks = [Ask(prompt="a")] * 5
-    for seen in (asks, [Ask(prompt="bad")]):
+    asks = [BenchRequest(prompt="a")] * 5
+    for seen in (asks, [BenchRequest(prompt="bad")]):
         measured = await closed_loop(Server(0.001).send, seen, concurrency=2)
         json.dumps(report.summary(measured), allow_nan=False)
         console = Console(width=100)
@@ -332,7 +332,7 @@ async def test_figures_are_json_and_tables_whatever_was_seen() -> None:
 
 
 async def test_throughput_over_time_adds_up_to_all_tokens() -> None:
-    measured = await closed_loop(Server(0.01).send, [Ask(prompt="a")] * 20, concurrency=3)
+    measured = await closed_loop(Server(0.01).send, [BenchRequest(prompt="a")] * 20, concurrency=3)
     rates = tokens_by_time(measured, num_bins=7)
     span_s = measured.arrivals[-1].at_s - measured.arrivals[0].at_s
     assert sum(rates) * span_s / 7 == pytest.approx(measured.num_tokens)

@@ -11,7 +11,7 @@ from signalbox.bench.command import failure_text
 from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import closed_loop
-from signalbox.bench.workload import Ask, SyntheticTexts
+from signalbox.bench.workload import BenchRequest, SyntheticTexts
 from signalbox.client.connection import PLAIN
 from tests.router.fakes import make_files
 from tests.router.openai.clients import make_http
@@ -23,7 +23,7 @@ from tests.router.pooling.pooling_stack import (
     pooling,
 )
 
-TOO_LONG = Ask(texts=("a " * 5000,))
+TOO_LONG = BenchRequest(texts=("a " * 5000,))
 
 
 def make_texts(**changes: Any) -> SyntheticTexts:

@@ -19,7 +19,7 @@ from rich.console import Console
 from signalbox.bench import flags as bench
 from signalbox.cli import make_parser
 from signalbox.commands import chat, embed, generate, models, tokenize
-from signalbox.commands.chat import COMMANDS, Conversation, obey
+from signalbox.commands.chat import COMMANDS, ChatSession, obey
 from tests.signalbox.stacks import COMMAND, Stack, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S, wait_until
 
@@ -233,7 +233,7 @@ def test_a_conversation_goes_on_after_an_answer_is_interrupted(stack: Stack) -> 
 
 
 def test_sampling_parameters_are_set_and_taken_back_within_a_conversation() -> None:
-    conversation, console = Conversation(asked={"timeout_s": None}), Console(file=io.StringIO())
+    conversation, console = ChatSession(asked={"timeout_s": None}), Console(file=io.StringIO())
     for command in ("/set temperature 0", "/set max-tokens 7", "/set top_k 3", "/set top_k"):
         assert obey(command, conversation, console)
     assert conversation.asked == {"timeout_s": None, "temperature": 0.0, "max_tokens": 7}
@@ -245,8 +245,8 @@ def test_sampling_parameters_are_set_and_taken_back_within_a_conversation() -> N
     assert "nothing is called 'nonsense'" in shown
 
 
-def make_conversation() -> Conversation:
-    conversation = Conversation("Be kind.")
+def make_conversation() -> ChatSession:
+    conversation = ChatSession("Be kind.")
     for text in ("one", "two"):
         conversation.ask(text)
         conversation.answered(text.upper())

@@ -12,7 +12,7 @@ from gpu_worker.worker_settings import WorkerSettings
 from router.config import RouterSettings
 from rpc.settings.service_settings import FilePath, Settings
 from scheduler_svc.config import SchedulerSettings
-from signalbox.flags.parser import Parser
+from signalbox.flags.parser import CommandParser
 from signalbox.flags.service_flags import add_flags, to_flags
 from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.loading import load
@@ -282,7 +282,7 @@ def test_a_setting_that_was_removed_is_named_with_its_remedy(
 ) -> None:
     remedy = "is not served: let a collector scrape --metrics-port"
     for arguments in ([], ["otlp=http://127.0.0.1:1"]):
-        parser = Parser()
+        parser = CommandParser()
         add_flags(parser, settings_class)
         flags = vars(parser.parse_args(["--metrics-exporter", *arguments]))
         with pytest.raises(SettingsError, match=f"^--metrics-exporter {remedy}"):

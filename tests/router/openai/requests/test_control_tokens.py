@@ -6,7 +6,7 @@ import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
 from signalbox.llm.requests.conversations import conversation
-from signalbox.llm.requests.prompts import Encoder
+from signalbox.llm.requests.prompts import PromptEncoder
 from tests.router.fakes import (
     CHATML,
     IM_END,
@@ -33,7 +33,7 @@ async def ids_of_all(http: Http, **fields: Any) -> list[list[int]]:
     answer = await http.raw.post("/tokenize", json={"messages": talk, **fields})
     tokens = await http.stack.client.Tokenize(pb.TokenizeRequest(chat=chat))
     tokenizer = make_tokenizer(chat_template=CHATML)
-    encoder = Encoder(make_model(tokenizer=tokenizer, max_model_len=2048))
+    encoder = PromptEncoder(make_model(tokenizer=tokenizer, max_model_len=2048))
     prompt = encoder.encode_chat(conversation(talk, field="messages", **fields), field="messages")
     return [
         *(list(add.prompt_token_ids) for add in http.stack.scheduler.added),
