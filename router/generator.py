@@ -21,7 +21,7 @@ from router.prompt.conversation import Conversation
 from router.request_admission import Admission, EncodedPrompt
 from router.requests.active_request import Update
 from router.requests.api_request import ApiRequest, now_ns, timeout_ns
-from router.requests.live_requests import LiveRequests
+from router.requests.live_requests import RequestSlots
 from router.requests.output_buffer import OutputBuffer
 from router.schedulers.first_use import FirstUse
 from router.schedulers.served_models import ANY, GENERATING, ServedModels
@@ -31,7 +31,7 @@ from rpc.telemetry import tracing
 MAX_NAME_CHARS = 100
 
 
-class Place(NamedTuple):
+class CallReservation(NamedTuple):
     """A place among the running requests, for a call that generates nothing."""
 
     model: ServedModel
@@ -78,7 +78,7 @@ class Generator:
         self,
         admission: Admission,
         models: ServedModels,
-        live: LiveRequests,
+        live: RequestSlots,
         *,
         tool_call_parser: str,
         reasoning_parser: str,
@@ -120,7 +120,9 @@ class Generator:
         self.live.abort(request_id, tenant=tenant)
 
     @contextmanager
-    def place(self, caller: Caller, name: str, tasks: frozenset[str] = ANY) -> Iterator[Place]:
+    def place(
+        self, caller: Caller, name: str, tasks: frozenset[str] = ANY
+    ) -> Iterator[CallReservation]:
         """Holds a place for a call that generates nothing, such as Tokenize, of the model so named.
 
         The call counts as one of the requests that its key and the router may run at a time. Raises
@@ -131,7 +133,7 @@ class Generator:
             self._key_limits.request(caller.key, *model.names_of(name)) as account,
             self.live.reserve("", tenant=caller.tenant),
         ):
-            yield Place(model, account)
+            yield CallReservation(model, account)
 
     @contextmanager
     def reading(self, call_context: CallContext) -> Iterator[None]:

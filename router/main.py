@@ -21,7 +21,7 @@ from router.keys.key_interceptor import KeyInterceptor
 from router.keys.tenants import Tenants
 from router.prompt.known_templates import load_chat_template
 from router.request_admission import Admission
-from router.requests.live_requests import LiveRequests
+from router.requests.live_requests import RequestSlots
 from router.schedulers.adapter_client import AdapterClient
 from router.schedulers.first_use import FirstUse
 from router.schedulers.load_client import LoadClient
@@ -68,7 +68,7 @@ class Router:
             model_names=config.served_model_name,
         )
         self.admission = Admission(config, self.schedulers)
-        self.live = LiveRequests(config.max_live_requests)
+        self.live = RequestSlots(config.max_live_requests)
         self._adapters = AdapterClient(self.schedulers, tls=config.tls)
         self._first_use = FirstUse(self._adapters) if config.allow_adapter_loading else None
         self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)

@@ -59,7 +59,7 @@ class Scores(NamedTuple):
     usage: Usage
 
 
-class Pooler:
+class PoolingService:
     """Answers calls for vectors and scores."""
 
     def __init__(self, generator: Generator) -> None:

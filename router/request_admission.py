@@ -25,7 +25,7 @@ from router.requests.active_request import ActiveRequest
 from router.requests.api_request import (
     ApiRequest,
     PairPrompt,
-    Pooled,
+    PoolingRequest,
     TextPrompt,
     TokensPrompt,
     timeout_ns,
@@ -208,7 +208,9 @@ class Admission:
         may stand for any number of spaces or letters."""
         return self._config.max_prompt_bytes
 
-    def _check_pooled(self, api_request: ApiRequest, pooled: Pooled, model: ServedModel) -> None:
+    def _check_pooled(
+        self, api_request: ApiRequest, pooled: PoolingRequest, model: ServedModel
+    ) -> None:
         check_truncation(api_request.truncate_prompt_tokens, model)
         for field, text in texts_of(api_request.prompt, pooled):
             with self._naming_window(model):

@@ -5,7 +5,7 @@ from contract.sampling_defaults import SamplingDefaults
 from protos.inference.v1 import inference_pb2 as pb
 from router.keys.tenants import Caller
 from router.params.sampling_defaults import BUILT_IN
-from router.requests.live_requests import LiveRequests
+from router.requests.live_requests import RequestSlots
 from router.schedulers.load_client import ClusterLoad
 from router.served_model import ServedModel
 
@@ -15,7 +15,7 @@ _TASKS: dict[Task, pb.PoolingTask] = {
 }
 
 
-def load(cluster: ClusterLoad, live: LiveRequests) -> pb.GetLoadResponse:
+def load(cluster: ClusterLoad, live: RequestSlots) -> pb.GetLoadResponse:
     """Returns the load of the workers and of this router."""
     return pb.GetLoadResponse(
         num_live_requests=live.num_live,

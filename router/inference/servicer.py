@@ -13,7 +13,7 @@ from router.inference import generate_codec, info_codec, pooling_codec, tokenize
 from router.insight.request_span import grpc_transport
 from router.keys.tenants import Caller, Tenants
 from router.params import params_validation
-from router.pooler import Pooler
+from router.pooler import PoolingService
 from router.schedulers.load_client import LoadClient
 from router.schedulers.served_models import GENERATING
 from router.served_model import ServedModel
@@ -40,7 +40,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, generator: Generator, *, tenants: Tenants, load: LoadClient, messages: LargeMessages
     ) -> None:
         self._generator = generator
-        self._pooler = Pooler(generator)
+        self._pooler = PoolingService(generator)
         self._tenants = tenants
         self._load = load
         self._messages = messages

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from contract.errors import Code, RpcError
 from router.requests.active_request import ActiveRequest, Update
-from router.requests.api_request import Pooled
+from router.requests.api_request import PoolingRequest
 from rpc.telemetry import trace_ids, tracing
 
 
@@ -97,7 +97,7 @@ class RequestSpan:
             yield token_ids
             span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
 
-    def set_request(self, request: ActiveRequest, pooled: Pooled | None = None) -> None:
+    def set_request(self, request: ActiveRequest, pooled: PoolingRequest | None = None) -> None:
         if not self.is_recording:
             return
         self._span.set_attribute("gen_ai.response.id", request.request_id)

@@ -11,7 +11,7 @@ from router.openai.response_fields import (
     NULLS_OF_ANSWER,
     NULLS_OF_CHOICE,
     NULLS_OF_USAGE,
-    Head,
+    ResponseHead,
     TextEvent,
     UsageCounter,
     finish_fields,
@@ -66,7 +66,7 @@ class _Choice:
 class ChatAnswer:
     """Converts the updates of one generation to OpenAI's shape."""
 
-    def __init__(self, body: ChatBody, head: Head) -> None:
+    def __init__(self, body: ChatBody, head: ResponseHead) -> None:
         """`body` must still have its messages, which are gone once they are converted."""
         self._body = body
         self._echoed = body.echoed

@@ -13,7 +13,7 @@ from router.openai.response_fields import (
     NULLS_OF_ANSWER,
     NULLS_OF_CHOICE,
     NULLS_OF_USAGE,
-    Head,
+    ResponseHead,
     TextEvent,
     UsageCounter,
     finish_fields,
@@ -57,7 +57,7 @@ class _Prompt:
 class CompletionAnswer:
     """Converts the updates of one HTTP request's generations to OpenAI's shape."""
 
-    def __init__(self, body: CompletionBody, head: Head) -> None:
+    def __init__(self, body: CompletionBody, head: ResponseHead) -> None:
         self._body = body
         self._head = head
         self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))

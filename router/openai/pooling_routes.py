@@ -23,7 +23,7 @@ from router.openai.requests.pooling_types import (
     ScoreBody,
 )
 from router.openai.streaming import json_content
-from router.pooler import Pooler
+from router.pooler import PoolingService
 from router.pooling.calls import EmbedCall
 from router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
 from rpc.http.disconnection import until_disconnected
@@ -37,7 +37,7 @@ class PoolingApi:
 
     def __init__(self, generator: Generator, *, tenants: Tenants, bodies: BodyReader) -> None:
         self._generator = generator
-        self._pooler = Pooler(generator)
+        self._pooler = PoolingService(generator)
         self._callers = Callers(tenants)
         self._bodies = bodies
 

@@ -72,7 +72,7 @@ def finish_fields(finish: Finish | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ResponseHead:
     """Fields at the top of every answer to one HTTP request."""
 
     id: str

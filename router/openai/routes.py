@@ -19,7 +19,7 @@ from router.openai.multi_prompt import merged
 from router.openai.requests import request_codec
 from router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
 from router.openai.requests.types import CompletionBody, GenerationBody
-from router.openai.response_fields import Head
+from router.openai.response_fields import ResponseHead
 from router.openai.streaming import (
     GeneratedResponse,
     json_content,
@@ -148,7 +148,7 @@ class Api:
 
     def _completions(
         self, request: Request, body: CompletionBody
-    ) -> tuple[Head, Ids, list[ApiRequest]]:
+    ) -> tuple[ResponseHead, Ids, list[ApiRequest]]:
         ids = Ids("cmpl", request, body.request_id)
         prompts = request_codec.prompts_of(body)
         names = [ids.of(i, len(prompts)) for i in range(len(prompts))]
@@ -168,8 +168,8 @@ class Api:
     ) -> AsyncGenerator[Update]:
         return merged([self._generator.generate(asked, call_context) for asked in many])
 
-    def _head(self, ids: Ids, asked: str | None, model: ServedModel) -> Head:
-        return Head(
+    def _head(self, ids: Ids, asked: str | None, model: ServedModel) -> ResponseHead:
+        return ResponseHead(
             id=ids.response_id,
             # An adapter that is not loaded is so before the first byte of the answer.
             model=model.answers_as(asked or ""),

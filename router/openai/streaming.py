@@ -27,7 +27,7 @@ BODY_SENDER = "signalbox.body_sender"
 the head of an answer alone, and passes each message of the body on."""
 
 
-class Answer(Protocol):
+class ResponseWriter(Protocol):
     """Converts the updates of one HTTP request to OpenAI's shape."""
 
     async def whole(self, updates: AsyncIterator[Update]) -> object:
@@ -69,7 +69,7 @@ class GeneratedResponse(Response):
     def __init__(
         self,
         updates: AsyncGenerator[Update],
-        answer: Answer,
+        answer: ResponseWriter,
         *,
         body: Body,
         is_streamed: bool,

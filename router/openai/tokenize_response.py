@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from router.generator import Place
+from router.generator import CallReservation
 from router.openai.requests import conversation_codec
 from router.openai.requests.chat_types import DetokenizeBody, TokenizeBody
 from router.openai.requests.errors import BadRequest
@@ -28,7 +28,7 @@ def conversation_of(body: TokenizeBody) -> Conversation | None:
 async def tokenized(
     body: TokenizeBody,
     conversation: Conversation | None,
-    place: Place,
+    place: CallReservation,
     *,
     payer: Payer,
     max_bytes: int,
@@ -50,7 +50,7 @@ async def tokenized(
 
 
 async def _encoded(
-    body: TokenizeBody, place: Place, *, payer: Payer, max_bytes: int
+    body: TokenizeBody, place: CallReservation, *, payer: Payer, max_bytes: int
 ) -> Sequence[int]:
     tokenizer = place.model.tokenizer
     assert body.prompt is not None
@@ -65,7 +65,7 @@ async def _items(token_ids: Sequence[int], item_of: Callable[[int], Any]) -> byt
     return b",".join(pieces)
 
 
-async def detokenized(body: DetokenizeBody, place: Place, *, payer: Payer) -> bytes:
+async def detokenized(body: DetokenizeBody, place: CallReservation, *, payer: Payer) -> bytes:
     """Returns the JSON answer to a body of /detokenize."""
     model = place.model
     async for piece in in_pieces(body.tokens):

@@ -9,7 +9,13 @@ from contract.pooling import PoolingModel, Task, Vector
 from router.params.params_validation import check_request_id
 from router.pooling.activations import activated
 from router.pooling.similarity import similarity_of
-from router.requests.api_request import ApiRequest, PairPrompt, Pooled, TextPrompt, TokensPrompt
+from router.requests.api_request import (
+    ApiRequest,
+    PairPrompt,
+    PoolingRequest,
+    TextPrompt,
+    TokensPrompt,
+)
 from router.served_model import ServedModel
 
 MAX_INPUTS = 2048
@@ -49,7 +55,7 @@ class PoolingCall:
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 truncate_prompt_tokens=self.truncate_prompt_tokens,
-                pooled=Pooled(
+                pooled=PoolingRequest(
                     task,
                     prefix=prefix,
                     truncate_start=self.truncate_start,

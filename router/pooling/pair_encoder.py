@@ -11,7 +11,7 @@ from router.pooling.text_encoder import PooledPrompt, TextEncoder
 from router.prompt.conversation import Conversation, Message
 from router.prompt.provenance import TEMPLATE, Text, concat, written_by
 from router.prompt.template_facts import is_for_pairs
-from router.requests.api_request import PairPrompt, Pooled
+from router.requests.api_request import PairPrompt, PoolingRequest
 from router.served_model import ServedModel
 from router.tokenization.pooling_texts import PairTemplate
 from router.tokenization.segments import cut_longest
@@ -26,7 +26,7 @@ class PairEncoder(TextEncoder):
     def __init__(
         self,
         model: ServedModel,
-        pooled: Pooled,
+        pooled: PoolingRequest,
         *,
         max_tokens: int | None,
         max_bytes: int,

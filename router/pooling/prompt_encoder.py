@@ -7,7 +7,13 @@ from router.params.token_validation import check_token_ids
 from router.pooling.pair_encoder import PairEncoder
 from router.pooling.text_encoder import PooledPrompt, TextEncoder
 from router.prompt.length_errors import ContextOverflow
-from router.requests.api_request import ApiRequest, PairPrompt, Pooled, TextPrompt, TokensPrompt
+from router.requests.api_request import (
+    ApiRequest,
+    PairPrompt,
+    PoolingRequest,
+    TextPrompt,
+    TokensPrompt,
+)
 from router.served_model import ServedModel
 from router.work_limits.payers import Payer
 
@@ -15,7 +21,7 @@ ENTIRE = -1
 """truncate_prompt_tokens that keeps as many tokens as the model takes."""
 
 
-def check_kind(pooled: Pooled | None, model: ServedModel) -> None:
+def check_kind(pooled: PoolingRequest | None, model: ServedModel) -> None:
     """Raises FailedPrecondition for a request that is not of the served model's kind."""
     serves = model.pooling.task if model.pooling is not None else "generate"
     asked = pooled.task if pooled is not None else "generate"
@@ -34,7 +40,7 @@ def check_truncation(asked: int | None, model: ServedModel) -> None:
     params_validation.check_truncation(asked, model, field=field, or_all=True)
 
 
-def texts_of(prompt: object, pooled: Pooled) -> list[tuple[str, str]]:
+def texts_of(prompt: object, pooled: PoolingRequest) -> list[tuple[str, str]]:
     """Returns the fields of a prompt's texts, and the texts. Raises InvalidArgument if one is
     empty."""
     match prompt:

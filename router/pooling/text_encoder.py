@@ -7,7 +7,7 @@ from tokenizers import normalizers
 
 from contract.errors import InvalidArgument
 from contract.pooling import PoolingParams
-from router.requests.api_request import Pooled, TextPrompt
+from router.requests.api_request import PoolingRequest, TextPrompt
 from router.served_model import ServedModel
 from router.tokenization.segments import Segments, cut_longest
 from router.work_limits.payers import Payer
@@ -30,7 +30,7 @@ class TextEncoder:
     def __init__(
         self,
         model: ServedModel,
-        pooled: Pooled,
+        pooled: PoolingRequest,
         *,
         max_tokens: int | None,
         payer: Payer,

@@ -42,7 +42,7 @@ class PairPrompt(NamedTuple):
     document_field: str = "documents"
 
 
-class Pooled(NamedTuple):
+class PoolingRequest(NamedTuple):
     """Task and parameters of a request to a model that pools, beside the prompt."""
 
     task: Task
@@ -76,7 +76,7 @@ class ApiRequest:
     truncate_end: bool = False
     """True if truncation keeps the first tokens of a prompt that is continued."""
     delivery: Delivery = field(default_factory=Delivery)
-    pooled: Pooled | None = None
+    pooled: PoolingRequest | None = None
     """None continues the prompt."""
 
 

@@ -34,7 +34,7 @@ class LiveRequest:
             self.request.release()
 
 
-class LiveRequests:
+class RequestSlots:
     """The requests between arrival and end, of which there is a limited number."""
 
     def __init__(self, max_live: int) -> None:

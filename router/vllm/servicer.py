@@ -19,7 +19,7 @@ from router.call_context import COMPLETION, EMBEDDINGS, CallContext
 from router.generator import Generator
 from router.insight.request_span import grpc_transport
 from router.keys.tenants import Caller, Tenants
-from router.pooler import Pooler
+from router.pooler import PoolingService
 from router.pooling.calls import EmbedCall
 from router.requests.api_request import TokensPrompt
 from router.schedulers.load_client import LoadClient
@@ -50,7 +50,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         is_serving: Callable[[], bool],
     ) -> None:
         self._generator = generator
-        self._pooler = Pooler(generator)
+        self._pooler = PoolingService(generator)
         self._tenants = tenants
         self._load = load
         self._messages = messages

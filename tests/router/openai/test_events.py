@@ -12,14 +12,16 @@ from router.openai.chat_response import ChatAnswer
 from router.openai.completion_response import CompletionAnswer
 from router.openai.requests.chat_types import ChatBody
 from router.openai.requests.types import CompletionBody
-from router.openai.response_fields import Head
+from router.openai.response_fields import ResponseHead
 from router.requests.active_request import Update
 from router.requests.request_output import Delta, End, Finish, FinishReason, ToolCallDelta
 
 TEXTS = ("A", ' "b"\\', "\0", "\n\u2028", "\N{GRINNING FACE}", "</data>", "Z")
 END = End(Usage(3, len(TEXTS), 0), Timings(0, 0, 0, 0))
 LENGTH = Finish(FinishReason.LENGTH)
-HEAD: Any = Head(id='"\0"', model="\0", tokenizer=sentinel.tokenizer, system_fingerprint="f")
+HEAD: Any = ResponseHead(
+    id='"\0"', model="\0", tokenizer=sentinel.tokenizer, system_fingerprint="f"
+)
 REQUEST: Any = SimpleNamespace(
     prompt_token_ids=[1, 2, 3], echo=None, params=SimpleNamespace(n=2), tokenizer=sentinel.tokenizer
 )
