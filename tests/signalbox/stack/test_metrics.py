@@ -25,7 +25,9 @@ def test_each_process_of_serve_shows_its_metrics_and_logs_json(tmp_path: Path) -
     log = tmp_path / "log"
     flags = ("--metrics-port=0", "--log-format=json", "--log-requests=ends")
     with serve(log, "--simulate", *flags) as stack:
-        done = signalbox("generate", "hello", "--max-tokens=5", "--router", stack.address)
+        done = signalbox(
+            "generate", "hello", "--max-tokens=5", "--ignore-eos", "--router", stack.address
+        )
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         urls = {
