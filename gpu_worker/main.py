@@ -46,7 +46,6 @@ async def run(
     settings: WorkerSettings,
     startup: Startup | None = None,
     *,
-    launched_as: str = "",
     try_files: Callable[[Mapping[str, bytes]], None] | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
@@ -54,7 +53,6 @@ async def run(
     Args:
         make_runner: called on the execution thread; loads the model.
         startup: what loading reports to; the scheduler is told until it has accepted the worker.
-        launched_as: name that the worker's launcher knows it by; empty if none keeps it.
         try_files: called on a thread with the tokenizer's files; warns of what cannot be used.
 
     Raises RegistrationRefused, BindError, TlsError, DeviceLost, or whatever loading the model
@@ -86,7 +84,6 @@ async def run(
                 ),
                 tls=tls,
                 on_accepted=end_reports,
-                launched_as=launched_as,
                 role=settings.role,
             )
             async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):

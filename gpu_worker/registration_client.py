@@ -70,16 +70,13 @@ class Registration:
         advertised_address: str,
         tls: TlsConfig = CLEAR,
         on_accepted: Callable[[], object] = lambda: None,
-        launched_as: str = "",
         role: WorkerRole = WorkerRole.BOTH,
     ) -> None:
         """
         Args:
             on_accepted: called each time that the scheduler takes this worker in.
-            launched_as: name that the worker's launcher knows it by; empty if none keeps it.
             role: part of the work that the worker asks for.
         """
-        self._launched_as = launched_as
         self._role = role
         self._on_accepted = on_accepted
         self._tls = tls
@@ -211,7 +208,6 @@ class Registration:
             address=self._advertised_address,
             model=encode_model(worker.model),
             capacity=encode_capacity(worker.announced_capacity),
-            launched_as=self._launched_as,
             role=self._role,
         )
 

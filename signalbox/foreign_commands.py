@@ -1,4 +1,6 @@
-"""Commands of Ollama and vLLM: the names of ours that do the same, or what to use instead."""
+"""Commands of Ollama, of vLLM and of earlier versions: the names of ours that do the same, or what
+to use instead.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,6 +29,8 @@ POINTERS: Mapping[str, str] = {
     "signin": "set HF_TOKEN in the environment",
     "signout": "unset HF_TOKEN in the environment",
     "quantize": "--quantization int8 or int4 quantises a model as it is loaded",
+    "scale": "start serve with another --workers; on Kubernetes the HorizontalPodAutoscaler of"
+    " deploy/kubernetes follows the load",
 }
 HELP = "help"
 

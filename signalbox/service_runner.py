@@ -19,7 +19,6 @@ from signalbox.stack.child_processes import (
     announce,
     has_listener,
     may_fork,
-    process_name,
 )
 from signalbox.version import VERSION
 
@@ -96,15 +95,7 @@ def run_worker(settings: "WorkerSettings") -> None:
     else:
         make_runner = _model_runner(settings, startup.set, network)
     _configure_tracing("worker", settings)
-    asyncio.run(
-        run(
-            make_runner,
-            settings,
-            startup,
-            launched_as=process_name(""),
-            try_files=try_chat_template,
-        )
-    )
+    asyncio.run(run(make_runner, settings, startup, try_files=try_chat_template))
 
 
 def _run_on_ray(settings: "WorkerSettings") -> None:

@@ -168,7 +168,6 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         num_cached_cpu_blocks=cpu.num_cached,
         num_failures=cluster.worker_records.num_failures_of(step_loop.worker_name),
         stages=_stage_use(scheduler.steps.stages.use()) if scheduler.steps.stages.ranks else None,
-        launched_as=step_loop.launched_as,
         store=_store_stats(scheduler.store, scheduler),
         peers=_peer_stats(scheduler.peer, scheduler),
         role=cluster.roles.of(step_loop),

@@ -83,7 +83,6 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             scheduler = self._make_scheduler(worker, model, capacity)
             await self._open(worker, scheduler)
             engine = self._make_engine(worker, scheduler)
-            engine.loop.launched_as = join.launched_as
             engine.loop.asked_role = role
             async with contextlib.aclosing(self._lease(engine, requests)) as answers:
                 async with self._adapters.joining(worker.adapters, engine.loop, model) as served:

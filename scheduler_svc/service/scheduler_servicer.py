@@ -1,7 +1,6 @@
 """SchedulerService: routers send requests, and get one message for each step."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -9,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from contract.errors import InvalidArgument, NotFound, Unavailable
+from contract.description_bounds import check_description
+from contract.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 from contract.model import encode_adapter, encode_model
 from contract.request import decode as decode_request
 from contract.tokenizer_files import split_files
@@ -23,7 +23,6 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.recorder import UNRECORDED, Recorder
 from scheduler_svc.reports import insight_codec, state_codec
 from scheduler_svc.requests.failures import RETRY_AFTER_S, drains
-from scheduler_svc.service.launcher_servicer import LauncherLink
 from scheduler_svc.service.router_session import Heartbeat, Message, ModelChanged, Session
 from scheduler_svc.workers.starting_workers import StartingWorkers
 
@@ -58,7 +57,8 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self._recorder = recorder
         self._cluster = cluster
         self._config = config
-        self._launcher = LauncherLink(cluster)
+        self._launcher: stats_pb2.LauncherState | None = None
+        """Last state that the launcher of the workers has sent; None while none is there."""
 
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Context
@@ -153,11 +153,6 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         ]
         return pb.ListAdaptersResponse(adapters=listed)
 
-    async def ScaleWorkers(
-        self, request: pb.ScaleWorkersRequest, context: Context
-    ) -> pb.ScaleWorkersResponse:
-        return await self._launcher.scale(request)
-
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: Context
     ) -> pb.DrainWorkerResponse:
@@ -171,12 +166,22 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         num_requests = len(scheduler.running) + len(scheduler.swapped)
         return pb.DrainWorkerResponse(num_requests=num_requests)
 
-    async def LaunchWorkers(
-        self, requests: AsyncIterator[pb.LaunchWorkersRequest], context: Context
-    ) -> AsyncIterator[pb.LaunchWorkersResponse]:
-        async with contextlib.aclosing(self._launcher.hold(requests)) as orders:
-            async for order in orders:
-                yield order
+    async def ReportLauncher(
+        self, requests: AsyncIterator[pb.ReportLauncherRequest], context: Context
+    ) -> pb.ReportLauncherResponse:
+        if self._launcher is not None:
+            raise AlreadyExists("another launcher keeps the workers of this scheduler")
+        self._launcher = stats_pb2.LauncherState()
+        try:
+            async for request in requests:
+                try:
+                    check_description(request.state)
+                except ValueError as error:
+                    raise InvalidArgument("state", None, reason=str(error)) from None
+                self._launcher = request.state
+        finally:
+            self._launcher = None
+        return pb.ReportLauncherResponse()
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
@@ -198,8 +203,8 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         stats = insight_codec.stats(
             self._cluster, max_live_requests=min(request.max_live_requests, MAX_LIVE_REQUESTS)
         )
-        if self._launcher.state is not None:
-            stats.launcher.CopyFrom(self._launcher.state)
+        if self._launcher is not None and self._launcher.placement:
+            stats.launcher.CopyFrom(self._launcher)
         return stats
 
     async def Explain(

@@ -53,8 +53,6 @@ class StepLoop:
         self.scheduler = scheduler
         self.wake = wake
         self.recorder = recorder
-        self.launched_as = ""
-        """Name that the worker's launcher knows it by; empty if none keeps it."""
         self.asked_role = WorkerRole.BOTH
         """Role with which the worker has joined; see roles.py."""
         self._send_updates = send_updates

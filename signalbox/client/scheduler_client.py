@@ -52,12 +52,6 @@ class SchedulerClient(ServiceClient):
         answer = await self.answer(self.stub.GetStats(request, timeout=TIMEOUT_S))
         return cast(stats_pb2.GetStatsResponse, answer)
 
-    async def scale(self, least: int, most: int) -> stats_pb2.LauncherState:
-        """Sets how many workers their launcher keeps; returns what it has agreed to."""
-        request = scheduler_pb2.ScaleWorkersRequest(min_workers=least, max_workers=most)
-        answer = await self.answer(self.stub.ScaleWorkers(request, timeout=2 * TIMEOUT_S))
-        return cast(scheduler_pb2.ScaleWorkersResponse, answer).launcher
-
     async def clear_cache(self, tenant: str | None) -> dict[str, str]:
         """Clears the caches of all workers; returns the fault of each, empty if it has none."""
         request = scheduler_pb2.ClearCacheRequest(tenant=tenant)

@@ -11,7 +11,7 @@ EXAMPLES = """\
 examples
   signalbox drain 10.0.0.7:50053       # as signalbox top names it
 The command does not wait: the worker has left when `signalbox top` no longer shows it.
-Workers that `signalbox serve` keeps are started again: take them away with `signalbox scale`.
+Workers that `signalbox serve` keeps are started again: `serve --workers N` says how many.
 """
 
 

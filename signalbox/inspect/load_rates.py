@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from protos.scheduler.v1 import explain_pb2
 from protos.scheduler.v1 import stats_pb2 as pb
 from signalbox.inspect.stage_use import StageLoad, stage_loads
-from signalbox.settings.worker_range import WorkerRange
 
 _PHASES = {
     explain_pb2.REQUEST_STATE_WAITING: "waiting",
@@ -105,9 +104,7 @@ class LauncherLoad:
     """Launcher that keeps the workers running, and workers that do not run."""
 
     placement: str
-    workers: str
-    """Number of workers, or MIN..MAX."""
-    num_wanted: int
+    num_workers: int
     pending: dict[str, str]
     """Reason why a worker does not run yet, by name of the worker."""
 
@@ -189,8 +186,7 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> LoadRate
 def _launcher(state: pb.LauncherState) -> LauncherLoad:
     return LauncherLoad(
         placement=state.placement,
-        workers=str(WorkerRange(state.min_workers, state.max_workers)),
-        num_wanted=state.num_wanted,
+        num_workers=state.num_workers,
         pending={one.name: one.reason for one in state.pending},
     )
 

@@ -48,8 +48,7 @@ def render(
 
 
 def _launcher(launcher: LauncherLoad) -> Text:
-    bounds = f" of {launcher.workers}" if launcher.workers != str(launcher.num_wanted) else ""
-    shown = Text(f"workers that serve keeps ({launcher.placement}): {launcher.num_wanted}{bounds}")
+    shown = Text(f"workers that serve keeps ({launcher.placement}): {launcher.num_workers}")
     for name, reason in launcher.pending.items():
         text = reason if reason.startswith(name) else f"{name}: {reason}"
         shown.append(f"\n{text}", style="yellow")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gpu_worker.worker_settings import EngineSettings, PlacementSettings
 from router.config import AddressSettings, ApiSettings
@@ -18,11 +18,15 @@ from rpc.settings.service_settings import (
 from rpc.transport.listening_ports import UNSPECIFIED_HOSTS
 from rpc.transport.tls import TlsConfig, is_loopback
 from scheduler_svc.config import SchedulingSettings
-from signalbox.settings.worker_range import WorkerRange
 
 
-def _workers(text: str) -> str:
-    return str(WorkerRange.parse(text))
+def _not_a_range(value: Any) -> Any:
+    if isinstance(value, str) and ".." in value:
+        raise ValueError(
+            "give a fixed number; on Kubernetes the HorizontalPodAutoscaler of deploy/kubernetes"
+            " follows the load"
+        )
+    return value
 
 
 class ElsewhereSettings(PlacementSettings, SettingsGroup):
@@ -66,21 +70,17 @@ class ServeSettings(
     GROUP: ClassVar[str] = "addresses"
     IS_WHOLE_STACK: ClassVar[bool] = True
 
-    workers: Annotated[str, BeforeValidator(str), AfterValidator(_workers)] = Field(
-        "1",
-        description="workers to keep running, which are started again if they are lost; MIN..MAX"
-        " follows the load",
+    workers: Annotated[int, BeforeValidator(_not_a_range)] = Field(
+        1,
+        ge=1,
+        le=9999,
+        description="workers to keep running, which are started again if they are lost",
     )
 
     @property
     def takes_other_grpc_port(self) -> bool:
         """True if any port will do where the default one is taken."""
         return "grpc_port" not in self.model_fields_set
-
-    @property
-    def worker_range(self) -> WorkerRange:
-        """Bounds of the number of workers."""
-        return WorkerRange.parse(self.workers)
 
     @property
     def services_tls(self) -> TlsConfig:
@@ -101,7 +101,7 @@ class ServeSettings(
             yield flag, 0 if flag == "--grpc-port" and self.takes_other_grpc_port else port
         if self.metrics_port:
             is_here = self.placement == "local"  # else a node has the worker's port
-            num_workers = self.worker_range.most if is_here else 0
+            num_workers = self.workers if is_here else 0
             for place in range(1, num_workers + 2):  # the scheduler's, and each worker's
                 yield f"--metrics-port + {place}", self.metrics_port + place
 
@@ -126,7 +126,7 @@ class ServeSettings(
         return self
 
     def _check_ports_of_ranks(self) -> None:
-        num_ports = self.worker_range.most * self.parallel.num_ranks
+        num_ports = self.workers * self.parallel.num_ranks
         if self.rank_port + num_ports - 1 > 65535:
             raise ValueError(
                 f"{num_ports} ranks take as many ports from --rank-port {self.rank_port} on; lower"

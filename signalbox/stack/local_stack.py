@@ -10,7 +10,6 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator
-from functools import partial
 
 from contract.startup import StartupPhase, StartupProgress
 from router.config import RouterSettings
@@ -28,7 +27,7 @@ from signalbox.stack.child_processes import (
     watch,
 )
 from signalbox.stack.stack_addresses import StackAddresses
-from signalbox.stack.start_checks import check_number, check_start
+from signalbox.stack.start_checks import check_start
 from signalbox.stack.worker_launcher import make_launcher
 from signalbox.stack.worker_supervisor import ServiceDied, WorkerSupervisor
 from signalbox.startup_display import make_display
@@ -84,7 +83,6 @@ class LocalStack:
     def _launch(self, *, fork: bool) -> None:
         """Starts scheduler, workers and router, in this order."""
         settings, addresses = self._settings, self.addresses
-        places = range(settings.worker_range.least)
         tls = settings.services_tls
         self._start(
             "scheduler",
@@ -97,7 +95,7 @@ class LocalStack:
             # The certificates of the public ports are others, or none.
             **{f"tls_{name}": getattr(tls, name) for name in ("cert", "key", "ca", "client_ca")},
         )
-        for place in places:
+        for place in range(settings.workers):
             command = self._launcher.command(place)
             self._started.append(start(*command, fork=fork))
         self._start(
@@ -132,22 +130,20 @@ class LocalStack:
         async with self._display.refreshed():
             await self._until_serving()
 
-    async def scale(self) -> None:
-        """Changes the number of workers as operators ask, and by the load; never returns."""
+    async def report(self) -> None:
+        """Tells the scheduler what the workers wait for; never returns."""
         from signalbox.client.connection import Connection
         from signalbox.client.scheduler_client import SchedulerClient
-        from signalbox.stack.worker_scaler import WorkerScaler
+        from signalbox.stack.worker_report import report_workers
 
         settings, tls = self._settings, self._settings.services_tls
-        scaler = WorkerScaler(
-            self._workers,
-            settings.worker_range,
-            placement=settings.placement.partition("=")[0],
-            drain_s=settings.drain_timeout + END_S,
-            check=partial(check_number, settings),
-        )
         async with SchedulerClient(self.addresses.scheduler, Connection(tls=tls)) as client:
-            await scaler.run(client)
+            await report_workers(
+                self._workers,
+                client,
+                placement=settings.placement.partition("=")[0],
+                num_workers=settings.workers,
+            )
 
     async def wait(self) -> None:
         """Never returns; raises ServiceDied when the stack can no longer serve."""
@@ -280,9 +276,9 @@ async def _serve_and_wait(stack: LocalStack) -> None:
     http = f" and {addresses.http_url}" if addresses.http_url else ""
     router = f"{addresses.router} (for --router)"
     logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, router, http)
-    scaling = asyncio.create_task(stack.scale())
+    reporting = asyncio.create_task(stack.report())
     try:
         await stack.wait()
     finally:
-        scaling.cancel()
-        await asyncio.gather(scaling, return_exceptions=True)
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)

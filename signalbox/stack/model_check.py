@@ -28,28 +28,21 @@ _SMALLER_FORMS = {
 """Flags that take less memory than float32, the most exact first."""
 
 
-def check_model(settings: EngineSettings, *, num_workers: int = 1, num_loaded: int = 0) -> None:
+def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
     """Raises ModelError, FileNotFoundError or MemoryError for a model or an adapter that cannot be
-    served here.
-
-    Args:
-        num_loaded: workers that have taken their memory already.
-    """
-    if settings.simulate or num_workers <= num_loaded:
+    served here."""
+    if settings.simulate:
         return
     for name, folder in settings.adapters:
         check_adapter(name, Path(folder))
     check_packages(settings, settings, settings, settings.parallel)
     sizes = weight_sizes(settings)
     if sizes is not None and settings.device != "cuda":
-        _check_memory(settings, sizes, num_workers=num_workers, num_loaded=num_loaded)
+        _check_memory(settings, sizes, num_workers=num_workers)
 
 
-def _check_memory(
-    settings: EngineSettings, sizes: WeightSizes, *, num_workers: int, num_loaded: int
-) -> None:
-    num_more = num_workers - num_loaded
-    free = max(0, available_ram() // num_more - WORKER_BYTES)
+def _check_memory(settings: EngineSettings, sizes: WeightSizes, *, num_workers: int) -> None:
+    free = max(0, available_ram() // num_workers - WORKER_BYTES)
     fitting = max(0, free - _cache_bytes(settings))
     form = _chosen_form(settings, sizes)
     needed = sizes.bytes_in(form)
@@ -60,8 +53,7 @@ def _check_memory(
         remedy = "lower --kv-cache-memory or --swap-space"
     raise MemoryError(
         f"{settings.model} takes {_gib(needed)} in {form}, and weights of at most {_gib(fitting)}"
-        f" fit in the memory that is free{_for_each(num_more, num_loaded)};"
-        f" {remedy}"
+        f" fit in the memory that is free{_for_each(num_workers)}; {remedy}"
     )
 
 
@@ -114,9 +106,8 @@ def _remedy(settings: EngineSettings, sizes: WeightSizes, *, fitting: int, num_w
     return "use a smaller model, or a file of a stronger quantisation"
 
 
-def _for_each(num_more: int, num_loaded: int) -> str:
-    more = " more" if num_loaded else ""
-    return f" for each of {num_more}{more} workers" if num_more > 1 else ""
+def _for_each(num_workers: int) -> str:
+    return f" for each of {num_workers} workers" if num_workers > 1 else ""
 
 
 def _gib(num_bytes: int) -> str:

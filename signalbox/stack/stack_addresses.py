@@ -74,8 +74,8 @@ class StackAddresses:
         settings = self._settings
         others = {self.http_port} if settings.http else set()
         if settings.metrics_port:
-            most = settings.worker_range.most
-            others |= {settings.metrics_port + place for place in range(2 + most)}
+            first = settings.metrics_port
+            others |= {*range(first, first + 2 + settings.workers)}
         try:
             check_free(host, port)
         except (BindError, OverflowError):

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from gpu_worker.missing_packages import require_ray
 from gpu_worker.ranks.rank_store import check_store
 from router.keys.api_keys import read_keys
@@ -17,9 +15,7 @@ from rpc.transport.listening_ports import (
     join_address,
 )
 from rpc.transport.tls import check_files
-from signalbox.settings.loading import in_one_line
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.settings.sources import SettingsError
 from signalbox.stack.model_check import check_model
 from signalbox_kernels.native import isa_limit
 
@@ -44,23 +40,7 @@ def check_start(settings: ServeSettings) -> None:
         require_ray()
     else:  # on Ray the nodes' own files and memory count
         check_store(settings, settings)
-        check_model(settings, num_workers=settings.worker_range.most)
-
-
-def check_number(settings: ServeSettings, num_workers: int, *, num_loaded: int) -> None:
-    """Raises the exceptions of `check_model`, or ValueError, if so many workers cannot be kept.
-
-    Args:
-        num_loaded: those of them whose weights are in memory.
-    """
-    try:
-        type(settings).model_validate(
-            settings.model_dump(exclude_unset=True) | {"workers": str(num_workers)}
-        )
-    except ValidationError as error:
-        raise SettingsError(in_one_line(error, type(settings))) from None
-    if not settings.is_on_ray:
-        check_model(settings, num_workers=num_workers, num_loaded=num_loaded)
+        check_model(settings, num_workers=settings.workers)
 
 
 def _check_ports(settings: ServeSettings) -> None:
@@ -71,7 +51,7 @@ def _check_ports(settings: ServeSettings) -> None:
     if settings.http:
         check_free(settings.host, settings.http_port, remedy=HTTP_REMEDY)
     if settings.metrics_port:
-        num_workers = 0 if settings.is_on_ray else settings.worker_range.least
+        num_workers = 0 if settings.is_on_ray else settings.workers
         for place in range(2 + num_workers):
             host = settings.scheduler_host if place else settings.host
             check_free(host, settings.metrics_port + place, remedy=METRICS_REMEDY)

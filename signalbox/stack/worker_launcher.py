@@ -64,7 +64,7 @@ class LocalLauncher:
             **dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca")),
         )
         # A worker that starts alone takes the first GPUs; to list them all would delay its start.
-        is_alone = place == 0 and settings.worker_range.most == 1
+        is_alone = place == 0 and settings.workers == 1
         num_ranks = settings.parallel.num_ranks
         gpus = {} if is_alone else gpu_share(self._gpus, place=place, num_ranks=num_ranks)
         variables = {**gpus, **to_environment(settings, WorkerSettings)}
@@ -98,7 +98,6 @@ class RayLauncher:
 
 
 def _threads_per_worker(settings: ServeSettings) -> int | None:
-    most = settings.worker_range.most
-    if settings.num_threads or most == 1 or settings.simulate:
+    if settings.num_threads or settings.workers == 1 or settings.simulate:
         return settings.num_threads
-    return max(1, num_cores() // most)
+    return max(1, num_cores() // settings.workers)

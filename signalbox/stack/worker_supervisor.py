@@ -1,4 +1,4 @@
-"""Keeps as many workers running as are wanted, whatever starts them.
+"""Keeps a number of workers running, whatever starts them.
 
 Each worker has a place; its name, ports and devices go by the number of the place. If a worker is
 lost, its place gets another one after a pause, which grows with repeated losses.
@@ -49,14 +49,13 @@ Launch = Callable[[int], Awaitable[LaunchedWorker]]
 
 
 class _Place:
-    """One of the workers that are wanted."""
+    """One of the workers that are kept."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, worker: LaunchedWorker) -> None:
         self.number = number
-        self.worker: LaunchedWorker | None = None
+        self.worker: LaunchedWorker | None = worker
         self.lost_at: list[float] = []
         self.keeper: asyncio.Task[None] | None = None
-        self.is_leaving = False
 
     def pause_s(self, now: float) -> float:
         """Counts a loss; returns the seconds until the next start."""
@@ -80,30 +79,20 @@ class WorkerSupervisor:
         self._places: dict[int, _Place] = {}
         self._has_served = asyncio.Event()
         self._failed: asyncio.Future[None] | None = None
-        self._removals: set[asyncio.Task[None]] = set()
         self.pending: dict[str, str] = {}
         """Reason why a worker does not run yet or again, by name of the worker."""
         self.changed = asyncio.Event()
-        """Set when `pending` or `names` have changed."""
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the workers that are to run, by place."""
-        return [name_of(one.number) for one in self._in_order() if not one.is_leaving]
+        """Set when `pending` has changed."""
 
     @property
     def workers(self) -> list[LaunchedWorker]:
         """Workers that run, by place."""
         return [place.worker for place in self._in_order() if place.worker]
 
-    @property
-    def wanted(self) -> int:
-        """Number of workers that are to run."""
-        return len(self.names)
-
-    def adopt(self, place: int, worker: LaunchedWorker) -> None:
-        """Keeps a worker that has been started before the event loop."""
-        self._add(place).worker = worker
+    def adopt(self, number: int, worker: LaunchedWorker) -> None:
+        """Keeps a worker that has been started for a place."""
+        place = self._places[number] = _Place(number, worker)
+        place.keeper = asyncio.create_task(self._keep(place))
 
     def serves(self) -> None:
         """Says that a worker serves. From now on lost ones are started again; the loss of all
@@ -118,33 +107,13 @@ class WorkerSupervisor:
             self.pending.pop(name, None)
         self.changed.set()
 
-    def grow(self, wanted: int) -> None:
-        """Adds workers, in the places with the lowest numbers that are free."""
-        number = 0
-        while self.wanted < wanted:
-            if number not in self._places:  # one that leaves keeps its ports until it has ended
-                self._add(number)
-            number += 1
-
-    def remove(self, name: str, *, within_s: float) -> asyncio.Task[None]:
-        """Drains the worker of that name and ends it, for good; returns the task that does."""
-        place = next(one for one in self._places.values() if name_of(one.number) == name)
-        place.is_leaving = True
-        removal = asyncio.create_task(self._remove(place, within_s=within_s))
-        self._removals.add(removal)
-        removal.add_done_callback(self._removals.discard)
-        self.changed.set()
-        return removal
-
     async def wait(self) -> None:
         """Never returns; raises ServiceDied if all workers are lost before one has served."""
         await asyncio.shield(self._failure())
 
     async def stop(self, *, within_s: float) -> None:
         """Drains and ends all workers."""
-        for name in self.names:
-            self.remove(name, within_s=within_s)
-        await asyncio.gather(*self._removals)
+        await asyncio.gather(*(self._end(one, within_s=within_s) for one in self._in_order()))
 
     def kill(self) -> None:
         """Ends all workers at once."""
@@ -157,13 +126,7 @@ class WorkerSupervisor:
     def _in_order(self) -> list[_Place]:
         return [place for _, place in sorted(self._places.items())]
 
-    def _add(self, number: int) -> _Place:
-        place = self._places[number] = _Place(number)
-        place.keeper = asyncio.create_task(self._keep(place))
-        self.changed.set()
-        return place
-
-    async def _remove(self, place: _Place, *, within_s: float) -> None:
+    async def _end(self, place: _Place, *, within_s: float) -> None:
         if place.keeper:
             place.keeper.cancel()
             await asyncio.gather(place.keeper, return_exceptions=True)

@@ -338,20 +338,6 @@ class ClearedCache(_message.Message):
     fault: str
     def __init__(self, worker: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
 
-class ScaleWorkersRequest(_message.Message):
-    __slots__ = ("min_workers", "max_workers")
-    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
-    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
-    min_workers: int
-    max_workers: int
-    def __init__(self, min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
-
-class ScaleWorkersResponse(_message.Message):
-    __slots__ = ("launcher",)
-    LAUNCHER_FIELD_NUMBER: _ClassVar[int]
-    launcher: _stats_pb2.LauncherState
-    def __init__(self, launcher: _Optional[_Union[_stats_pb2.LauncherState, _Mapping]] = ...) -> None: ...
-
 class DrainWorkerRequest(_message.Message):
     __slots__ = ("worker",)
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -364,25 +350,15 @@ class DrainWorkerResponse(_message.Message):
     num_requests: int
     def __init__(self, num_requests: _Optional[int] = ...) -> None: ...
 
-class LaunchWorkersRequest(_message.Message):
-    __slots__ = ("state", "order", "refusal")
+class ReportLauncherRequest(_message.Message):
+    __slots__ = ("state",)
     STATE_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     state: _stats_pb2.LauncherState
-    order: int
-    refusal: str
-    def __init__(self, state: _Optional[_Union[_stats_pb2.LauncherState, _Mapping]] = ..., order: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[_stats_pb2.LauncherState, _Mapping]] = ...) -> None: ...
 
-class LaunchWorkersResponse(_message.Message):
-    __slots__ = ("order", "min_workers", "max_workers")
-    ORDER_FIELD_NUMBER: _ClassVar[int]
-    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
-    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
-    order: int
-    min_workers: int
-    max_workers: int
-    def __init__(self, order: _Optional[int] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
+class ReportLauncherResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
@@ -405,20 +381,18 @@ class RegisterRequest(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("epoch", "address", "model", "capacity", "launched_as", "role")
+    __slots__ = ("epoch", "address", "model", "capacity", "role")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
-    LAUNCHED_AS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     address: str
     model: _common_pb2.ModelInfo
     capacity: _common_pb2.WorkerCapacity
-    launched_as: str
     role: str
-    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., launched_as: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("state",)

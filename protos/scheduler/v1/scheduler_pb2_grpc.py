@@ -68,20 +68,15 @@ class SchedulerServiceStub:
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
-        self.ScaleWorkers = channel.unary_unary(
-                '/signalbox.scheduler.v1.SchedulerService/ScaleWorkers',
-                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.SerializeToString,
-                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.FromString,
-                _registered_method=True)
         self.DrainWorker = channel.unary_unary(
                 '/signalbox.scheduler.v1.SchedulerService/DrainWorker',
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
-        self.LaunchWorkers = channel.stream_stream(
-                '/signalbox.scheduler.v1.SchedulerService/LaunchWorkers',
-                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.SerializeToString,
-                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.FromString,
+        self.ReportLauncher = channel.stream_unary(
+                '/signalbox.scheduler.v1.SchedulerService/ReportLauncher',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportLauncherRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportLauncherResponse.FromString,
                 _registered_method=True)
         self.ClearCache = channel.unary_unary(
                 '/signalbox.scheduler.v1.SchedulerService/ClearCache',
@@ -167,21 +162,10 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ScaleWorkers(self, request, context):
-        """Asks the launcher of the workers to keep another number of them. Returns when it has agreed: workers
-        start, or drain and end, afterwards. Workers that others started count for nothing. Idempotent.
-
-        INVALID_ARGUMENT for bounds that are none; FAILED_PRECONDITION if no launcher keeps the workers,
-        which the message names, or if the launcher cannot keep so many; UNAVAILABLE if it ends meanwhile.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def DrainWorker(self, request, context):
         """Lets a worker leave: it takes nothing new, hands what runs on it over to workers that have room, ends
         the rest, and its process exits with status 0. Returns at once. Idempotent. A launcher starts the
-        workers that it keeps again: ScaleWorkers takes those away.
+        workers that it keeps again.
 
         NOT_FOUND if no worker has joined at that address; the message names those that have.
         """
@@ -189,10 +173,10 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LaunchWorkers(self, request_iterator, context):
-        """The launcher of the workers, such as `signalbox serve`, holds this stream while it runs. It owns
-        their number, and says what it is when it begins and with each change; the scheduler sends on what
-        ScaleWorkers asks. ALREADY_EXISTS while another launcher holds one.
+    def ReportLauncher(self, request_iterator, context):
+        """The launcher of the workers, such as `signalbox serve`, holds this stream while it runs. It says what
+        it keeps when it begins and with each change, and GetStats has it. ALREADY_EXISTS while another
+        launcher holds one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -264,20 +248,15 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.SerializeToString,
             ),
-            'ScaleWorkers': grpc.unary_unary_rpc_method_handler(
-                    servicer.ScaleWorkers,
-                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.FromString,
-                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.SerializeToString,
-            ),
             'DrainWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorker,
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.SerializeToString,
             ),
-            'LaunchWorkers': grpc.stream_stream_rpc_method_handler(
-                    servicer.LaunchWorkers,
-                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.FromString,
-                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.SerializeToString,
+            'ReportLauncher': grpc.stream_unary_rpc_method_handler(
+                    servicer.ReportLauncher,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportLauncherRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportLauncherResponse.SerializeToString,
             ),
             'ClearCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearCache,
@@ -474,33 +453,6 @@ class SchedulerService:
             _registered_method=True)
 
     @staticmethod
-    def ScaleWorkers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/signalbox.scheduler.v1.SchedulerService/ScaleWorkers',
-            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersRequest.SerializeToString,
-            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ScaleWorkersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def DrainWorker(request,
             target,
             options=(),
@@ -528,7 +480,7 @@ class SchedulerService:
             _registered_method=True)
 
     @staticmethod
-    def LaunchWorkers(request_iterator,
+    def ReportLauncher(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -538,12 +490,12 @@ class SchedulerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
+        return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/signalbox.scheduler.v1.SchedulerService/LaunchWorkers',
-            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersRequest.SerializeToString,
-            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.LaunchWorkersResponse.FromString,
+            '/signalbox.scheduler.v1.SchedulerService/ReportLauncher',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportLauncherRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReportLauncherResponse.FromString,
             options,
             channel_credentials,
             insecure,

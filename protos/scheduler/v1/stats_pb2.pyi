@@ -45,18 +45,14 @@ class GetStatsResponse(_message.Message):
     def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ..., quarantined_workers: _Optional[_Iterable[_Union[QuarantinedWorker, _Mapping]]] = ..., num_worker_failures: _Optional[int] = ..., launcher: _Optional[_Union[LauncherState, _Mapping]] = ...) -> None: ...
 
 class LauncherState(_message.Message):
-    __slots__ = ("placement", "min_workers", "max_workers", "num_wanted", "pending")
+    __slots__ = ("placement", "num_workers", "pending")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
-    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
-    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
-    NUM_WANTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     placement: str
-    min_workers: int
-    max_workers: int
-    num_wanted: int
+    num_workers: int
     pending: _containers.RepeatedCompositeFieldContainer[PendingWorker]
-    def __init__(self, placement: _Optional[str] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., num_wanted: _Optional[int] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ...) -> None: ...
+    def __init__(self, placement: _Optional[str] = ..., num_workers: _Optional[int] = ..., pending: _Optional[_Iterable[_Union[PendingWorker, _Mapping]]] = ...) -> None: ...
 
 class PendingWorker(_message.Message):
     __slots__ = ("name", "reason")
@@ -99,7 +95,7 @@ class RequestSummary(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages", "launched_as", "store", "peers", "role", "handovers")
+    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "num_steps", "num_preemptions", "num_generated_tokens", "num_prompt_tokens", "num_steps_in_flight", "is_draining", "block_size", "num_cached_gpu_blocks", "num_recomputes", "num_prefix_queries", "num_prefix_hits", "steps", "requests", "copy_bytes_per_second", "prefill_tokens_per_second", "num_cpu_prefix_hits", "num_cached_cpu_blocks", "num_failures", "stages", "store", "peers", "role", "handovers")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -126,7 +122,6 @@ class WorkerStats(_message.Message):
     NUM_CACHED_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
-    LAUNCHED_AS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -157,12 +152,11 @@ class WorkerStats(_message.Message):
     num_cached_cpu_blocks: int
     num_failures: int
     stages: _explain_pb2.StageUse
-    launched_as: str
     store: StoreStats
     peers: StoreStats
     role: str
     handovers: HandoverStats
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., launched_as: _Optional[str] = ..., store: _Optional[_Union[StoreStats, _Mapping]] = ..., peers: _Optional[_Union[StoreStats, _Mapping]] = ..., role: _Optional[str] = ..., handovers: _Optional[_Union[HandoverStats, _Mapping]] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., is_draining: _Optional[bool] = ..., block_size: _Optional[int] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_recomputes: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., steps: _Optional[_Union[StepStats, _Mapping]] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., num_cpu_prefix_hits: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., store: _Optional[_Union[StoreStats, _Mapping]] = ..., peers: _Optional[_Union[StoreStats, _Mapping]] = ..., role: _Optional[str] = ..., handovers: _Optional[_Union[HandoverStats, _Mapping]] = ...) -> None: ...
 
 class HandoverStats(_message.Message):
     __slots__ = ("num_handed_over", "num_taken_over", "num_given_up", "num_bytes", "pause_ns")

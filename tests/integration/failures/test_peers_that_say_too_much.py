@@ -76,7 +76,6 @@ SPOILS: dict[str, Spoil] = {
     "many ranks": lambda info, _: info.capacity.ranks.extend(
         [type(info.capacity.ranks.add())(host="h")] * 100_000
     ),
-    "a long launcher": lambda _, join: setattr(join, "launched_as", LONG),
     "a long role": lambda _, join: setattr(join, "role", LONG),
     "a long address": lambda _, join: setattr(join, "address", LONG),
 }

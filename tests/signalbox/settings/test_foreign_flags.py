@@ -130,8 +130,8 @@ def test_a_refused_flag_is_named_with_its_remedy_and_without_its_value(
     [
         (["--enable-prefix-caching"], {"prefix_caching": True}),
         (["--no-enable-prefix-caching"], {"prefix_caching": False}),
-        (["-dp", "3"], {"workers": "3"}),
-        (["--data-parallel-size=2"], {"workers": "2"}),
+        (["-dp", "3"], {"workers": 3}),
+        (["--data-parallel-size=2"], {"workers": 2}),
         (["--no-async-scheduling"], {"max_steps_in_flight": 1}),
         (["--disable-log-requests"], {"log_requests": "none"}),
         (["--enable-log-requests"], {"log_requests": "ends"}),

@@ -173,12 +173,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
             {"model": "m", "placement": "ray", "workers": 9, "rank_port": 65530},
             "9 ranks take as many ports from --rank-port 65530 on",
         ),
-        (
-            ServeSettings,
-            {"simulate": True, "workers": 0},
-            "--workers is 0: it must be N or MIN..MAX",
-        ),
-        (ServeSettings, {"simulate": True, "workers": "4..2"}, "--workers is '4..2': .*2..4"),
+        (ServeSettings, {"simulate": True, "workers": 0}, "--workers is 0"),
+        (ServeSettings, {"simulate": True, "workers": "1..4"}, "'1..4': give a fixed number; .*H"),
         (
             WorkerSettings,
             {"model": "m", "placement": "raytracer"},
@@ -232,7 +228,7 @@ def test_what_is_off_or_picked_takes_no_port_from_others() -> None:
     assert load(ServeSettings, scheduler_and_worker).takes_other_grpc_port
     with pytest.raises(SettingsError, match="both 50051"):
         load(ServeSettings, scheduler_and_worker | {"grpc_port": 50051})
-    assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == "1"
+    assert load(ServeSettings, scheduler_and_worker | {"metrics_port": 50052}).workers == 1
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,9 @@ class FakeLauncher:
     def running(self) -> list[str]:
         return [worker.name for worker in self.supervisor.workers]
 
-    async def grown(self, wanted: int, *, serves: bool = True) -> None:
-        self.supervisor.grow(wanted)
+    async def started(self, num_workers: int, *, serves: bool = True) -> None:
+        for place in range(num_workers):
+            self.supervisor.adopt(place, await self.launch(place))
         if serves:
             self.supervisor.serves()
         await run_ready_tasks()
@@ -75,5 +76,4 @@ class FakeLauncher:
         await run_ready_tasks()
         assert all(worker.ended.done() for worker in self.workers)
         assert not self.supervisor.workers
-        assert self.supervisor.wanted == 0
         assert not self.supervisor.pending

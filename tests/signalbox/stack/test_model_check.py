@@ -177,20 +177,6 @@ def test_each_worker_takes_its_own_copy_beside_its_cache(
         check_model(WorkerSettings(model=model, kv_cache_memory=1.5))
 
 
-def test_workers_that_are_loaded_need_no_memory_that_is_free(
-    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
-) -> None:
-    settings = WorkerSettings(model=make_directory(tmp_path, num_values=GIB))
-    have_free(machine_with_bf16, 2 * GIB)
-    check_model(settings, num_workers=4, num_loaded=3)
-    with pytest.raises(MemoryError, match="for each of 2 more workers; "):
-        check_model(settings, num_workers=5, num_loaded=3)
-    have_free(machine_with_bf16, 0)
-    check_model(settings, num_workers=3, num_loaded=3)
-    with pytest.raises(MemoryError, match="is free; start fewer --workers"):
-        check_model(settings, num_workers=4, num_loaded=3)
-
-
 def test_memory_of_a_gpu_is_not_judged_by_that_of_the_cpu(
     tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
 ) -> None:

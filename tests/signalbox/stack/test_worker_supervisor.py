@@ -11,7 +11,7 @@ from tests.waiting import run_ready_tasks
 
 async def test_a_lost_worker_is_replaced_in_its_place() -> None:
     launcher = FakeLauncher()
-    await launcher.grown(3)
+    await launcher.started(3)
     launcher.workers[1].lose()
     await run_ready_tasks()
     assert launcher.running == ["worker 0", "worker 1", "worker 2"]
@@ -21,7 +21,7 @@ async def test_a_lost_worker_is_replaced_in_its_place() -> None:
 
 async def test_pauses_grow_with_losses_of_the_last_minutes_and_of_one_place() -> None:
     launcher = FakeLauncher()
-    await launcher.grown(2)
+    await launcher.started(2)
     for _ in range(8):
         launcher.workers[-1].lose()
         await run_ready_tasks()
@@ -33,22 +33,24 @@ async def test_pauses_grow_with_losses_of_the_last_minutes_and_of_one_place() ->
     launcher.workers[-2].lose()
     await run_ready_tasks()
     assert launcher.pauses[9:] == [1]
-    assert launcher.supervisor.wanted == 2
+    assert len(launcher.running) == 2
     await launcher.stop()
 
 
 async def test_a_start_that_fails_is_tried_again() -> None:
     launcher = FakeLauncher()
+    await launcher.started(1)
     launcher.faults = [OSError("no process left")] * 2
-    await launcher.grown(1)
+    launcher.workers[0].lose()
+    await run_ready_tasks()
     assert launcher.running == ["worker 0"]
-    assert launcher.pauses == [1, 2]
+    assert launcher.pauses == [1, 2, 4]
     await launcher.stop()
 
 
 async def test_the_loss_of_all_workers_before_one_served_is_the_end() -> None:
     launcher = FakeLauncher()
-    await launcher.grown(2, serves=False)
+    await launcher.started(2, serves=False)
     waiting = asyncio.create_task(launcher.supervisor.wait())
     launcher.workers[0].lose()
     await run_ready_tasks()
@@ -62,7 +64,7 @@ async def test_the_loss_of_all_workers_before_one_served_is_the_end() -> None:
 
 async def test_a_worker_that_was_lost_before_another_served_is_started_afterwards() -> None:
     launcher = FakeLauncher()
-    await launcher.grown(2, serves=False)
+    await launcher.started(2, serves=False)
     launcher.workers[0].lose()
     await run_ready_tasks()
     again = "worker 0 exited with status 1; it is started again after 1 s"
@@ -79,7 +81,7 @@ async def test_a_worker_that_was_drained_is_started_again_without_a_warning(
 ) -> None:
     caplog.set_level("INFO")
     launcher = FakeLauncher()
-    await launcher.grown(2)
+    await launcher.started(2)
     launcher.workers[0].lose(status=0)
     await run_ready_tasks()
     assert launcher.running == ["worker 0", "worker 1"]
@@ -89,23 +91,18 @@ async def test_a_worker_that_was_drained_is_started_again_without_a_warning(
     await launcher.stop()
 
 
-async def test_a_worker_that_is_removed_is_drained_and_stays_away() -> None:
+async def test_workers_that_are_stopped_are_drained_and_stay_away() -> None:
     launcher = FakeLauncher()
-    await launcher.grown(3)
-    leaving = launcher.supervisor.remove("worker 1", within_s=5)
-    assert launcher.supervisor.names == ["worker 0", "worker 2"]
-    await leaving
-    assert launcher.workers[1].told == ["end within 5 s"]
+    await launcher.started(2)
+    await launcher.supervisor.stop(within_s=5)
     await run_ready_tasks()
-    assert launcher.running == ["worker 0", "worker 2"]
-    await launcher.grown(4)  # the free place is taken first
-    assert launcher.running == ["worker 0", "worker 1", "worker 2", "worker 3"]
+    assert [worker.told for worker in launcher.workers] == [["end within 5 s"]] * 2
     await launcher.stop()
 
 
 async def test_nothing_starts_again_after_all_are_killed() -> None:
     launcher = FakeLauncher()
-    await launcher.grown(2)
+    await launcher.started(2)
     launcher.supervisor.kill()
     await run_ready_tasks()
     assert [worker.told for worker in launcher.workers] == [["SIGKILL"]] * 2
