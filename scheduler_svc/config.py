@@ -31,11 +31,12 @@ class PreemptionMode(StrEnum):
 
 
 class Disaggregation(StrEnum):
-    """Whether the roles that workers ask for count; see workers/roles.py."""
+    """Roles of the workers, to compute prompts or to decode; see workers/roles.py."""
 
     OFF = "off"
     """All workers do both."""
     STATIC = "static"
+    """Each worker has the role that it asks for."""
 
 
 def _not_auto(value: Any) -> Any:
