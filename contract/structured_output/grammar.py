@@ -1,14 +1,13 @@
 """Compiles structured outputs by llguidance, and measures what compiling one costs.
 
 The router refuses what cannot be compiled and the worker compiles the rest, so both need this. A
-client's schema may cost any time and memory, so the router runs this file as a short-lived process
-with limits that the kernel enforces. It imports no more of ours than rewrites schemas, to start
-fast.
+client's schema may cost any time and memory, so the router runs `main` in a short-lived process
+with limits that the kernel enforces (`rpc.lifetime.limited_program`). It imports no more of ours
+than rewrites schemas, to start fast.
 """
 
 import json
 import re
-import resource
 import sys
 import time
 from collections.abc import Collection
@@ -17,9 +16,6 @@ from typing import Any
 from urllib.parse import quote
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
-
-if __name__ == "__main__":  # an isolated process has no path to our modules
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from contract.structured_output.schema.rewriting import rewrite
 
@@ -242,17 +238,6 @@ def _status_bytes(name: str) -> int:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith(name))
 
 
-def _limit_this_process(*, cpu_s: int, memory_bytes: int) -> None:
-    for kind, limit in (
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (limit, limit))
-
-
-if __name__ == "__main__":
-    job = json.load(sys.stdin)
-    _limit_this_process(cpu_s=job["cpu_s"], memory_bytes=job["memory_bytes"])
-    sys.stdout.write(json.dumps(_try_out(tuple(job["constraint"]))))
+def main() -> None:
+    """Reads a constraint and writes its outcome, in JSON."""
+    sys.stdout.write(json.dumps(_try_out(tuple(json.load(sys.stdin)))))

@@ -1,22 +1,23 @@
 """Matches the regular expressions of an adapter with the names of a model's modules.
 
 Python's `re` holds the interpreter while it compiles and matches, some expressions backtrack for
-longer than a worker is waited for, and an adapter may have any number. So this file, run as a
-process with limits that the kernel enforces, matches all but a few plain names. It imports nothing
-of ours, to start fast.
+longer than a worker is waited for, and an adapter may have any number. So `main`, in a process with
+limits that the kernel enforces (`rpc.lifetime.limited_program`), matches all but a few plain names.
 """
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rpc.lifetime.limited_program import Limits, command
+
 MAX_CPU_S = 2
 """Seconds of processor time for all expressions of an adapter with all modules of a model."""
 MAX_MEMORY_BYTES = 512 << 20
+_LIMITS = Limits(cpu_s=MAX_CPU_S, memory_bytes=MAX_MEMORY_BYTES)
 _MAX_WALL_S = 60.0
 _FEW_CHARS = 4_096
 """Characters of simple expressions that are matched in this process."""
@@ -60,7 +61,7 @@ def first_matches(groups: Groups, names: Iterable[str]) -> Found:
     job = json.dumps([groups, list(names)]).encode()
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", __file__],
+            command(__name__, limits=_LIMITS),
             input=job,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -103,8 +104,6 @@ def _answer(job: Any) -> dict[str, Any]:
         return {"error": str(error)[:1000]}
 
 
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def main() -> None:
+    """Reads lists of expressions and names, and writes the matches, in JSON."""
     sys.stdout.write(json.dumps(_answer(json.load(sys.stdin))))

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import signal
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 from contract.errors import PermissionDenied, Unauthenticated
 from router.keys import key_file
 from router.keys.key_file import DIGEST_BYTES, KeyFileError, State
+from rpc.lifetime.limited_program import Limits, command
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,9 @@ HEADER = "authorization"
 MAX_HEADER_CHARS = 1024
 WALL_LIMIT_S = 120.0
 """Seconds in which a changed file is read on a busy machine."""
+_LIMITS = Limits(
+    cpu_s=key_file.CPU_LIMIT_S, memory_bytes=key_file.MEMORY_LIMIT_BYTES, ends_with_input=True
+)
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 """Ends of a reader that no file causes; its limit of CPU time sends SIGXCPU first."""
 MAX_MADE = 4096
@@ -169,11 +172,8 @@ async def _read_beside(path: Path) -> tuple[KeyTable, State | None]:
     """Reads the file in a process. Raises KeyFileError, or OSError if there is none, or it was
     killed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        key_file.__file__,
-        str(path),
-        stdin=asyncio.subprocess.PIPE,  # by which the process notices that this one has ended
+        *command(key_file.__name__, str(path), limits=_LIMITS),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env={},

@@ -1,8 +1,9 @@
 """Reads the file of API keys; also a process, so that a changed file costs the router no time.
 
-Parsing YAML takes 20 us a key and holds Python's global lock. So this file, run as a short-lived
-process with limits that the kernel enforces, reads the file under the lock that `signalbox keys`
-holds, and writes a table that is used as it is: digests in order, and one JSON text for each.
+Parsing YAML takes 20 us a key and holds Python's global lock. So `main`, in a short-lived process
+with limits that the kernel enforces (`rpc.lifetime.limited_program`), reads the file under the lock
+that `signalbox keys` holds, and writes a table that is used as it is: digests in order, and one
+JSON text for each.
 """
 
 import fcntl
@@ -10,8 +11,6 @@ import hashlib
 import json
 import os
 import re
-import resource
-import select
 import stat
 import sys
 import time
@@ -298,17 +297,6 @@ def _answer(path: str) -> bytes:
     return json.dumps(head).encode() + b"\n" + table
 
 
-def _end_with_parent() -> None:
-    """Has Linux end this process by SIGIO when the one that waits for it is gone, whose end closes
-    the pipe."""
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # it is gone already
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    _end_with_parent()
+def main() -> None:
+    """Writes the answer for the file that the command line names."""
     sys.stdout.buffer.write(_answer(sys.argv[1]))

@@ -18,7 +18,8 @@ from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
 from router.params.closed_schema import close_schema
 from router.work_limits.fair_slots import FairSlots
 from router.work_limits.payers import ANYONE, Payer
-from router.work_limits.sandbox_process import OUT_OF_MEMORY, run_limited
+from router.work_limits.sandbox_process import OUT_OF_TIME, run_limited
+from rpc.lifetime.limited_program import Limits
 
 MAX_BYTES = 64 << 10
 MAX_CHOICES = 1024
@@ -176,14 +177,13 @@ class GrammarChecker:
 
     async def _try(self, constraint: Constraint) -> tuple[_Fault | None, GrammarCost]:
         """Returns the fault of a constraint, or None, and the cost of compiling it."""
-        job = {
-            "constraint": constraint,
-            "cpu_s": math.ceil(self._max_cpu_s),
-            "memory_bytes": self._max_memory_bytes + _PROCESS_BYTES,
-        }
-        answer = await run_limited(grammar.__file__, job, cpu_limit_s=self._max_cpu_s)
-        if (error := answer.get("error")) is not None:
-            return _Fault(self._too_much_memory if error == OUT_OF_MEMORY else error), UNMEASURED
+        limits = Limits(
+            cpu_s=math.ceil(self._max_cpu_s), memory_bytes=self._max_memory_bytes + _PROCESS_BYTES
+        )
+        answer = await run_limited(grammar.__name__, constraint, limits)
+        if "error" in answer:
+            is_late = answer["error"] == OUT_OF_TIME
+            return _Fault(self._too_much_time if is_late else self._too_much_memory), UNMEASURED
         cost = GrammarCost(answer["cpu_ns"], answer["peak_bytes"])
         if answer["fault"]:
             return _Fault(answer["fault"], answer["definition"]), cost
@@ -193,10 +193,14 @@ class GrammarChecker:
     def _excess(self, cost: GrammarCost) -> str | None:
         """Returns the bound that the cost exceeds; None if it exceeds none."""
         if cost.cpu_ns > self._max_cpu_s * 1e9:
-            return f"it takes more than {self._max_cpu_s:g} s"
+            return self._too_much_time
         if cost.peak_bytes > self._max_memory_bytes:
             return self._too_much_memory
         return None
+
+    @property
+    def _too_much_time(self) -> str:
+        return f"it takes more than {self._max_cpu_s:g} s"
 
     @property
     def _too_much_memory(self) -> str:

@@ -1,26 +1,19 @@
 """A process that renders conversations by one chat template, one after the other.
 
-`template_renderer` runs this file and sends it the template, then jobs; each is a line of JSON, as
-each answer is. The kernel ends the process if a job takes too much time, and refuses it memory. A
-job that asks for too much memory ends the process too. The process ends when its input does. It
-imports little of ours, to start fast and isolated.
+`template_renderer` runs `main` within limits (`rpc.lifetime.limited_program`) and sends it the
+template, then jobs; each is a line of JSON, as each answer is. A job that takes too much time or
+memory ends the process. It imports little of ours, to start fast.
 """
 
 import gc
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
-
-if __name__ == "__main__":  # the isolated process does not have the parent's module path
-    _folders = Path(__file__).resolve().parents
-    sys.path.insert(0, str(next(one for one in _folders if not (one / "__init__.py").exists())))
 
 from router.prompt.provenance import Text, writers_of
 from router.prompt.template_facts import facts_of
@@ -109,19 +102,8 @@ def _answers() -> Iterator[dict[str, Any]]:
             yield {"error": str(error)[:1000] or type(error).__name__}
 
 
-def _limit_this_process() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the router too
-    for kind, limit in (
-        (resource.RLIMIT_AS, MEMORY_LIMIT_BYTES),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (limit, limit))
-
-
 def main() -> None:
     """Returns once the input ends or a job has taken much. Raises MemoryError."""
-    _limit_this_process()
     is_slow = False
 
     def lower_priority(*_: object) -> None:
@@ -144,7 +126,3 @@ def main() -> None:
             gc.freeze()
         elif number % _COLLECT_EVERY == 0:
             gc.collect()
-
-
-if __name__ == "__main__":
-    main()

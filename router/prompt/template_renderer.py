@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,9 @@ from typing import Any
 from router.prompt import template_process
 from router.prompt.provenance import Text, writers_of
 from router.prompt.template_facts import ContentForm, TemplateFacts
+from rpc.lifetime.limited_program import Limits, command
 
+_LIMITS = Limits(memory_bytes=template_process.MEMORY_LIMIT_BYTES)
 _OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGALRM)
 _OF_OTHERS = (0, -signal.SIGKILL, -signal.SIGTERM)
 """Ends that no template causes; without memory, Python may end in several other ways."""
@@ -48,7 +49,7 @@ class TemplateRenderer:
             is_clients: True lowers the priority of a process that loads for long.
         """
         process = subprocess.Popen(
-            [sys.executable, "-I", template_process.__file__],
+            command(template_process.__name__, limits=_LIMITS),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

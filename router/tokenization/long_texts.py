@@ -8,7 +8,6 @@ left. Texts take turns by payer (`fair_slots`).
 import asyncio
 import contextlib
 import subprocess
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from contract.errors import InvalidArgument
 from router.tokenization import tokenizer_process
 from router.work_limits.fair_slots import FairSlots
 from router.work_limits.payers import Payer
+from rpc.lifetime.limited_program import command
 
 MAX_PROCESSES = 3
 """Long texts that are tokenised at once; one payer gets one fewer."""
@@ -58,7 +58,7 @@ class TextProcess:
         """Starts the process; each tokenizer, the content of a tokenizer.json, is loaded at
         first use."""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", tokenizer_process.__file__],
+            command(tokenizer_process.__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

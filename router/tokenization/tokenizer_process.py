@@ -1,25 +1,22 @@
-"""A process that tokenises long texts, one after the other, within limits that the kernel
-enforces.
+"""A process that tokenises long texts, one after the other, within limits.
 
 Tokenising takes up to 200 bytes of memory for each byte of text, and cannot be stopped from within
-its process. So `long_texts` runs this file as a process, sends it tokenizers and then jobs, and
-kills it if a job takes too long or is no longer wanted. A frame is the length of a JSON header, the
-header, and as many bytes as its `num_bytes` says. It imports nothing of ours, to start fast and
-isolated.
+its process. So `long_texts` runs `main` as a process (`rpc.lifetime.limited_program`), sends it
+tokenizers and then jobs, and kills it if a job takes too long or is no longer wanted. A frame is
+the length of a JSON header, the header, and as many bytes as its `num_bytes` says.
 """
 
 import ctypes
 import json
-import math
-import resource
 import struct
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import IO, Any
 
 from tokenizers import Tokenizer
+
+from rpc.lifetime.limited_program import limit_job
 
 _LENGTH = struct.Struct("<I")
 _MOST_BACK = 64
@@ -53,18 +50,6 @@ def _load(content: bytes) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _limit_job(job: Mapping[str, Any]) -> None:
-    """Ends this process when the job has used its CPU time, or asks for more memory."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used_s = usage.ru_utime + usage.ru_stime
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used_s + job["cpu_s"]), hard))
-    num_pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    limit = num_pages * resource.getpagesize() + job["memory_bytes"]
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _answer(
@@ -107,8 +92,6 @@ def give_memory_back() -> None:
 
 
 def main() -> None:
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
-        resource.setrlimit(kind, (0, 0))
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     tokenizers: list[Any] = []  # each a file's content until it is needed
     while True:
@@ -121,12 +104,8 @@ def main() -> None:
             continue
         if isinstance(tokenizers[job["tokenizer"]], bytes):
             tokenizers[job["tokenizer"]] = _load(tokenizers[job["tokenizer"]])
-        _limit_job(job)
+        limit_job(cpu_s=job["cpu_s"], memory_bytes=job["memory_bytes"])
         header, answer = _answer(tokenizers, job, content)
         write_frame(stdout, header, answer)
         del content, answer
         give_memory_back()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,25 @@
-"""Runs a file as a process for one job of a client, which may need unlimited time and memory.
+"""Runs a limited program for one job of a client, which may need unlimited time and memory.
 
-The file reads the job from its standard input, sets limits that the kernel enforces, and writes the
-answer; both are JSON.
+The program reads the job from its standard input and writes the answer; both are JSON.
 """
 
 import asyncio
 import json
 import signal
-import sys
 from typing import Any
+
+from rpc.lifetime.limited_program import Limits, command
 
 WALL_LIMIT_S = 20.0
 """Seconds on a busy machine; normally the CPU limit applies first."""
+OUT_OF_TIME = "it takes more time than it may"
 OUT_OF_MEMORY = "it takes more memory than it may"
 
 
-async def run_limited(file: str, job: object, *, cpu_limit_s: float) -> dict[str, Any]:
-    """Returns the answer, or an "error" with the reason if there is none.
-
-    Args:
-        cpu_limit_s: CPU seconds that the file limits itself to.
-    """
+async def run_limited(module: str, job: object, limits: Limits) -> dict[str, Any]:
+    """Returns the answer of the module's `main`, or an "error" with the reason if there is none."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        file,
+        *command(module, limits=limits),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -39,8 +34,8 @@ async def run_limited(file: str, job: object, *, cpu_limit_s: float) -> dict[str
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if not output:  # a process out of memory aborts, one out of time is killed
-        is_late = process.returncode == -signal.SIGKILL
-        return {"error": f"it takes more than {cpu_limit_s:g} s" if is_late else OUT_OF_MEMORY}
+    if not output:  # a process out of memory aborts
+        is_late = process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+        return {"error": OUT_OF_TIME if is_late else OUT_OF_MEMORY}
     answer: dict[str, Any] = json.loads(output)
     return answer

@@ -16,6 +16,7 @@ from router.prompt import chat_templates
 from router.prompt.chat_template import ChatTemplate
 from router.prompt.template_renderer import TemplateFailed
 from router.work_limits import sandbox_process
+from rpc.lifetime.limited_program import Limits
 from tests.router.keys.test_api_keys import entry, write_keys
 from tests.router.openai.clients import HI, Http, make_http
 from tests.waiting import EVENT_S, eventually
@@ -40,12 +41,12 @@ class Processes:
         self.over = asyncio.Event()
         self.threads_over = threading.Event()
 
-    async def run(self, file: str, job: object, *, cpu_limit_s: float) -> dict[str, Any]:
+    async def run(self, module: str, job: object, limits: Limits) -> dict[str, Any]:
         if BOMB in json.dumps(job):
             self.num_bombs += 1
             await self.over.wait()
-            return {"error": f"it takes more than {cpu_limit_s:g} s"}
-        return await sandbox_process.run_limited(file, job, cpu_limit_s=cpu_limit_s)
+            return {"error": sandbox_process.OUT_OF_TIME}
+        return await sandbox_process.run_limited(module, job, limits)
 
     def load(self, source: str, **options: Any) -> ChatTemplate:
         if BOMB in source:

@@ -1,0 +1,57 @@
+"""What a process with limits may take, and when it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpc.lifetime.limited_program import NO_LIMITS, Limits, command
+from tests.rpc.lifetime import limited_jobs
+
+PARENT = """
+import subprocess
+from rpc.lifetime.limited_program import Limits, command
+from tests.rpc.lifetime import limited_jobs
+started = command(limited_jobs.__name__, "wait", limits=Limits(ends_with_input=True))
+subprocess.Popen(started, stdin=subprocess.PIPE).wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "limits", "status", "output"),
+    [
+        (["spin"], Limits(cpu_s=1), -signal.SIGXCPU, "spins\n"),
+        (["spin_in_second_job"], NO_LIMITS, -signal.SIGXCPU, "True\nspins\n"),
+        (["take", "512"], Limits(memory_bytes=256 << 20), 0, ""),
+        (["take", "512"], NO_LIMITS, 0, "took 512\n"),
+        (["write", "file"], NO_LIMITS, 0, "OSError\n"),
+    ],
+)
+def test_the_kernel_holds_a_program_to_its_limits(
+    job: list[str], limits: Limits, status: int, output: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        command(limited_jobs.__name__, *job, limits=limits),
+        cwd=tmp_path,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, output, "")
+    assert not [file for file in tmp_path.iterdir() if file.stat().st_size]
+
+
+def test_a_program_that_reads_no_input_ends_with_its_parent() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "waits\n"
+        parent.kill()
+        assert parent.stdout.read() == ""  # once the program has ended, too
