@@ -23,7 +23,8 @@ from signalbox.placement import listening_hosts, node_probe
 from signalbox.placement.node_probe import RankNode
 from signalbox.placement.rank_actor import RankActor
 from signalbox.placement.ray_group import make_group
-from signalbox.stack.child_processes import PROCESS_NAME, process_name
+from signalbox.settings.environment import PROCESS_NAME
+from signalbox.stack.child_processes import process_name
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,9 @@
-"""Names of our environment variables. It imports nothing, because probes load it too."""
+"""Names of our environment variables. It imports little, because probes load it too."""
 
 import re
 from collections.abc import Iterable
+
+from rpc.lifetime.parent import PARENT_PID
 
 ENV_PREFIX = "SIGNALBOX_"
 VLLM_PREFIX = "VLLM_"
@@ -9,9 +11,11 @@ VLLM_PREFIX = "VLLM_"
 _TLS = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME")
 CLIENT_VARIABLES = frozenset(("ADDRESS", "API_KEY", "DEBUG", "ROUTER", "SCHEDULER", *_TLS))
 """Variables, without the prefix, that commands which call a service read."""
-CHILD_VARIABLES = ("PARENT_PID", "PROCESS_NAME", "NEWS_FD")
-"""Variables, without the prefix, that `serve` sets for its child processes."""
-OTHER_VARIABLES = frozenset(("CONFIG", "ISA", *CHILD_VARIABLES))
+PROCESS_NAME, NEWS_FD = f"{ENV_PREFIX}PROCESS_NAME", f"{ENV_PREFIX}NEWS_FD"
+"""Variables that `serve` sets for its child processes, beside PARENT_PID."""
+OTHER_VARIABLES = frozenset(("CONFIG", "ISA")) | {
+    name.removeprefix(ENV_PREFIX) for name in (PARENT_PID, PROCESS_NAME, NEWS_FD)
+}
 """Variables, without the prefix, that are not settings of a service."""
 
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")

@@ -24,10 +24,8 @@ from typing import NamedTuple
 
 from rpc.lifetime.parent import PARENT_PID, is_watched
 from rpc.lifetime.stop_signals import stopping_later
-from signalbox.settings.environment import CHILD_VARIABLES, ENV_PREFIX, VLLM_PREFIX
+from signalbox.settings.environment import ENV_PREFIX, NEWS_FD, PROCESS_NAME, VLLM_PREFIX
 from signalbox_kernels.native import ISA_VARIABLE
-
-_, PROCESS_NAME, NEWS_FD = (ENV_PREFIX + name for name in CHILD_VARIABLES)
 
 SERVING, STARTING, WAITING = "serving", "starting", "waiting"
 """Kinds of a child's announcements: with the model's name, with a phase and its progress, and with
