@@ -57,15 +57,15 @@ if [ "${BUILD:-yes}" = yes ]; then
 fi
 [ -f models/SmolLM2-135M-Instruct.Q4_1.gguf ] || make model
 
-say "no PyTorch in router and scheduler, no root in any"
+say "no PyTorch and no kernels in router and scheduler, no root in any"
 for image in router scheduler gpu-worker; do
     user=$(docker run --rm --entrypoint id "signalbox-$image" -un)
     [ "$user" = signalbox ] || fail "$image runs as $user"
 done
 for image in router scheduler; do
     docker run --rm --entrypoint python "signalbox-$image" -c \
-        'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is not None)' \
-        || fail "$image carries PyTorch"
+        'import importlib.util as u, sys; sys.exit(any(map(u.find_spec, ("torch", "signalbox_kernels"))))' \
+        || fail "$image carries PyTorch or kernels"
 done
 
 say "up"

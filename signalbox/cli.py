@@ -126,6 +126,10 @@ _OUR_PACKAGES = (
     "signalbox_kernels",
     "signalbox",
 )
+_NO_WORKER = (
+    "this installation holds no code of workers, as the images of router and scheduler do not; "
+    "use the image gpu-worker, or install signalbox-serving"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,6 +148,11 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         return vars(parser.parse_args(given))
     except BrokenPipeError:  # such as `signalbox serve --help=all | head`
         _discard_output()
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:  # the flags of some commands are code of the worker
+        if not _lacks_worker(error):
+            raise
+        print(f"signalbox {given[0]}: {_NO_WORKER}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -253,9 +262,16 @@ def _debug_in_environment() -> bool:
     return os.environ.get(ENV_PREFIX + "DEBUG", "").lower() in ("1", "true", "yes", "on")
 
 
+def _lacks_worker(error: Exception) -> bool:
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return (name or "").partition(".")[0] in ("gpu_worker", "signalbox_kernels")
+
+
 def _in_one_line(error: Exception) -> str:
     from rpc.telemetry.printable import printable
 
+    if _lacks_worker(error):
+        return _NO_WORKER
     text = printable(" ".join(str(error).split()))
     is_ours = type(error).__module__.split(".")[0] in _OUR_PACKAGES
     is_expected = isinstance(error, OSError | ValueError | RuntimeError | MemoryError)

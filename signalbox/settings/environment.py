@@ -7,6 +7,8 @@ from rpc.lifetime.parent import PARENT_PID
 
 ENV_PREFIX = "SIGNALBOX_"
 VLLM_PREFIX = "VLLM_"
+ISA_VARIABLE = f"{ENV_PREFIX}ISA"
+"""The variable of the CPU kernels, which only a worker has."""
 
 _TLS = ("TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME")
 CLIENT_VARIABLES = frozenset(("ADDRESS", "API_KEY", "DEBUG", "ROUTER", "SCHEDULER", *_TLS))

@@ -24,8 +24,13 @@ from typing import NamedTuple
 
 from rpc.lifetime.parent import PARENT_PID, is_watched
 from rpc.lifetime.stop_signals import stopping_later
-from signalbox.settings.environment import ENV_PREFIX, NEWS_FD, PROCESS_NAME, VLLM_PREFIX
-from signalbox_kernels.native import ISA_VARIABLE
+from signalbox.settings.environment import (
+    ENV_PREFIX,
+    ISA_VARIABLE,
+    NEWS_FD,
+    PROCESS_NAME,
+    VLLM_PREFIX,
+)
 
 SERVING, STARTING, WAITING = "serving", "starting", "waiting"
 """Kinds of a child's announcements: with the model's name, with a phase and its progress, and with

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from scripts.lowest_versions import lowest, requirements
+from tests.signalbox import stacks
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
@@ -71,6 +72,55 @@ def test_the_wheel_holds_every_file_of_our_packages_and_nothing_else(
     found = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert found == {name for package in PACKAGES for name in files_of(package)}
     assert {Path(name).suffix for name in found} <= SUFFIXES
+
+
+def test_images_of_router_and_scheduler_hold_no_code_of_the_worker_but_its_settings(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    """Both services start from what the Dockerfile leaves of the wheel, and a worker does not."""
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    (script,) = re.findall(r'RUN \S+/python -c "(.*?)"\n', dockerfile, re.DOTALL)
+    wheel.extractall(tmp_path)
+    own = {"PYTHONPATH": str(tmp_path), "SIGNALBOX_MAX_NUM_SEQS": "4"}  # of workers, in all images
+
+    def start(*command: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=stacks.of_service() | own,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with start("-c", script.replace("\\\n", "")) as pruned:
+        assert pruned.wait() == 0
+    left = {path.stem for path in (tmp_path / "gpu_worker").rglob("*.py")} - {"__init__"}
+    assert {"worker_settings", "config"} < left
+    assert not [name for name in left if not re.search("settings|config|opt|field|url", name)]
+    assert not (tmp_path / "signalbox_kernels").exists()
+    # What is gone would be found in the checkout, where that is installed.
+    (tmp_path / "signalbox_kernels.py").write_text("raise ModuleNotFoundError(name=__name__)")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
+    )
+    nobody = ("--no-http", "--grpc-port=0", "--scheduler=127.0.0.1:1")
+    for command, sign in (
+        (("scheduler", "--port=0"), "listening on"),
+        (("router", *nobody), "gRPC at"),
+    ):
+        with start("-m", "signalbox", *command) as service:
+            assert service.stderr is not None
+            lines = []
+            for line in service.stderr:
+                lines.append(line)
+                if sign in line:
+                    service.terminate()
+        assert sign in "".join(lines), lines
+    for command in (("worker", "--simulate"), ("serve", "--simulate"), ("doctor",)):
+        with start("-m", "signalbox", *command) as refused:
+            _, said = refused.communicate()
+        assert refused.returncode == 1
+        assert said.count("\n") == 1 and "use the image gpu-worker" in said, said
 
 
 def test_every_package_is_typed(wheel: zipfile.ZipFile) -> None:
