@@ -15,9 +15,9 @@ from contract.sections.store_moves import ClearMark, MoveResult
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
-from scheduler_svc.kv_moves.loading import Loading
 from scheduler_svc.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
+from scheduler_svc.kv_moves.prefix_loader import PrefixLoader
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
 from scheduler_svc.kv_moves.write_behind import WriteBehind
 from scheduler_svc.planning.bookkeeping import Bookkeeping
@@ -90,7 +90,7 @@ class StorePlanning:
                 stages=stages,
             )
         self._distrusted = peers.distrusted if peers is not None else DistrustedBlocks()
-        self.loading = Loading(
+        self.loading = PrefixLoader(
             books,
             self.moves,
             group_selection=group_selection,

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.harness.hosts import Host, NoHosts, hosts
 from gpu_worker.kv_peers import peer_client
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves import handover_rounds, loading
+from scheduler_svc.kv_moves import handover_rounds, prefix_loader
 
 if TYPE_CHECKING:
     from gpu_worker.runner.model_runner import ModelRunner
@@ -60,5 +60,5 @@ def keeping_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 def patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no move of blocks be late because the machine is busy."""
     monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
-    monkeypatch.setattr(loading, "GRACE_S", 60.0)
+    monkeypatch.setattr(prefix_loader, "GRACE_S", 60.0)
     monkeypatch.setattr(peer_client, "TOLD_S", 60.0)

@@ -8,10 +8,10 @@ from contract.sections.store_moves import Fetch, Lend
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.fetch_cost import RETRY_S
 from scheduler_svc.kv_moves.lending import LEND_S
-from scheduler_svc.kv_moves.loading import GRACE_S
 from scheduler_svc.kv_moves.moves_under_way import MoveKind
 from scheduler_svc.kv_moves.peer_reads import PAUSE_S
 from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
+from scheduler_svc.kv_moves.prefix_loader import GRACE_S
 from scheduler_svc.kv_moves.store_planning import POLL_S
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus

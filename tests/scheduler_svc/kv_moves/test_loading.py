@@ -7,9 +7,9 @@ import pytest
 from contract.model import StoreCapacity
 from scheduler_svc.kv.cost_model import CostModel
 from scheduler_svc.kv_moves.fetch_cost import RETRY_S
-from scheduler_svc.kv_moves.loading import GRACE_S, MAX_LOADING
 from scheduler_svc.kv_moves.peer_reads import PAUSE_S
 from scheduler_svc.kv_moves.peers import Peers
+from scheduler_svc.kv_moves.prefix_loader import GRACE_S, MAX_LOADING
 from scheduler_svc.queue.admission_queue import AdmissionQueue
 from scheduler_svc.requests.sequence import SequenceStatus
 from scheduler_svc.requests.sequence_group import SequenceGroup

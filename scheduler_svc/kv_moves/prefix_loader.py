@@ -53,7 +53,7 @@ class _Load:
     """Blocks that fetches have brought for it."""
 
 
-class Loading:
+class PrefixLoader:
     """The loading requests of one worker, and the blocks that have arrived for waiting ones.
 
     Args:
