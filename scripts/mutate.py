@@ -92,8 +92,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     if isinstance(node, REMOVED) or is_call or _sets_state(node):
         assert isinstance(node, ast.stmt)
         yield node, "pass"
-    if isinstance(node, ast.Return) and node.value is not None:
-        yield node, "return None"
+    if isinstance(node, ast.Return) and not isinstance(node.value, ast.Constant | None):
+        yield node, "return None"  # instead of a constant, that is changed itself
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns", "decorator_list", "bases"):
             for child in value if isinstance(value, list) else [value]:
