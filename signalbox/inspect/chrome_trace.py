@@ -98,10 +98,12 @@ class _Events:
         self._threads: dict[_Track, list[_Thread]] = {}
         self._thread_of: dict[str, _Thread] = {}
         self._events: list[Event] = []
-        for span in sorted(spans, key=self._by_time):
-            self._add(span)
-        for span in spans:
-            self._events += self._arrows(span)
+        ordered = sorted(spans, key=self._by_time)
+        for span in ordered:
+            thread = self._thread_of[span.span_id] = self._free_thread(span)
+            thread.open.append(span)
+        for span in ordered:  # an arrow binds to the last span of its thread before it in the file
+            self._events += [*self._of_span(span), *self._arrows(span)]
 
     def sorted_by_time(self) -> list[Event]:
         """Returns the events; those of one time stay in order, the outer span first."""
@@ -119,18 +121,16 @@ class _Events:
             yield parent
             span = parent
 
-    def _add(self, span: SpanRecord) -> None:
-        thread = self._thread_of[span.span_id] = self._free_thread(span)
-        thread.open.append(span)
-        start = self._us(span.start_ns)
+    def _of_span(self, span: SpanRecord) -> Iterator[Event]:
+        thread, start = self._thread_of[span.span_id], self._us(span.start_ns)
         event = self._event(thread, "X", start, name=span.name, cat=span.service)
         event |= {"dur": self._us(span.end_ns) - start, "args": _args(span)}
         if span.error:  # Perfetto colours by name, chrome://tracing by cname
             event |= {"name": f"ERROR {span.name}", "cat": "error", "cname": "terrible"}
-        self._events.append(event)
+        yield event
         for one in span.events:
             instant = self._event(thread, "i", self._us(one.at_ns), name=one.name, s="t")
-            self._events.append(instant | {"args": dict(one.attributes)})
+            yield instant | {"args": dict(one.attributes)}
 
     def _free_thread(self, span: SpanRecord) -> _Thread:
         """Returns the parent's thread if the span nests there; else one where no span is open."""
@@ -198,16 +198,20 @@ class _Events:
                 for link in span.links
             }
         there = self._thread_of[span.span_id]
-        at = self._us(span.start_ns)
         for span_id, name in sources.items():
             here = self._thread_of.get(span_id)
             if here is None or here is there:
                 continue
-            source = self._spans[span_id]
-            leaves = min(max(at, self._us(source.start_ns)), self._us(source.end_ns))
-            same = {"id": next(self._numbers), "name": name, "cat": "arrow"}
-            yield self._event(here, "s", leaves, **same)
-            yield self._event(there, "f", at, bp="e", **same)
+            leaves = self._within(self._spans[span_id], self._us(span.start_ns))
+            ends = self._within(span, leaves)
+            if leaves <= ends:
+                same = {"id": next(self._numbers), "name": name, "cat": "arrow"}
+                yield self._event(here, "s", leaves, **same)
+                yield self._event(there, "f", ends, bp="e", **same)
+
+    def _within(self, span: SpanRecord, at: int) -> int:
+        """Returns the time of a span closest to another: clocks of hosts differ."""
+        return min(max(at, self._us(span.start_ns)), self._us(span.end_ns))
 
     def _event(self, thread: _Thread, phase: str, at: int, **fields: Any) -> Event:
         return {"ph": phase, "ts": at, "pid": thread.pid, "tid": thread.tid, **fields}

@@ -139,9 +139,12 @@ def test_a_request_is_a_thread_of_each_service_and_steps_are_those_of_the_worker
     chunks = [one["ts"] for one in of_phase(events, "i")]
     assert chunks == [100_000, 110_000]
     arrows = [(one["name"], one["ts"]) for one in of_phase(events, "s")]
-    assert sorted(arrows) == [
-        ("ExecuteModel", 102_000), ("first", 100_000), ("scheduler.request", 0),
-    ]  # fmt: skip
+    assert arrows == [("scheduler.request", 0), ("first", 100_000), ("ExecuteModel", 102_000)]
+    for end in of_phase(events, "f"):  # right behind the span in which it ends, before its parts
+        before = [one for one in events[: events.index(end)] if one["tid"] == end["tid"]]
+        assert (before[-1]["ts"], before[-1]["name"]) in {
+            (end["ts"], "scheduler.request"), (end["ts"], "ExecuteModel"),
+        }  # fmt: skip
 
 
 def test_steps_that_overlap_are_on_two_threads_with_what_is_below_them(tmp_path: Path) -> None:
@@ -163,14 +166,19 @@ def test_a_span_that_straddles_others_of_its_request_is_on_a_thread_of_its_own(
     assert places[SCHEDULER, "request a (2)"] == ["fetch"]
 
 
-def test_times_that_no_clock_agrees_on_are_still_a_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("behind_ms", "num_arrows"), [(3, 3), (200, 2)])
+def test_clocks_that_differ_leave_a_valid_trace(
+    behind_ms: int, num_arrows: int, tmp_path: Path
+) -> None:
     request = make_request("a", ms=100)
-    for span in request[WORKER]:  # its clock is behind the others
-        span["startTimeUnixNano"] = str(int(span["startTimeUnixNano"]) - 200 * MS)
+    for span in request[WORKER]:
+        for edge in ("startTimeUnixNano", "endTimeUnixNano"):
+            span[edge] = str(int(span[edge]) - behind_ms * MS)
     (root,) = request[ROUTER]
     root |= {"endTimeUnixNano": str(999 * MS), "parentSpanId": root["spanId"]}
     events = events_of(read_spans(write(tmp_path / "spans", request)))
     assert {one["dur"] for one in events if one["name"] == "chat tiny"} == {0}
+    assert len(of_phase(events, "s")) == num_arrows
 
 
 def test_a_span_that_failed_is_seen_by_its_name_category_and_reason(tmp_path: Path) -> None:
