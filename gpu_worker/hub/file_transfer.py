@@ -1,8 +1,9 @@
 """Moves files of a repository from the hub into its cache: disk space, progress, resumption.
 
 huggingface_hub sends the requests and lays out the cache. It discards what it has of a file when a
-download ends early, so large files are fetched here into `blobs/ETAG.incomplete`, with its own
-function for HTTP ranges, and get their final name when they are whole; it then finds them.
+download ends early, with hf-xet too, so large files are fetched here into `blobs/ETAG.incomplete`,
+with its own function for HTTP ranges, and get their final name when they are whole; it then finds
+them.
 """
 
 import fcntl
@@ -13,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from contract.startup import ReportProgress, StartupPhase, StartupProgress, ignore_progress
@@ -45,12 +46,14 @@ def fetch(
         ignore_patterns=list(DUPLICATES),
     )
     missing = _missing(snapshot)
-    partials = _Partials(repository, missing)
-    needed = sum(file.file_size or 0 for file in missing) - partials.num_bytes
+    large = [file for file in missing if (file.file_size or 0) >= RESUMABLE_BYTES]
+    limit = hub.constants.MAX_HTTP_DOWNLOAD_SIZE
+    partials = [_Partial(repository, file) for file in large if file.file_size <= limit]
+    needed = sum(file.file_size or 0 for file in missing) - sum(one.num_bytes for one in partials)
     if needed > shutil.disk_usage(_existing(cache_folder())).free:
         raise disk_full(repository, needed)
-    is_rest_small = partials.fetch(progress)
-    shown = ignore_progress if missing and is_rest_small and partials.files else progress
+    is_rest_small = _complete(partials, progress) == len(large)
+    shown = ignore_progress if partials and is_rest_small else progress
     return Path(snapshot(tqdm_class=_bar_class(shown)))
 
 
@@ -80,47 +83,28 @@ def _missing(snapshot: Callable[..., Any]) -> list[Any]:
     return [file for file in files if file.will_download]
 
 
-class _Partials:
-    """The large files that are missing, and the parts of them that earlier downloads left."""
-
-    def __init__(self, repository: str, missing: list[Any]) -> None:
-        from huggingface_hub import constants
-
-        limit = constants.MAX_HTTP_DOWNLOAD_SIZE
-        sizes = {file.filename: file.file_size or 0 for file in missing}
-        self._num_large: int = sum(size >= RESUMABLE_BYTES for size in sizes.values())
-        self.files = [
-            _Partial(repository, file.commit_hash, file.filename)
-            for file in missing
-            if RESUMABLE_BYTES <= (file.file_size or 0) <= limit
-        ]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files)
-
-    def fetch(self, progress: ReportProgress) -> bool:
-        """Completes the files; returns whether no large file is left."""
-        total = _Total(sum(file.size for file in self.files), progress)
-        pool = ThreadPoolExecutor(_MAX_CONNECTIONS, "fetch")
-        try:
-            num_whole = sum(pool.map(lambda file: file.complete(total), self.files))
-        finally:  # the other files are not waited for if one fails, or on Ctrl-C
-            total.is_ended = True
-            pool.shutdown(wait=False, cancel_futures=True)
-        return bool(num_whole >= self._num_large)
+def _complete(partials: list["_Partial"], progress: ReportProgress) -> int:
+    """Fetches the rest of the files; returns how many are whole then."""
+    total = _Total(sum(one.size for one in partials), progress)
+    pool = ThreadPoolExecutor(_MAX_CONNECTIONS, "fetch")
+    try:
+        return sum(pool.map(lambda one: one.complete(total), partials))
+    finally:  # the other files are not waited for if one fails, or on Ctrl-C
+        total.is_ended = True
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Partial:
     """A file of a repository that may be fetched in part."""
 
-    def __init__(self, repository: str, commit: str, path: str) -> None:
+    def __init__(self, repository: str, file: Any) -> None:
+        """Args: file: huggingface_hub's DryRunFileInfo."""
         import huggingface_hub as hub
 
-        self._url = hub.hf_hub_url(repository, path, revision=commit)
+        self._url = hub.hf_hub_url(repository, file.filename, revision=file.commit_hash)
         metadata = hub.get_hf_file_metadata(self._url)
         if metadata.etag is None or metadata.size is None:
-            raise OSError(f"the hub gives no ETag or no size for {path}")
+            raise OSError(f"the hub gives no ETag or no size for {file.filename}")
         self.size: int = metadata.size
         folder = cache_folder() / f"models--{repository.replace('/', '--')}" / "blobs"
         self._blob = folder / metadata.etag
@@ -151,7 +135,7 @@ class _Partial:
         if have > self.size:
             file.truncate(have := 0)
         if have == self.size:
-            total.add(have)
+            total.update(have)
             return
         http_get(
             self._url,
@@ -159,7 +143,7 @@ class _Partial:
             resume_size=have,
             headers=build_hf_headers(),
             expected_size=self.size,
-            tqdm_class=partial(_FileBar, total),  # type: ignore[arg-type]
+            tqdm_class=total.bar,  # type: ignore[arg-type]
         )
 
 
@@ -174,38 +158,19 @@ class _Total:
         self.is_ended = False
         """True ends each thread that fetches, at its next bytes."""
 
-    def add(self, count: float) -> None:
+    def bar(self, *_: Any, initial: int = 0, **__: Any) -> AbstractContextManager[Self]:
+        """Returns what huggingface_hub takes for the progress bar of one file."""
+        self.update(initial)
+        return nullcontext(self)
+
+    def update(self, count: float | None = 1) -> None:
+        """Counts more bytes."""
         if self.is_ended:
             raise InterruptedError("the download has ended")
         with self._lock:
-            self._num_done += int(count)
+            self._num_done += int(count or 0)
             num_done = self._num_done
         self._report(num_done, self._num_bytes)
-
-
-class _FileBar:
-    """The interface that http_get expects of a progress bar for one file."""
-
-    def __init__(self, counter: _Total, /, *_: Any, initial: int = 0, **__: Any) -> None:
-        self._counter = counter
-        counter.add(initial)
-
-    def update(self, n: float | None = 1) -> None:
-        self._counter.add(n or 0)
-
-    def close(self) -> None:
-        """Does nothing: no bar is drawn."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Does nothing: no bar is drawn."""
 
 
 def _bar_class(progress: ReportProgress) -> type[Any]:

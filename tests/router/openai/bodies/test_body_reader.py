@@ -65,4 +65,4 @@ async def test_a_request_that_ends_as_its_turn_comes_leaves_its_place() -> None:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     async with asyncio.timeout(EVENT_S):
-        assert await asyncio.gather(read(), read(), read()) == ["read"] * 3
+        assert {*await asyncio.gather(read(), read(), read())} == {"read"}
