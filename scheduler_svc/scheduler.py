@@ -19,7 +19,7 @@ from contract.worker_role import WorkerRole
 from scheduler_svc.config import CacheShape, PreemptionMode, StepLimits
 from scheduler_svc.insight.stats import RequestStats, StepStats
 from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.lending import most_lent
+from scheduler_svc.kv_moves.block_exports import most_lent
 from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
 from scheduler_svc.kv_moves.store_planning import OnCleared, StorePlanning
 from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers

@@ -85,12 +85,12 @@ class HandoverRounds:
 
     def room(self, handover: Handover) -> int:
         """Returns how many blocks a round may copy now: both CPU pools have room for them."""
-        pool, owner = self._blocks.cpu, handover.owner.peer.lending
+        pool, owner = self._blocks.cpu, handover.owner.peer.exports
         return min(pool.num_free, int(MAX_ROUND_SHARE * pool.num_blocks), owner.num_lendable)
 
     def waits(self, handover: Handover) -> bool:
         """Says whether other moves are under way, whose ends make room."""
-        return bool(self._fetches or handover.owner.peer.lending.is_lending)
+        return bool(self._fetches or handover.owner.peer.exports.is_lending)
 
     def begin(self, handover: Handover, missing: Mapping[BlockHash, int], now: float) -> bool:
         """Fetches as much of what is missing as both CPU pools have room for.

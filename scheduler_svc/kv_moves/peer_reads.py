@@ -98,7 +98,7 @@ class PeerReads:
         best: tuple[Peer, int] | None = None
         for other in self._peers.members:
             if self._peer.can_read(other) and not self.avoids(other, now):
-                num_blocks = other.lending.num_found(hashes)
+                num_blocks = other.exports.num_found(hashes)
                 if num_blocks > (best[1] if best else 0):
                     best = other, num_blocks
         return best
@@ -141,7 +141,7 @@ class PeerReads:
                 off when they become others'.
             is_urgent: see `PeerFetch`.
         """
-        source = owner.lending.make_source(self._peer.identity)
+        source = owner.exports.make_source(self._peer.identity)
         move = self._moves.fetch(hashes, now, source=source)
         pair = PeerFetch(
             owner=owner,
@@ -149,11 +149,11 @@ class PeerReads:
             source=source,
             fetch=move,
             private=private,
-            ahead=owner.lending.make_hold(),
+            ahead=owner.exports.make_hold(),
             is_urgent=is_urgent,
         )
         self._fetches[move] = pair
-        owner.lending.want(pair)
+        owner.exports.want(pair)
         return move
 
     def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
@@ -163,7 +163,7 @@ class PeerReads:
             return False
         pair.ahead.release()
         if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
-            pair.owner.lending.give_up(pair, now)
+            pair.owner.exports.give_up(pair, now)
         if result.failed and move.cancelled_at is None:
             self._pause(pair.owner, now)
         for block_hash in () if move.is_void else move.hashes[: result.num_blocks]:
@@ -180,7 +180,7 @@ class PeerReads:
     def cancel(self, move: Move, now: float) -> None:
         """Calls a fetch off, and what is lent for it."""
         if (pair := self._fetches.get(move)) is not None:
-            pair.owner.lending.give_up(pair, now)
+            pair.owner.exports.give_up(pair, now)
             self.call_off(pair, now)
 
     def came_late(self, move: Move, now: float) -> bool:
@@ -223,5 +223,5 @@ class PeerReads:
     def leave(self, now: float) -> None:
         """Ends what others lend for this worker, which is gone."""
         for pair in self._fetches.values():
-            pair.owner.lending.give_up(pair, now)
+            pair.owner.exports.give_up(pair, now)
         self._fetches.clear()

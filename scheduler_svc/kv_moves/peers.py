@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from scheduler_svc.kv.block_allocator import BlockHash
 from scheduler_svc.kv.block_manager import BlockSpaceManager
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.block_exports import BlockExports
 from scheduler_svc.kv_moves.distrusted_blocks import DistrustedBlocks
-from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.kv_moves.moves_under_way import MovesUnderWay
 from scheduler_svc.kv_moves.peer_reads import PeerReads
 from scheduler_svc.planning.steps_in_flight import StepsInFlight
@@ -52,7 +52,7 @@ class Peer:
         self.cost = cost
         self.wake: Callable[[], None] = lambda: None
         """Makes the worker's driver plan."""
-        self.lending = Lending(self, blocks=blocks, moves=moves)
+        self.exports = BlockExports(self, blocks=blocks, moves=moves)
         self.reads = PeerReads(self, peers, blocks=blocks, moves=moves)
         self._peers = peers
 
@@ -62,7 +62,7 @@ class Peer:
 
     def retract(self, block_hash: BlockHash, now: float) -> None:
         """Takes a block back that went wrong here, wherever it is on its way or has arrived."""
-        self.lending.take_back(block_hash, now)
+        self.exports.take_back(block_hash, now)
         for reader in self._peers.members:
             reader.reads.lose(block_hash, self, now)
 
@@ -81,7 +81,7 @@ class Peers:
     def leave(self, peer: Peer, now: float) -> None:
         """Takes a worker out, whose moves end with it."""
         self.members.remove(peer)
-        peer.lending.leave(now)
+        peer.exports.leave(now)
         peer.reads.leave(now)
         for other in self.members:
             other.reads.forget(peer)

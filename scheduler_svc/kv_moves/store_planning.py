@@ -129,7 +129,7 @@ class StorePlanning:
         if self.handovers is not None:
             self.handovers.drop_left(now)
         if self.peer is not None:
-            self.peer.lending.plan(now)
+            self.peer.exports.plan(now)
         plan.store_moves = self.moves.pop_section()
         if plan.store_moves is not None:
             self._changed_at = now
@@ -167,7 +167,7 @@ class StorePlanning:
             elif self.write_behind is not None and move.kind is MoveKind.STORE:
                 self.write_behind.stored(move, result, now)
             elif self.peer is not None and move.kind is MoveKind.LEND:
-                self.peer.lending.lent(move, result)
+                self.peer.exports.lent(move, result)
             elif move.kind is MoveKind.CLEAR:
                 self._clears.pop(move)(result.failed)
 
@@ -246,7 +246,7 @@ class StorePlanning:
         """Asserts what its parts do."""
         self.moves.check()
         if self.peer is not None:
-            self.peer.lending.check()
+            self.peer.exports.check()
         self.loading.check()
         if self.handovers is not None:
             self.handovers.check()

@@ -199,7 +199,7 @@ def _peer_stats(peer: Peer | None, scheduler: Scheduler) -> stats_pb2.StoreStats
     """Returns None of a worker that has nothing to do with others."""
     if peer is None:
         return None
-    counts, num_lent_bytes = peer.reads.counts, peer.lending.num_bytes
+    counts, num_lent_bytes = peer.reads.counts, peer.exports.num_bytes
     if not (peer.reads.has_peers or counts.num_queries or num_lent_bytes):
         return None
     return stats_pb2.StoreStats(

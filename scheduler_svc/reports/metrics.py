@@ -223,7 +223,7 @@ def _add_store(
         )
     if peer is not None:
         of_tier = {**of_worker, "tier": "peer"}
-        _add_tier(peer.reads.counts, (peer.lending.num_bytes, 0), families, of_tier)
+        _add_tier(peer.reads.counts, (peer.exports.num_bytes, 0), families, of_tier)
 
 
 def _add_handovers(

@@ -15,7 +15,7 @@ from gpu_worker.kv_peers.peer_moves import LentBlocks
 from protos.scheduler.v1 import explain_pb2, stats_pb2
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.kv.planned_copies import PlannedCopies
-from scheduler_svc.kv_moves.lending import Lending
+from scheduler_svc.kv_moves.block_exports import BlockExports
 from scheduler_svc.kv_moves.peers import Peer
 from tests.integration.stack import (
     Router,
@@ -90,13 +90,13 @@ async def test_a_prefix_comes_from_the_worker_that_has_it(tmp_path: Path) -> Non
     async with pair(str(recording)) as two:
         assert await ask(two.client, 2, PROMPT) == 64
         owner, reader = two.peers
-        await eventually(lambda: owner.lending.num_bytes > 0)
+        await eventually(lambda: owner.exports.num_bytes > 0)
         stub = two.client.stub
         first, second = (await stub.GetStats(stats_pb2.GetStatsRequest())).workers
         explanation = await stub.Explain(explain_pb2.ExplainRequest(request_id="r2"))
     assert first.peers.num_stored_bytes == second.peers.num_fetched_bytes == 8 * BLOCK_BYTES
     assert not second.HasField("store")
-    assert owner.lending.num_bytes == reader.reads.counts.num_bytes == 8 * BLOCK_BYTES
+    assert owner.exports.num_bytes == reader.reads.counts.num_bytes == 8 * BLOCK_BYTES
     counts = reader.reads.counts
     assert (counts.num_queries, counts.num_hits, counts.num_failures) == (64, 64, 0)
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
@@ -155,7 +155,7 @@ def cut_off(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_lends(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner is not told of the ticket."""
     monkeypatch.setattr(peer_client, "TOLD_S", 0.05)
-    monkeypatch.setattr(Lending, "plan", lambda _, now: None)
+    monkeypatch.setattr(BlockExports, "plan", lambda _, now: None)
 
 
 def lose_blocks(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ async def test_a_request_that_is_aborted_while_it_loads_leaves_no_pin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pair() as two:
-        monkeypatch.setattr(Lending, "plan", lambda _, now: None)
+        monkeypatch.setattr(BlockExports, "plan", lambda _, now: None)
         await two.client.add(2, PROMPT)
         second = two.scheduler.cluster.step_loops[1].scheduler
         await eventually(lambda: bool(second.loading))

@@ -8,9 +8,9 @@ import pytest
 from contract.request import BeamSearchParams
 from contract.structured_output.grammar_cost import GROWTH_BYTES
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.block_exports import BlockExports
 from scheduler_svc.kv_moves.handover_rounds import GRACE_S
 from scheduler_svc.kv_moves.handovers import Handovers
-from scheduler_svc.kv_moves.lending import Lending
 from scheduler_svc.kv_moves.moves_under_way import MoveKind
 from scheduler_svc.kv_moves.worker_handovers import RETRY_S, WorkerHandovers
 from scheduler_svc.requests.sequence_group import SequenceGroup
@@ -191,7 +191,7 @@ def test_a_group_is_not_paused_for_copies_that_have_no_room(
     # Of so few blocks that nothing is copied before the pause.
     group = pair.start(PROMPT[:7], num_steps=2, max_tokens=60)
     with monkeypatch.context() as patched:
-        patched.setattr(Lending, "num_lendable", 0)
+        patched.setattr(BlockExports, "num_lendable", 0)
         assert pair.begin(group)
         pair.loops[0].send()  # a pause lasts until steps in flight are answered
         pair.step(1)
@@ -214,8 +214,8 @@ def test_a_paused_group_waits_a_while_for_room_that_others_take(
     pair.step(1)
     assert group.is_paused
     with monkeypatch.context() as patched:
-        patched.setattr(Lending, "num_lendable", 0)
-        patched.setattr(Lending, "is_lending", True)
+        patched.setattr(BlockExports, "num_lendable", 0)
+        patched.setattr(BlockExports, "is_lending", True)
         pair.loops[0].answer()
         pair.turn()
         assert group.is_paused

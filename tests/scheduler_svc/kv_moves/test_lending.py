@@ -6,8 +6,8 @@ import pytest
 
 from contract.sections.store_moves import Fetch, Lend
 from scheduler_svc.kv.cost_model import CostModel
+from scheduler_svc.kv_moves.block_exports import LEND_S
 from scheduler_svc.kv_moves.fetch_cost import RETRY_S
-from scheduler_svc.kv_moves.lending import LEND_S
 from scheduler_svc.kv_moves.moves_under_way import MoveKind
 from scheduler_svc.kv_moves.peer_reads import PAUSE_S
 from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
@@ -166,7 +166,7 @@ def test_a_prefix_comes_from_another_worker() -> None:
     assert outputs(group) == [expected(PROMPT, num_tokens=2)]
     assert workers.store(1).num_borrowed == 5
     owner, reader = workers.peer(0), workers.peer(1)
-    assert owner.lending.num_bytes == reader.reads.counts.num_bytes == 5 * BLOCK_BYTES
+    assert owner.exports.num_bytes == reader.reads.counts.num_bytes == 5 * BLOCK_BYTES
     counts = reader.reads.counts
     assert (counts.num_queries, counts.num_hits, counts.num_failures) == (20, 20, 0)
     (event,) = (one for one in group.timeline.events if one.kind is EventKind.FETCHED)
@@ -199,7 +199,7 @@ def test_tickets_differ_by_owner_reader_and_time() -> None:
     workers = Workers(3)
     peers = [workers.peer(number) for number in range(3)]
     pairs = [(0, 1), (1, 0), (0, 2), (0, 1)]
-    tickets = {peers[a].lending.make_source(peers[b].identity).ticket for a, b in pairs}
+    tickets = {peers[a].exports.make_source(peers[b].identity).ticket for a, b in pairs}
     assert len(tickets) == len(pairs)
 
 
@@ -210,7 +210,7 @@ def test_the_worker_that_has_most_lends() -> None:
     group = workers.add()
     workers.finish(2, 1, 2)
     assert group.num_cached_tokens == 20
-    assert workers.peer(1).lending.num_bytes == 5 * BLOCK_BYTES
+    assert workers.peer(1).exports.num_bytes == 5 * BLOCK_BYTES
 
 
 def test_a_worker_without_room_leaves_a_request_to_the_one_that_has_its_prefix() -> None:
@@ -401,7 +401,7 @@ def test_what_goes_wrong_once_it_has_been_read_does_not_arrive() -> None:
     workers.store(1).end(move_id)  # which the reader's scheduler is not told yet
     workers.now += POLL_S
     workers.step(0)
-    assert workers.peer(0).lending.num_bytes == 5 * BLOCK_BYTES
+    assert workers.peer(0).exports.num_bytes == 5 * BLOCK_BYTES
     compute_wrongly(workers, 0)
     assert_computed(workers, group, 1, 1, 0)
     assert workers.peer(1).reads.counts.num_hits == 0
@@ -449,7 +449,7 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
     assert most == 3
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 20
-    assert workers.peer(0).lending.num_bytes == 5 * BLOCK_BYTES
+    assert workers.peer(0).exports.num_bytes == 5 * BLOCK_BYTES
     fetched = [one for one in group.timeline.events if one.kind is EventKind.FETCHED]
     assert [one.num_blocks for one in fetched] == [3, 2]
 
@@ -496,7 +496,7 @@ def test_copies_that_were_made_ahead_are_free_if_the_request_ends() -> None:
 
 def test_copies_that_were_made_ahead_make_way_for_another_reader() -> None:
     workers, group = reading_in_parts(num=3)
-    assert workers.peer(0).lending.num_lendable == 4  # as far as a group that is handed over sees
+    assert workers.peer(0).exports.num_lendable == 4  # as far as a group that is handed over sees
     workers.store(2).ends_at_once = False
     other = workers.add()
     workers.step(2)

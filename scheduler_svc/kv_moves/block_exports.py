@@ -32,7 +32,7 @@ def most_lent(num_cpu_blocks: int) -> int:
     return int(MAX_LENT_SHARE * num_cpu_blocks)
 
 
-class Lending:
+class BlockExports:
     """The lends of one worker, and what the next of them are for."""
 
     def __init__(self, peer: "Peer", *, blocks: BlockSpaceManager, moves: MovesUnderWay) -> None:
