@@ -57,7 +57,7 @@ class Run(NamedTuple):
     def failure(self) -> str:
         """First line of what pytest says of the failure."""
         found = re.search(r"^E +(.+)$", self.output, re.M)
-        return "" if found is None else found[1]
+        return "" if found is None else found[1][:100]
 
 
 class Checkout:
