@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 MOST_MODULES = 60
@@ -31,7 +31,7 @@ BESIDE = {"scheduler_svc": [RECORDINGS]}
 """Tests of all modules of a package."""
 NEEDED = ("models", "kernels/signalbox_kernels/_build")
 """Folders that git ignores and tests need."""
-SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+SWAPPED: dict[type[ast.AST], Any] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
     ast.Gt: ast.GtE,
@@ -105,10 +105,10 @@ def _other_expressions(node: ast.expr) -> Iterator[ast.expr]:
     other = deepcopy(node)
     match other:
         case ast.Compare(ops=[op, *_]) if type(op) in SWAPPED:
-            other.ops[0] = SWAPPED[type(op)]()  # type: ignore[assignment]
+            other.ops[0] = SWAPPED[type(op)]()
             yield other
         case ast.BoolOp(op=op) | ast.BinOp(op=op) if type(op) in SWAPPED:
-            other.op = SWAPPED[type(op)]()  # type: ignore[assignment]
+            other.op = SWAPPED[type(op)]()
             yield other
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield operand
@@ -193,8 +193,8 @@ def try_module(tree: Path, module: Path, options: argparse.Namespace) -> tuple[i
         (tree / module).write_bytes(changed)
         if not failure_of(tree, tests, limit_s=options.limit + 3 * seconds):
             num_survivors += 1
-            texts = (text.decode().splitlines(keepends=True) for text in (original, changed))
-            sys.stdout.writelines(difflib.unified_diff(*texts, str(module), str(module), n=2))
+            old, new = (text.decode().splitlines(keepends=True) for text in (original, changed))
+            sys.stdout.writelines(difflib.unified_diff(old, new, str(module), str(module), n=2))
             sys.stdout.flush()
     (tree / module).write_bytes(original)
     return num_survivors, len(chosen)

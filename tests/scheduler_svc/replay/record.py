@@ -30,9 +30,11 @@ FOLDER = Path(__file__).parent / "recordings"
 MOST_RECORDS = 10_000
 """Records that are kept of processes; a recording may end anywhere."""
 CHAOS = ("-m", "tests.chaos", "--minutes", "0.5", "--seed", "3959", "--clients", "6", "--record")
-SERVING = ("-m", "benchmarks.serving", "--workers", "2", "--concurrency", "1", "8", "32")
-SERVING += ("--rounds", "1", "--prompt-tokens", "64", "--max-tokens", "32")
-SERVING += ("--simulated-step-ms", "10")
+SERVING = (
+    *("-m", "benchmarks.serving", "--workers", "2", "--concurrency", "1", "8", "32"),
+    *("--rounds", "1", "--prompt-tokens", "64", "--max-tokens", "32"),
+    *("--simulated-step-ms", "10"),
+)
 OF_A_RUN = {"record": "", "port": ""}
 """Settings that are dropped, since they are a machine's and differ each time."""
 
