@@ -94,21 +94,13 @@ class AsyncClient:
         self._stub = make_stub(self._channel)
 
     async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout_s: float | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> Answer:
         """Continues a prompt. Raises RequestError."""
         return await _all_of(self.stream_generate(prompt, timeout_s=timeout_s, **options))
 
     async def chat(
-        self,
-        messages: Messages,
-        *,
-        timeout_s: float | None = None,
-        **options: Any,
+        self, messages: Messages, *, timeout_s: float | None = None, **options: Any
     ) -> Answer:
         """Answers a conversation. Raises RequestError."""
         return await _all_of(self.stream_chat(messages, timeout_s=timeout_s, **options))
@@ -131,8 +123,7 @@ class AsyncClient:
 
     async def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the model that `model` describes. Raises RequestError."""
-        model = await self.model(timeout_s=timeout_s)
-        return model.name
+        return (await self.model(timeout_s=timeout_s)).name
 
     async def model(self, name: str = "", *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
         """Describes a served model. Raises RequestError.
@@ -200,8 +191,7 @@ class AsyncClient:
         request = detokenize_request(
             token_ids, skip_special_tokens=skip_special_tokens, model=model
         )
-        answer = await self._ask(self._stub.Detokenize, request, timeout_s)
-        return str(answer.text)
+        return str((await self._ask(self._stub.Detokenize, request, timeout_s)).text)
 
     async def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:

@@ -97,21 +97,13 @@ class Client:
         self._stub = make_stub(self._channel)
 
     def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout_s: float | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> Answer:
         """Continues a prompt. Raises RequestError."""
         return _all_of(self.stream_generate(prompt, timeout_s=timeout_s, **options))
 
     def chat(
-        self,
-        messages: Messages,
-        *,
-        timeout_s: float | None = None,
-        **options: Any,
+        self, messages: Messages, *, timeout_s: float | None = None, **options: Any
     ) -> Answer:
         """Answers a conversation. Raises RequestError."""
         return _all_of(self.stream_chat(messages, timeout_s=timeout_s, **options))
@@ -134,8 +126,7 @@ class Client:
 
     def model_name(self, *, timeout_s: float | None = UNARY_TIMEOUT_S) -> str:
         """Returns the name of the model that `model` describes. Raises RequestError."""
-        model = self.model(timeout_s=timeout_s)
-        return model.name
+        return (self.model(timeout_s=timeout_s)).name
 
     def model(self, name: str = "", *, timeout_s: float | None = UNARY_TIMEOUT_S) -> Model:
         """Describes a served model. Raises RequestError.
@@ -203,8 +194,7 @@ class Client:
         request = detokenize_request(
             token_ids, skip_special_tokens=skip_special_tokens, model=model
         )
-        answer = self._ask(self._stub.Detokenize, request, timeout_s)
-        return str(answer.text)
+        return str((self._ask(self._stub.Detokenize, request, timeout_s)).text)
 
     def _ask(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
