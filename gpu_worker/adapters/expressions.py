@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rpc.lifetime.limited_program import Limits, command
+from rpc.lifetime.limited_program import ProgramLimits, command
 
 MAX_CPU_S = 2
 """Seconds of processor time for all expressions of an adapter with all modules of a model."""
 MAX_MEMORY_BYTES = 512 << 20
-_LIMITS = Limits(cpu_s=MAX_CPU_S, memory_bytes=MAX_MEMORY_BYTES)
+_LIMITS = ProgramLimits(cpu_s=MAX_CPU_S, memory_bytes=MAX_MEMORY_BYTES)
 _MAX_WALL_S = 60.0
 _FEW_CHARS = 4_096
 """Characters of simple expressions that are matched in this process."""

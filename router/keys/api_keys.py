@@ -21,7 +21,7 @@ from typing import Any
 from contract.errors import PermissionDenied, Unauthenticated
 from router.keys import key_file
 from router.keys.key_file import DIGEST_BYTES, KeyFileError, State
-from rpc.lifetime.limited_program import Limits, command
+from rpc.lifetime.limited_program import ProgramLimits, command
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ HEADER = "authorization"
 MAX_HEADER_CHARS = 1024
 WALL_LIMIT_S = 120.0
 """Seconds in which a changed file is read on a busy machine."""
-_LIMITS = Limits(
+_LIMITS = ProgramLimits(
     cpu_s=key_file.CPU_LIMIT_S, memory_bytes=key_file.MEMORY_LIMIT_BYTES, ends_with_input=True
 )
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)

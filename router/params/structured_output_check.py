@@ -19,7 +19,7 @@ from router.params.closed_schema import close_schema
 from router.work_limits.fair_slots import FairSlots
 from router.work_limits.payers import ANYONE, Payer
 from router.work_limits.sandbox_process import OUT_OF_TIME, run_limited
-from rpc.lifetime.limited_program import Limits
+from rpc.lifetime.limited_program import ProgramLimits
 
 MAX_BYTES = 64 << 10
 MAX_CHOICES = 1024
@@ -177,7 +177,7 @@ class GrammarChecker:
 
     async def _try(self, constraint: Constraint) -> tuple[_Fault | None, GrammarCost]:
         """Returns the fault of a constraint, or None, and the cost of compiling it."""
-        limits = Limits(
+        limits = ProgramLimits(
             cpu_s=math.ceil(self._max_cpu_s), memory_bytes=self._max_memory_bytes + _PROCESS_BYTES
         )
         answer = await run_limited(grammar.__name__, constraint, limits)

@@ -15,9 +15,9 @@ from typing import Any
 from router.prompt import template_process
 from router.prompt.provenance import Text, writers_of
 from router.prompt.template_facts import ContentForm, TemplateFacts
-from rpc.lifetime.limited_program import Limits, command
+from rpc.lifetime.limited_program import ProgramLimits, command
 
-_LIMITS = Limits(memory_bytes=template_process.MEMORY_LIMIT_BYTES)
+_LIMITS = ProgramLimits(memory_bytes=template_process.MEMORY_LIMIT_BYTES)
 _OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGALRM)
 _OF_OTHERS = (0, -signal.SIGKILL, -signal.SIGTERM)
 """Ends that no template causes; without memory, Python may end in several other ways."""

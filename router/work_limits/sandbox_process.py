@@ -8,7 +8,7 @@ import json
 import signal
 from typing import Any
 
-from rpc.lifetime.limited_program import Limits, command
+from rpc.lifetime.limited_program import ProgramLimits, command
 
 WALL_LIMIT_S = 20.0
 """Seconds on a busy machine; normally the CPU limit applies first."""
@@ -16,7 +16,7 @@ OUT_OF_TIME = "it takes more time than it may"
 OUT_OF_MEMORY = "it takes more memory than it may"
 
 
-async def run_limited(module: str, job: object, limits: Limits) -> dict[str, Any]:
+async def run_limited(module: str, job: object, limits: ProgramLimits) -> dict[str, Any]:
     """Returns the answer of the module's `main`, or an "error" with the reason if there is none."""
     process = await asyncio.create_subprocess_exec(
         *command(module, limits=limits),

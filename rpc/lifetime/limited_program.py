@@ -23,7 +23,7 @@ _GRACE_S = 1
 """CPU seconds after which the system kills a process that the signal has not ended."""
 
 
-class Limits(NamedTuple):
+class ProgramLimits(NamedTuple):
     """Limits of one process; None is no limit."""
 
     cpu_s: int | None = None
@@ -34,10 +34,10 @@ class Limits(NamedTuple):
     """True ends the process when its standard input, a pipe that it does not read, is closed."""
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = ProgramLimits()
 
 
-def command(module: str, *arguments: str, limits: Limits = NO_LIMITS) -> list[str]:
+def command(module: str, *arguments: str, limits: ProgramLimits = NO_LIMITS) -> list[str]:
     """Returns the command that runs a module within limits."""
     path = [str(folder) or str(Path.cwd()) for folder in sys.path]
     settings = json.dumps({"path": path, "limits": limits._asdict()})
@@ -45,7 +45,7 @@ def command(module: str, *arguments: str, limits: Limits = NO_LIMITS) -> list[st
 
 
 def limit_job(*, cpu_s: float, memory_bytes: int) -> None:
-    """Limits what this process takes from now on, until the next call; for processes of many jobs.
+    """Limits what this process takes from now until the next call; for processes of many jobs.
 
     Raises nothing: the system ends the process, or refuses it memory.
     """
@@ -59,7 +59,7 @@ def _set_soft(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
 
 
-def _limit_process(limits: Limits) -> None:
+def _limit_process(limits: ProgramLimits) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -84,7 +84,7 @@ def main() -> None:
     settings: dict[str, Any] = json.loads(sys.argv.pop(1))
     sys.path[:] = settings["path"]
     module = import_module(sys.argv.pop(1))
-    _limit_process(Limits(**settings["limits"]))
+    _limit_process(ProgramLimits(**settings["limits"]))
     module.main()
 
 

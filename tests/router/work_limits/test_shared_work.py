@@ -16,7 +16,7 @@ from router.prompt import chat_templates
 from router.prompt.chat_template import ChatTemplate
 from router.prompt.template_renderer import TemplateFailed
 from router.work_limits import sandbox_process
-from rpc.lifetime.limited_program import Limits
+from rpc.lifetime.limited_program import ProgramLimits
 from tests.router.keys.test_api_keys import entry, write_keys
 from tests.router.openai.clients import HI, Http, make_http
 from tests.waiting import EVENT_S, eventually
@@ -41,7 +41,7 @@ class Processes:
         self.over = asyncio.Event()
         self.threads_over = threading.Event()
 
-    async def run(self, module: str, job: object, limits: Limits) -> dict[str, Any]:
+    async def run(self, module: str, job: object, limits: ProgramLimits) -> dict[str, Any]:
         if BOMB in json.dumps(job):
             self.num_bombs += 1
             await self.over.wait()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rpc.lifetime.limited_program import NO_LIMITS, Limits, command
+from rpc.lifetime.limited_program import NO_LIMITS, ProgramLimits, command
 from tests.rpc.lifetime import limited_jobs
 
 PARENT = """
 import subprocess
-from rpc.lifetime.limited_program import Limits, command
+from rpc.lifetime.limited_program import ProgramLimits, command
 from tests.rpc.lifetime import limited_jobs
-started = command(limited_jobs.__name__, "wait", limits=Limits(ends_with_input=True))
+started = command(limited_jobs.__name__, "wait", limits=ProgramLimits(ends_with_input=True))
 subprocess.Popen(started, stdin=subprocess.PIPE).wait()
 """
 
@@ -23,15 +23,15 @@ subprocess.Popen(started, stdin=subprocess.PIPE).wait()
 @pytest.mark.parametrize(
     ("job", "limits", "status", "output"),
     [
-        (["spin"], Limits(cpu_s=1), -signal.SIGXCPU, "spins\n"),
+        (["spin"], ProgramLimits(cpu_s=1), -signal.SIGXCPU, "spins\n"),
         (["spin_in_second_job"], NO_LIMITS, -signal.SIGXCPU, "True\nspins\n"),
-        (["take", "512"], Limits(memory_bytes=256 << 20), 0, ""),
+        (["take", "512"], ProgramLimits(memory_bytes=256 << 20), 0, ""),
         (["take", "512"], NO_LIMITS, 0, "took 512\n"),
         (["write", "file"], NO_LIMITS, 0, "OSError\n"),
     ],
 )
 def test_the_kernel_holds_a_program_to_its_limits(
-    job: list[str], limits: Limits, status: int, output: str, tmp_path: Path
+    job: list[str], limits: ProgramLimits, status: int, output: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(
         command(limited_jobs.__name__, *job, limits=limits),
