@@ -1,10 +1,10 @@
 """Runs `main` of a module as a process with limits that the kernel enforces, for one client's work.
 
 `command` makes the command line. The process is isolated from the environment and imports what its
-parent would; the limits begin once the module is imported. It writes no file and leaves no core,
-and Ctrl-C in a terminal is its parent's alone. It ends with its parent: a module that reads its
-input ends when the input does, and the system ends one that reads none. This file is the process's
-program and imports nothing of ours.
+parent would, after the standard library; the limits begin once the module is imported. It writes no
+file and leaves no core, and Ctrl-C in a terminal is its parent's alone. It ends with its parent: a
+module that reads its input ends when the input does, and the system ends one that reads none. This
+file is the process's program and imports nothing of ours.
 """
 
 import fcntl
@@ -82,7 +82,8 @@ def _end_with_input() -> None:
 def main() -> None:
     """Runs the module that the command line names; its arguments are what is left of it."""
     settings: dict[str, Any] = json.loads(sys.argv.pop(1))
-    sys.path[:] = settings["path"]
+    library = str(Path(os.__file__).parent)
+    sys.path[:] = [library, f"{library}/lib-dynload", *settings["path"]]
     module = import_module(sys.argv.pop(1))
     _limit_process(ProgramLimits(**settings["limits"]))
     module.main()

@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from rpc.lifetime.limited_program import limit_job
@@ -37,6 +38,11 @@ def write(path: str) -> None:
         Path(path).write_text("a", "utf-8")
     except OSError as error:
         say(type(error).__name__)
+
+
+def find(module: str) -> None:
+    found = find_spec(module)
+    say(str(found is not None and found.origin))
 
 
 def wait() -> None:

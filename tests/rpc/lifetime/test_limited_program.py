@@ -45,6 +45,16 @@ def test_the_kernel_holds_a_program_to_its_limits(
     assert not [file for file in tmp_path.iterdir() if file.stat().st_size]
 
 
+def test_a_program_imports_what_its_parent_does_after_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, place in (("colorsys", Path(os.__file__).parent), ("of_the_parent", tmp_path)):
+        (tmp_path / f"{name}.py").touch()
+        out = subprocess.check_output(command(limited_jobs.__name__, "find", name), text=True)
+        assert out == f"{place / name}.py\n"
+
+
 def test_a_program_that_reads_no_input_ends_with_its_parent() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen(
