@@ -453,12 +453,20 @@ def test_a_download_goes_on_where_the_connection_broke(hub: FakeHub, small_chunk
     assert path.read_bytes() == (folder / "big-Q4_K_M.gguf").read_bytes()
 
 
-def test_a_download_that_failed_goes_on_the_next_time(hub: FakeHub, small_chunks: int) -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_a_download_that_failed_goes_on_the_next_time(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_repository(hub, {"big-Q4_K_M.gguf": 3 << 20})
     hub.cuts = [2 << 20] + [0] * 20
     with pytest.raises(ModelError, match=f"cannot fetch {GGUF} from the hub: .* which resumes"):
         fetch(GGUF)
     hub.cuts.clear()
+    usage = shutil.disk_usage(hub.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=(1 << 20) - 1))
+    with pytest.raises(ModelError, match="it takes 1 MiB, and 0 MiB are free"):
+        fetch(GGUF)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
     hub.asked.clear()
     told: list[StartupProgress] = []
     path = download(GGUF, None, told.append)
@@ -468,22 +476,6 @@ def test_a_download_that_failed_goes_on_the_next_time(hub: FakeHub, small_chunks
     assert told[-1].num_done == told[-1].num_total == 3 << 20
     assert path.read_bytes() == (folder / "big-Q4_K_M.gguf").read_bytes()
     assert not [*Path(hub.root.parent / "cache").rglob("*.incomplete")]
-
-
-def test_what_is_there_already_counts_for_the_disk(
-    hub: FakeHub, small_chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_repository(hub, {"big-Q4_K_M.gguf": 3 << 20})
-    hub.cuts = [2 << 20] + [0] * 20
-    with pytest.raises(ModelError):
-        fetch(GGUF)
-    hub.cuts.clear()
-    usage = shutil.disk_usage(hub.root)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=(1 << 20) - 1))
-    with pytest.raises(ModelError, match="it takes 1 MiB, and 0 MiB are free"):
-        fetch(GGUF)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
-    assert fetch(GGUF).stat().st_size == 3 << 20
 
 
 # ---- tokens, and no network ----
