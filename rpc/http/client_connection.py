@@ -147,6 +147,7 @@ class Bounds(Parser):
                 self.transport.abort()
         elif self._pause is not None and self._phase is not Phase.ANSWER:
             self._kept += data
+            self._unset_keepalive_if_required()
             self.transport.pause_reading()
         elif self._kept or self._phase is Phase.ANSWER:
             room = port_limits.MAX_READ_AHEAD_BYTES - len(self._kept)
@@ -301,6 +302,7 @@ class Bounds(Parser):
         if phase is Phase.ANSWER:
             self.flow.resume_reading()
         elif self._kept or self._is_full:
+            self._unset_keepalive_if_required()  # a pause may delay what has come
             self.loop.call_soon(self._parse_kept)
 
     def _on_timer(self) -> None:

@@ -347,6 +347,15 @@ async def test_an_address_with_many_connections_delays_itself() -> None:
         assert set(answered[1:]) == {"127.0.0.2"}
 
 
+@pytest.mark.usefixtures("pause_s")
+async def test_a_request_that_a_pause_delays_keeps_its_connection() -> None:
+    header = HOST + b"cookie: " + b"x" * 9000 + b"\r\n"
+    requests = b"GET / HTTP/1.1\r\n%b\r\nGET / HTTP/1.1\r\nConnection: close\r\n%b\r\n"
+    async with serving(timeout_keep_alive=0) as port:
+        answer = await say(port.port, requests % (header, header))
+    assert answer.count(b"200 OK") == 2
+
+
 async def test_a_pause_of_parsing_is_not_the_clients_time(
     pause_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
