@@ -30,7 +30,7 @@ class Limit:
 
     kind: type[int] | type[float]
     meaning: str = ""
-    """What the number does, in the words of a flag's help."""
+    """Description in the help of the flag; empty if no flag sets the number."""
     _: KW_ONLY
     least: float = -_LARGEST
     above: float = -math.inf

@@ -110,10 +110,11 @@ class NativeSampler:
             self._handle = None
 
 
+_RESULTS, _FILTERS = frozenset(Drawn.__slots__), frozenset(Filters._fields)
+
+
 def _address(draws: Draws, drawn: Drawn, name: str) -> int | None:
-    holder: Any = drawn if name in Drawn.__slots__ else draws
-    if name in Filters._fields:
-        holder = draws.filters
+    holder: Any = drawn if name in _RESULTS else draws.filters if name in _FILTERS else draws
     array = None if holder is None else getattr(holder, name)
     if array is None:
         return None
