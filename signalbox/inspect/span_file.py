@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,8 +149,14 @@ def _value(value: dict[str, Any]) -> Value | None:
     """Returns a scalar value, or those of an array as a text; None for any other."""
     if values := value.get("arrayValue", {}).get("values"):
         return ", ".join(str(_value(one)) for one in values)
-    for kind, read in (("stringValue", str), ("boolValue", bool), ("doubleValue", float)):
+    for kind, read in (("stringValue", str), ("boolValue", bool), ("doubleValue", _number)):
         if kind in value:
             found: Value = read(value[kind])
             return found
     return int(value["intValue"]) if "intValue" in value else None
+
+
+def _number(value: float | str) -> float | str:
+    """Returns a number, or the name of one that JSON cannot write: NaN or an infinity."""
+    number = float(value)
+    return number if math.isfinite(number) else str(number)

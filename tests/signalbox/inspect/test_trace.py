@@ -191,6 +191,15 @@ def test_a_span_that_failed_is_seen_by_its_name_category_and_reason(tmp_path: Pa
     assert list(places_of(events)) == [(ROUTER, f"trace {TRACE_ID}")]
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_json_cannot_write_is_a_text(number: str, tmp_path: Path) -> None:
+    span = make_span("forward", "f", 0, 1)
+    span["attributes"] = [{"key": "loss", "value": {"doubleValue": number}}]
+    (event,) = of_phase(events_of(read_spans(write(tmp_path / "a", {WORKER: [span]}))), "X")
+    assert float(event["args"]["loss"]) == pytest.approx(float(number), nan_ok=True)
+    assert json.dumps(event, allow_nan=False)
+
+
 def test_each_stage_of_a_worker_has_a_thread(tmp_path: Path) -> None:
     request = make_request("a", ms=200)
     request[WORKER] += [
