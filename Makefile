@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
-PROTOS := $(sort $(wildcard protos/*/v1/*.proto))
-PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
+PROTOS := $(sort $(wildcard protos/signalbox_protos/*/v1/*.proto))
+PROTOC := $(BIN)/python -m grpc_tools.protoc -Iprotos
 GENERATED := build/generated
 RELEASED = $(shell ls tests/protos/released/*.binpb | sort -V | tail -n 1)
 INSTALLED := $(VENV)/.installed
@@ -101,7 +101,7 @@ types: $(INSTALLED) ## mypy --strict
 	@$(BIN)/mypy
 
 protos: $(INSTALLED) ## generates the code beside the .proto files
-	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+	@$(PROTOC) --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)
 
 sync-client: $(INSTALLED) ## makes the Python client that waits of the one for asyncio
 	@$(BIN)/python -m scripts.sync_client
@@ -117,7 +117,7 @@ protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what 
 	@$(PROTOC) --python_out=$(GENERATED) --pyi_out=$(GENERATED) --grpc_python_out=$(GENERATED) \
 		$(PROTOS)
 	@cd $(GENERATED) && find . -name '*_pb2*' | while read -r file; do \
-		diff -u "$(CURDIR)/$$file" "$$file" || exit 1; done \
+		diff -u "$(CURDIR)/protos/$$file" "$$file" || exit 1; done \
 		|| { echo "The generated code is stale; run make protos" >&2; exit 1; }
 
 wheels: $(WHEELS_VENV)/.installed ## dist/: an sdist, and wheels with the compiled kernels of x86-64 and of Arm
@@ -145,8 +145,10 @@ $(BIN)/python:
 
 # Folders by name: pip's own finder is asked only after a folder that is called signalbox, as this one
 # may be for a program that runs beside it.
-FIND_CHECKOUT = printf '%s\n' '$(CURDIR)' '$(CURDIR)/kernels' '$(CURDIR)/clients/python' \
-	> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/signalbox.pth"
+FIND_CHECKOUT = $(BIN)/python -c 'import pathlib, sysconfig, tomllib; \
+	tools = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["tool"]; \
+	pathlib.Path(sysconfig.get_path("purelib"), "signalbox.pth").write_text( \
+	"".join(f"{pathlib.Path(one).resolve()}\n" for one in tools["mypy"]["mypy_path"]))'
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes minutes)"

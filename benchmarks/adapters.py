@@ -23,20 +23,20 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.serving import vocab_size
-from contract.startup import ignore_progress
-from gpu_worker.config import ModelConfig
-from gpu_worker.loading.opened_model import open_with_config
-from gpu_worker.models.decoder_config import DecoderConfig
-from gpu_worker.native.weight_shapes import linear_shapes
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from rpc.transport.channel import open_channel
 from signalbox.bench.measurements import percentile_ms
 from signalbox.bench.workload import random_prompts
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.local_stack import running
+from signalbox_contract.startup import ignore_progress
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_worker.config import ModelConfig
+from signalbox_worker.loading.opened_model import open_with_config
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.native.weight_shapes import linear_shapes
 
 MAX_TOKENS = 384
 HEADER = (

@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from contract.columns import pack_int32, pack_int64
-from contract.request import Request
-from contract.sampling_params import SamplingParams
-from contract.step import encode_step
-from contract.step_result import decode_result
-from contract.updates import RequestUpdates
-from protos.worker.v1 import worker_pb2 as pb
-from scheduler_svc.config import CacheShape, StepLimits
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.requests.sequence_group import make_group, new_group
-from scheduler_svc.results.result_validation import find_fault
-from scheduler_svc.results.step_outcome import router_updates
-from scheduler_svc.scheduler import Scheduler
+from signalbox_contract.columns import pack_int32, pack_int64
+from signalbox_contract.request import Request
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.step import encode_step
+from signalbox_contract.step_result import decode_result
+from signalbox_contract.updates import RequestUpdates
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_scheduler.config import CacheShape, StepLimits
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.requests.sequence_group import make_group, new_group
+from signalbox_scheduler.results.result_validation import find_fault
+from signalbox_scheduler.results.step_outcome import router_updates
+from signalbox_scheduler.scheduler import Scheduler
 
 PROMPT_TOKENS = 512
 LONG_PROMPT_TOKENS = 8192

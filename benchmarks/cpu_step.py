@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.largest_batch import largest_batch
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner_factory import make_runner as make_loaded
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.largest_batch import largest_batch
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner_factory import make_runner as make_loaded
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600

@@ -25,10 +25,10 @@ from benchmarks.harness.answers import Answer, Asked
 from benchmarks.harness.model_pool import ModelAnswer, ModelPool, model_pool
 from benchmarks.simulated_time.simulated_pool import SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
-from contract.worker_role import WorkerRole
-from scheduler_svc.config import SchedulerConfig
 from signalbox.bench.measurements import percentile_ms
 from signalbox.bench.workload import random_prompts
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_scheduler.config import SchedulerConfig
 
 LONG_SHARE = 0.1
 """Share of the requests that have a long prompt."""

@@ -34,12 +34,12 @@ from benchmarks.peers.embedding_servers import (
 )
 from benchmarks.peers.process import PeerUnavailable, ServerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
-from gpu_worker.batch.arrays import FloatArray
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import closed_loop
 from signalbox.bench.measurements import Measured, observe
 from signalbox.bench.workload import BenchRequest, SyntheticTexts, random_prompts
 from signalbox.client.connection import PLAIN
+from signalbox_worker.batch.arrays import FloatArray
 
 _COMPARED = SyntheticTexts(num_requests=1, max_words=200, texts_per_request=8, seed=10**6)
 """Texts whose vectors are compared between servers."""

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_worker.kv_disk.disk_index import DiskIndex
-from gpu_worker.kv_disk.disk_store import DiskStore
-from gpu_worker.kv_disk.disk_tier import DiskTier
-from gpu_worker.kv_disk.index_schema import connect, prepare
-from gpu_worker.kv_store.move_queue import MoveQueue
-from gpu_worker.kv_store.move_threads import NUM_READERS, MoveThreads
 from signalbox import LLM, SamplingParams
+from signalbox_worker.kv_disk.disk_index import DiskIndex
+from signalbox_worker.kv_disk.disk_store import DiskStore
+from signalbox_worker.kv_disk.disk_tier import DiskTier
+from signalbox_worker.kv_disk.index_schema import connect, prepare
+from signalbox_worker.kv_store.move_queue import MoveQueue
+from signalbox_worker.kv_store.move_threads import NUM_READERS, MoveThreads
 
 _MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 _IDENTITY = b"\1" * 32
@@ -128,8 +128,8 @@ def _store(first: Engine, prompts: list[list[int]]) -> None:
 
 def measure_reads(folder: Path, *, block_bytes: int, num_blocks: int) -> ReadRates:
     """Writes blocks, and reads them through the tier's queue and plainly, in turns."""
-    from gpu_worker.kv_disk.store_folder import StoreFolder
-    from gpu_worker.kv_disk.write_limit import WriteLimit
+    from signalbox_worker.kv_disk.store_folder import StoreFolder
+    from signalbox_worker.kv_disk.write_limit import WriteLimit
 
     store = DiskStore(
         StoreFolder(folder),

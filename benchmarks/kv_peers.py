@@ -21,14 +21,14 @@ from typing import NamedTuple, TypeAlias
 import grpc
 
 from benchmarks.serving import vocab_size
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc
-from rpc.transport.channel import open_channel
 from signalbox.bench.workload import random_prompts
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.local_stack import running
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc
+from signalbox_rpc.transport.channel import open_channel
 
 _MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]"

@@ -23,12 +23,12 @@ import grpc
 
 from benchmarks.memory.memory_pressure import SIMULATED_VOCAB_SIZE
 from benchmarks.peers.signalbox_server import SignalboxServer
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.interceptors.status import retry_after_s
-from rpc.transport.channel import open_channel
 from signalbox.bench.measurements import percentile_ms
 from signalbox.bench.workload import random_prompts
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.interceptors.status import retry_after_s
+from signalbox_rpc.transport.channel import open_channel
 
 PROMPT_TOKENS = 64
 MAX_TOKENS = 64

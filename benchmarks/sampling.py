@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from contract.columns import int32s, int64s
-from contract.model import WorkerCapacity
-from contract.sampling_params import SamplingParams
-from contract.step import NewSequence, Step
-from gpu_worker.batch.arrays import FloatArray, Int64Array
-from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import SampleRows
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.native.native_runner import NativeRunner
-from gpu_worker.runner_factory import make_runner as make_loaded
-from gpu_worker.sampling.torch_sampler import TorchSampler
-from gpu_worker.sequences.sequence_table import SequenceTable
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.model import WorkerCapacity
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.step import NewSequence, Step
+from signalbox_worker.batch.arrays import FloatArray, Int64Array
+from signalbox_worker.batch.batch import BatchOutput
+from signalbox_worker.batch.sampling_rows import SampleRows
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.runner_factory import make_runner as make_loaded
+from signalbox_worker.sampling.torch_sampler import TorchSampler
+from signalbox_worker.sequences.sequence_table import SequenceTable
 
 BLOCK_SIZE = 16
 CONTEXT = 192

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from contract.columns import unpack_int32
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from protos.scheduler.v1 import stats_pb2
-from rpc.transport.channel import open_channel
 from signalbox.stack.child_processes import Child, start, watch
+from signalbox_contract.columns import unpack_int32
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from signalbox_protos.scheduler.v1 import stats_pb2
+from signalbox_rpc.transport.channel import open_channel
 
 PORT = 50152
 STEP_MS = 20.0

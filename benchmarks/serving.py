@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import psutil
 
 from benchmarks.harness.closed_loop import Workload, closed_loop
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
-from rpc.transport.channel import open_channel
 from signalbox.bench.measurements import Measured, percentile_ms
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.local_stack import LocalStack, running
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
+from signalbox_rpc.transport.channel import open_channel
 
 HEADER = (
     "| concurrency | tokens/s | TTFT p50 / p99 ms | between tokens p50 / p99 ms"

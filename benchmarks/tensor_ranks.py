@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu_step import BLOCK_SIZE, CASES, NUM_BLOCKS, in_words, make_batch, measure
-from contract.sections.block_moves import BlockMapping, BlockMoves
-from contract.step import Step
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.runner_factory import make_runner
+from signalbox_contract.sections.block_moves import BlockMapping, BlockMoves
+from signalbox_contract.step import Step
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.runner_factory import make_runner
 
 MOST_TOKENS = 2048
 CONFIG = {

@@ -1,4 +1,5 @@
-"""Writes gpu_worker/models/family_table.json: what transformers' classes say about config.json.
+"""Writes gpu_worker/signalbox_worker/models/family_table.json: what transformers' classes say about
+config.json.
 
 For the configuration class of each registered architecture it has the fields with their defaults,
 other names with theirs, names that stand for another, fields that take no null, and which of the
@@ -25,8 +26,8 @@ from transformers import (
     modeling_utils,
 )
 
-from gpu_worker.models.family_config import TABLE
-from gpu_worker.models.registry import architectures
+from signalbox_worker.models.family_config import TABLE
+from signalbox_worker.models.registry import architectures
 
 _ROPE = "RotaryEmbeddingConfigMixin"
 Names = dict[str, Any]

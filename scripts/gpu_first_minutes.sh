@@ -89,7 +89,8 @@ PYTHON=$(command -v "$PYTHON")
 mkdir -p "$OUTPUT" "$WORK" || exit
 OUTPUT=$(realpath "$OUTPUT") WORK=$(realpath "$WORK") SITE=$WORK/site
 
-export PYTHONPATH=$SITE:$ROOT:$ROOT/kernels:$ROOT/clients/python PYTHONUNBUFFERED=1
+FOLDERS='clients/python contract gpu_worker kernels protos router rpc scheduler_svc'
+export PYTHONPATH=$SITE:$ROOT$(printf ":$ROOT/%s" $FOLDERS) PYTHONUNBUFFERED=1
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$WORK/triton}
 [ "$DEVICE" = cuda ] && export TRITON_INTERPRET=0
 
@@ -143,9 +144,10 @@ stage_imports() {
 import importlib.util, pkgutil, sys, time
 failed, lacking = [], []
 start = time.monotonic()
-tops = "protos contract rpc router scheduler_svc gpu_worker signalbox signalbox_client signalbox_kernels"
-found = [*tops.split()]
-for top in tops.split():
+parts = "protos contract rpc router scheduler worker client kernels"
+tops = ["signalbox", *(f"signalbox_{part}" for part in parts.split())]
+found = [*tops]
+for top in tops:
     path = importlib.import_module(top).__path__
     found += [one.name for one in pkgutil.walk_packages(path, f"{top}.", onerror=failed.append)]
 for name in found:

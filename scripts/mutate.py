@@ -1,6 +1,6 @@
 """Changes modules in small ways, and shows the changes that no test of theirs notices.
 
-    python -m scripts.mutate scheduler_svc/kv/block_allocator.py ... [--mutants 10] [--seed 0]
+    python -m scripts.mutate router/signalbox_router/config.py ... [--mutants 10] [--seed 0]
 
 The tests are those of the folder of tests/ that mirrors the module's, and those of --tests. All
 runs in a copy of the tree. The changes depend on the seed, the module's path and its text. One that

@@ -20,8 +20,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, _interrupt)
     if sys.argv[1:2] and sys.argv[1] in SERVICES:
         signal.signal(signal.SIGTERM, _stop)
-    from rpc.lifetime.parent import end_with_parent
-    from rpc.lifetime.stop_signals import take_stop_signals
+    from signalbox_rpc.lifetime.parent import end_with_parent
+    from signalbox_rpc.lifetime.stop_signals import take_stop_signals
 
     end_with_parent()
     take_stop_signals()
@@ -39,7 +39,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    parent = sys.modules.get("rpc.lifetime.parent")
+    parent = sys.modules.get("signalbox_rpc.lifetime.parent")
     if parent is not None and hasattr(parent, "leave"):  # else nothing has made a folder yet
         parent.leave(0)
     os._exit(0)

@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import signalbox
-from rpc.lifetime.parent import leave
 from signalbox.flags.parser import CommandParser
 from signalbox.foreign_commands import POINTERS, as_ours
 from signalbox.settings.environment import (
@@ -24,9 +23,10 @@ from signalbox.settings.environment import (
     own_variables,
 )
 from signalbox.stack.child_processes import process_name
+from signalbox_rpc.lifetime.parent import leave
 
 if TYPE_CHECKING:
-    from rpc.settings.service_settings import Settings
+    from signalbox_rpc.settings.service_settings import Settings
 
 DESCRIPTION = """\
 Serves a large language model over gRPC and OpenAI's HTTP API: a router (text),
@@ -118,11 +118,11 @@ _MODULES = {
 }
 """Module of each of these commands, with `add_flags` and `run`."""
 _OUR_PACKAGES = (
-    "contract",
-    "rpc",
-    "router",
-    "scheduler_svc",
-    "gpu_worker",
+    "signalbox_contract",
+    "signalbox_rpc",
+    "signalbox_router",
+    "signalbox_scheduler",
+    "signalbox_worker",
     "signalbox_kernels",
     "signalbox",
 )
@@ -213,10 +213,10 @@ def make_parser() -> CommandParser:
 
 
 def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
-    from rpc.limits.open_files import raise_open_files_limit
     from signalbox.flags.service_flags import add_flags
     from signalbox.service_runner import service
     from signalbox.settings.loading import load
+    from signalbox_rpc.limits.open_files import raise_open_files_limit
 
     settings_class, run = service(name)
 
@@ -244,7 +244,7 @@ def _fill_client(name: str, parser: argparse.ArgumentParser) -> None:
 
 def _configure_logging(command: str, settings: "Settings") -> None:
     """Sends log lines to standard error, each with the process's name."""
-    from rpc.telemetry import logs
+    from signalbox_rpc.telemetry import logs
 
     name = process_name("signalbox" if command == "serve" else command)
     logs.configure(service=name, level=settings.log_level, log_format=settings.log_format)
@@ -264,11 +264,11 @@ def _debug_in_environment() -> bool:
 
 def _lacks_worker(error: Exception) -> bool:
     name = error.name if isinstance(error, ModuleNotFoundError) else None
-    return (name or "").partition(".")[0] in ("gpu_worker", "signalbox_kernels")
+    return (name or "").partition(".")[0] in ("signalbox_worker", "signalbox_kernels")
 
 
 def _in_one_line(error: Exception) -> str:
-    from rpc.telemetry.printable import printable
+    from signalbox_rpc.telemetry.printable import printable
 
     if _lacks_worker(error):
         return _NO_WORKER

@@ -6,12 +6,12 @@ from typing import Any
 
 import yaml
 
-from rpc.settings.service_settings import Settings
 from signalbox.flags.service_flags import add_flags as add_service_flags
 from signalbox.service_runner import service
 from signalbox.services import SERVICES
 from signalbox.settings.effective import HIDDEN, Effective, effective, faults
 from signalbox.settings.sources import SettingsError
+from signalbox_rpc.settings.service_settings import Settings
 
 EXAMPLES = """\
   signalbox config show serve --max-num-seqs 8     what serve would run with, and from where

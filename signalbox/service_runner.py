@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.startup import ReportProgress, StartupProgress
 from signalbox.stack.child_processes import (
     SERVING,
     STARTING,
@@ -21,16 +20,17 @@ from signalbox.stack.child_processes import (
     may_fork,
 )
 from signalbox.version import VERSION
+from signalbox_contract.startup import ReportProgress, StartupProgress
 
 if TYPE_CHECKING:
-    from gpu_worker.batch.runner_protocol import Runner
-    from gpu_worker.ranks.rank_network import RankNetwork
-    from gpu_worker.ranks.service.rank_messages import Start
-    from gpu_worker.worker_settings import WorkerSettings
-    from router.config import RouterSettings
-    from rpc.settings.service_settings import Settings, TelemetrySettings
-    from scheduler_svc.config import SchedulerSettings
     from signalbox.settings.serve_settings import ServeSettings
+    from signalbox_router.config import RouterSettings
+    from signalbox_rpc.settings.service_settings import Settings, TelemetrySettings
+    from signalbox_scheduler.config import SchedulerSettings
+    from signalbox_worker.batch.runner_protocol import Runner
+    from signalbox_worker.ranks.rank_network import RankNetwork
+    from signalbox_worker.ranks.service.rank_messages import Start
+    from signalbox_worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ def run_demo(settings: "ServeSettings") -> None:
 
 
 def run_router(settings: "RouterSettings") -> None:
-    from router.config import RouterConfig
-    from router.main import run
+    from signalbox_router.config import RouterConfig
+    from signalbox_router.main import run
 
     _configure_tracing("router", settings)
     config = RouterConfig(**dict(settings), version=VERSION)
@@ -63,8 +63,8 @@ def run_router(settings: "RouterSettings") -> None:
 
 
 def run_scheduler(settings: "SchedulerSettings") -> None:
-    from scheduler_svc.config import SchedulerConfig
-    from scheduler_svc.main import run
+    from signalbox_scheduler.config import SchedulerConfig
+    from signalbox_scheduler.main import run
 
     _configure_tracing("scheduler", settings)
     asyncio.run(run(SchedulerConfig(**dict(settings))))
@@ -74,10 +74,10 @@ def run_worker(settings: "WorkerSettings") -> None:
     if settings.is_on_ray:
         _run_on_ray(settings)
         return
-    from gpu_worker.main import run
-    from gpu_worker.startup_client import Startup
-    from router.tokenization.tokenizer_settings import try_chat_template
     from signalbox.startup_display import log_progress
+    from signalbox_router.tokenization.tokenizer_settings import try_chat_template
+    from signalbox_worker.main import run
+    from signalbox_worker.startup_client import Startup
 
     network = None
     if settings.placement == "environment":
@@ -99,7 +99,7 @@ def run_worker(settings: "WorkerSettings") -> None:
 
 
 def _run_on_ray(settings: "WorkerSettings") -> None:
-    from gpu_worker.missing_packages import require_ray
+    from signalbox_worker.missing_packages import require_ray
 
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each rank's lines are shown
     require_ray()
@@ -110,8 +110,8 @@ def _run_on_ray(settings: "WorkerSettings") -> None:
 
 def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
     """Returns the network of rank 0, or None if it is the only rank; obeys it as another rank."""
-    from gpu_worker.ranks.environment import read_place
-    from gpu_worker.ranks.rank_network import RankNetwork
+    from signalbox_worker.ranks.environment import read_place
+    from signalbox_worker.ranks.rank_network import RankNetwork
 
     place, size = read_place(os.environ), settings.parallel.num_ranks
     if place.size != size:
@@ -125,8 +125,8 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
         place, host=settings.rank_host, port=settings.rank_port, tls=settings.tls
     )
     if place.rank:
-        from gpu_worker.ranks.follower_process import follow
-        from gpu_worker.ranks.rank_status import RankStatus
+        from signalbox_worker.ranks.follower_process import follow
+        from signalbox_worker.ranks.rank_status import RankStatus
 
         status = RankStatus(
             place.rank,
@@ -141,9 +141,9 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
 
 
 def _start(settings: "WorkerSettings") -> "Start":
-    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-    from gpu_worker.ranks.service.rank_messages import Start
-    from gpu_worker.store_config import DiskConfig, SharedConfig
+    from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+    from signalbox_worker.ranks.service.rank_messages import Start
+    from signalbox_worker.store_config import DiskConfig, SharedConfig
 
     return Start(
         model=settings.part(ModelConfig),
@@ -160,12 +160,12 @@ def _announce_progress(progress: StartupProgress) -> None:
 
 
 def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
-    from contract.sampling_defaults import SamplingDefaults
-    from gpu_worker.adapters.peft_adapter import describe_adapter
-    from gpu_worker.generation_fields import default_params
-    from gpu_worker.simulated.simulated_config import SimulatedConfig
-    from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING
-    from gpu_worker.simulated.simulated_runner import SimulatedRunner
+    from signalbox_contract.sampling_defaults import SamplingDefaults
+    from signalbox_worker.adapters.peft_adapter import describe_adapter
+    from signalbox_worker.generation_fields import default_params
+    from signalbox_worker.simulated.simulated_config import SimulatedConfig
+    from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING
+    from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 
     limits = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
     parallel = settings.parallel
@@ -194,9 +194,9 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
 def _model_runner(
     settings: "WorkerSettings", progress: ReportProgress, network: "RankNetwork | None"
 ) -> "Callable[[], Runner]":
-    from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-    from gpu_worker.main import end_at_once
-    from gpu_worker.store_config import DiskConfig, SharedConfig
+    from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+    from signalbox_worker.main import end_at_once
+    from signalbox_worker.store_config import DiskConfig, SharedConfig
 
     make = partial(
         _load_model,
@@ -216,13 +216,13 @@ def _model_runner(
 
 def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> "Runner":
     """Calls `make_runner`; imports it on the thread that loads the model."""
-    from gpu_worker.runner_factory import make_runner  # may import torch: seconds
+    from signalbox_worker.runner_factory import make_runner  # may import torch: seconds
 
     return make_runner(*args, progress=progress, **options)
 
 
 def _configure_tracing(name: str, settings: "TelemetrySettings") -> None:
-    from rpc.telemetry import tracing
+    from signalbox_rpc.telemetry import tracing
 
     tracing.configure(service_name=f"signalbox-{name}", exporter=settings.trace_exporter)
 
@@ -231,15 +231,15 @@ def service(command: str) -> "tuple[type[Settings], Callable[[Any], None]]":
     """Returns the settings class and the function of one of SERVICES."""
     match command:
         case "router":
-            from router.config import RouterSettings
+            from signalbox_router.config import RouterSettings
 
             return RouterSettings, run_router
         case "scheduler":
-            from scheduler_svc.config import SchedulerSettings
+            from signalbox_scheduler.config import SchedulerSettings
 
             return SchedulerSettings, run_scheduler
         case "worker":
-            from gpu_worker.worker_settings import WorkerSettings
+            from signalbox_worker.worker_settings import WorkerSettings
 
             return WorkerSettings, run_worker
     from signalbox.settings.serve_settings import DemoSettings, ServeSettings

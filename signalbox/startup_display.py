@@ -2,7 +2,7 @@
 
 Each phase that ends leaves its line, with the seconds that it took. The live line is drawn below
 the last log line and leaves the cursor at its beginning, so that a log line of any process
-overwrites it (`rpc/telemetry/logs.py` erases the rest of it).
+overwrites it (`signalbox_rpc/telemetry/logs.py` erases the rest of it).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
 
-from contract.startup import ReportProgress, StartupProgress
+from signalbox_contract.startup import ReportProgress, StartupProgress
 
 logger = logging.getLogger(__name__)
 

@@ -8,31 +8,38 @@ import pytest
 
 from tests.test_imports import FOLDERS
 
-USERS = ("rpc", "router", "scheduler_svc", "gpu_worker", "signalbox")
+USERS = (
+    "signalbox_rpc",
+    "signalbox_router",
+    "signalbox_scheduler",
+    "signalbox_worker",
+    "signalbox",
+)
 HALVES = {"encode": "decode", "pack": "unpack", "write": "read"}
 """One service encodes what another decodes, so both halves of a codec have the users of both."""
-STRUCTURED = "contract.structured_output"
+FILES = "signalbox_contract.tokenizer_files"
+STRUCTURED = "signalbox_contract.structured_output"
 ONE_USER = {
-    "contract.errors.Cancelled": "from_code makes one exception for each Code",
-    "contract.errors.Unauthenticated": "from_code makes one exception for each Code",
-    "contract.errors.MAX_VALUE_CHARS": "THREAT_MODEL.md names it",
-    "contract.errors.MAX_MESSAGE_CHARS": "THREAT_MODEL.md names it",
-    "contract.description_bounds.MAX_ITEMS": "THREAT_MODEL.md names it",
-    "contract.description_bounds.MAX_TEXT_CHARS": "THREAT_MODEL.md names it",
+    "signalbox_contract.errors.Cancelled": "from_code makes one exception for each Code",
+    "signalbox_contract.errors.Unauthenticated": "from_code makes one exception for each Code",
+    "signalbox_contract.errors.MAX_VALUE_CHARS": "THREAT_MODEL.md names it",
+    "signalbox_contract.errors.MAX_MESSAGE_CHARS": "THREAT_MODEL.md names it",
+    "signalbox_contract.description_bounds.MAX_ITEMS": "THREAT_MODEL.md names it",
+    "signalbox_contract.description_bounds.MAX_TEXT_CHARS": "THREAT_MODEL.md names it",
     f"{STRUCTURED}.grammar": "the router runs the module as a process instead of importing it",
     f"{STRUCTURED}.grammar_cost.GROWTH_BYTES": "GrammarCost counts it; tests of two services do",
     f"{STRUCTURED}.grammar_cost.MAX_LEXER_STATES": "GrammarCost counts what the worker allows",
-    "contract.model.MAX_BLOCKS": "THREAT_MODEL.md names it",
-    "contract.model.MAX_VOCABULARY": "ModelInfo.check() has it, for both readers",
-    "contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
-    "contract.sampling_params.MAX_ITEMS": "find_fault counts, for both readers",
-    "contract.model.STORE_KINDS": "WorkerCapacity.check() has it",
-    "contract.model.encode_rank": "encode_capacity calls it, as the scheduler's reports do",
-    "contract.step_result.StageTimings": "the scheduler adds them up as Stages",
-    "contract.startup.ignore_progress": "the ReportProgress that does nothing",
-    "contract.tokenizer_files.MAX_TOKENIZER_BYTES": "THREAT_MODEL.md names it for both readers",
-    "contract.tokenizer_files.MAX_CHUNK_BYTES": "split_files counts it; a profile is sent alike",
-    "contract.tokenizer_files.TokenizerTooLarge": "raised for both; the router takes ValueError",
+    "signalbox_contract.model.MAX_BLOCKS": "THREAT_MODEL.md names it",
+    "signalbox_contract.model.MAX_VOCABULARY": "ModelInfo.check() has it, for both readers",
+    "signalbox_contract.request.MAX_AGE_S": "THREAT_MODEL.md names it",
+    "signalbox_contract.sampling_params.MAX_ITEMS": "find_fault counts, for both readers",
+    "signalbox_contract.model.STORE_KINDS": "WorkerCapacity.check() has it",
+    "signalbox_contract.model.encode_rank": "encode_capacity calls it, as reports do",
+    "signalbox_contract.step_result.StageTimings": "the scheduler adds them up as Stages",
+    "signalbox_contract.startup.ignore_progress": "the ReportProgress that does nothing",
+    f"{FILES}.MAX_TOKENIZER_BYTES": "THREAT_MODEL.md names it for both readers",
+    f"{FILES}.MAX_CHUNK_BYTES": "split_files counts it; a profile is sent alike",
+    f"{FILES}.TokenizerTooLarge": "raised for both; the router takes ValueError",
 }
 """Why a name, or the names of a module, may have fewer users."""
 
@@ -50,11 +57,15 @@ def public_names(source: str) -> dict[str, ast.stmt]:
 
 
 def names_used(source: str) -> Iterator[str]:
-    """Yields "contract.module.name" for each name that a source imports, or reads of a module."""
+    """Yields "signalbox_contract.module.name" for each name that a source imports, or reads of a
+    module."""
     tree = ast.parse(source)
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "contract":
+        if (
+            not isinstance(node, ast.ImportFrom)
+            or (node.module or "").split(".")[0] != "signalbox_contract"
+        ):
             continue
         for alias in node.names:  # of a module, or a module of a folder
             yield (full := f"{node.module}.{alias.name}")
@@ -127,13 +138,13 @@ def sources(package: str) -> dict[str, str]:
 
 def test_two_packages_import_each_public_name_of_contract() -> None:
     users = {package: list(sources(package).values()) for package in USERS}
-    short = short_of_users(sources("contract"), users)
+    short = short_of_users(sources("signalbox_contract"), users)
     reasons = {name: {name, name.rpartition(".")[0]} & ONE_USER.keys() for name in short}
     assert not [name for name in sorted(short) if not reasons[name]]
     assert set().union(*reasons.values()) == ONE_USER.keys(), "a reason that no name needs"
 
 
-USER = "from contract.m import f"
+USER = "from signalbox_contract.m import f"
 MODULE = "def f() -> None: ..."
 
 
@@ -141,20 +152,20 @@ MODULE = "def f() -> None: ..."
     ("module", "router", "worker", "is_short"),
     [
         (MODULE, USER, USER, False),
-        (MODULE, USER, "from contract import m\nm.f()", False),
-        (MODULE, USER, "def g():\n    from contract.m import f", False),
+        (MODULE, USER, "from signalbox_contract import m\nm.f()", False),
+        (MODULE, USER, "def g():\n    from signalbox_contract.m import f", False),
         (MODULE, USER, "", True),
         (MODULE, "", "", True),
-        (MODULE, USER, "from contract import m\nm.g()", True),
+        (MODULE, USER, "from signalbox_contract import m\nm.g()", True),
         ("_f = 1", "", "", False),
         ("F: int = 1", "", "", True),
         ("class T: ...\ndef f(t: list[T]) -> None: ...", USER, USER, False),
-        ("def encode_x(): ...\ndef decode_x(): ...", "from contract.m import encode_x",
-         "from contract.m import decode_x", False),
+        ("def encode_x(): ...\ndef decode_x(): ...", "from signalbox_contract.m import encode_x",
+         "from signalbox_contract.m import decode_x", False),
     ],
 )  # fmt: skip
 def test_a_name_with_one_user_is_found(
     module: str, router: str, worker: str, is_short: bool
 ) -> None:
-    users = {"router": [router], "gpu_worker": [worker]}
-    assert bool(short_of_users({"contract.m": module}, users)) is is_short
+    users = {"signalbox_router": [router], "signalbox_worker": [worker]}
+    assert bool(short_of_users({"signalbox_contract.m": module}, users)) is is_short

@@ -16,9 +16,9 @@ import pytest
 from tests.test_imports import ALLOWED, FOLDERS
 
 PUBLIC = {
-    "gpu_worker.attention",
-    "gpu_worker.layers",
-    "gpu_worker.models",
+    "signalbox_worker.attention",
+    "signalbox_worker.layers",
+    "signalbox_worker.models",
     "signalbox",
     "signalbox.llm",
     "signalbox.model_executor.models",

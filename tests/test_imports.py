@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,26 +13,27 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+BELOW_SERVICES = {"signalbox_protos", "signalbox_contract", "signalbox_rpc"}
 ALLOWED: dict[str, set[str]] = {
-    "protos": set(),
-    "contract": {"protos"},
-    "rpc": {"protos", "contract"},
+    "signalbox_protos": set(),
+    "signalbox_contract": {"signalbox_protos"},
+    "signalbox_rpc": {"signalbox_protos", "signalbox_contract"},
     "signalbox_kernels": set(),
-    "signalbox_client": {"protos"},
-    "router": {"protos", "contract", "rpc"},
-    "scheduler_svc": {"protos", "contract", "rpc"},
-    "gpu_worker": {"protos", "contract", "rpc", "signalbox_kernels"},
-    "signalbox": {
-        "protos",
-        "contract",
-        "rpc",
-        "router",
-        "scheduler_svc",
-        "gpu_worker",
+    "signalbox_client": {"signalbox_protos"},
+    "signalbox_router": BELOW_SERVICES,
+    "signalbox_scheduler": BELOW_SERVICES,
+    "signalbox_worker": BELOW_SERVICES | {"signalbox_kernels"},
+    "signalbox": BELOW_SERVICES
+    | {
+        "signalbox_router",
+        "signalbox_scheduler",
+        "signalbox_worker",
         "signalbox_kernels",
         "signalbox_client",
     },
 }
+OLD_NAMES = {"gpu_worker", "protos", "scheduler_svc"}
+"""Names that packages outside of this repository may import until the next release."""
 ALLOWED_OF_PROTOS: dict[str, set[str]] = {
     "common": set(),
     "inference": set(),
@@ -39,16 +41,15 @@ ALLOWED_OF_PROTOS: dict[str, set[str]] = {
     "scheduler": {"common"},
     "recording": {"common", "worker", "scheduler"},  # files, which hold messages of both
 }
-FOLDERS = {name: ROOT / name for name in ALLOWED} | {
-    "signalbox_kernels": ROOT / "kernels" / "signalbox_kernels",
-    "signalbox_client": ROOT / "clients" / "python" / "signalbox_client",
-}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PLACES: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
+FOLDERS = {name: ROOT / PLACES.get(name, name) for name in ALLOWED}
 HEAVY = {"torch", "transformers"}
-MAY_IMPORT_HEAVY = {"gpu_worker", "signalbox_kernels"}
-ONLY_FROM_CONTRACT = {"rpc": "contract.errors"}
+MAY_IMPORT_HEAVY = {"signalbox_worker", "signalbox_kernels"}
+ONLY_FROM_CONTRACT = {"signalbox_rpc": "signalbox_contract.errors"}
 """The one module of contract/ that a package may import."""
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}
-PROTOBUF_SERVICES = ("router", "scheduler_svc", "gpu_worker")
+PROTOBUF_SERVICES = ("signalbox_router", "signalbox_scheduler", "signalbox_worker")
 
 
 def imported_modules(source: str) -> Iterator[str]:
@@ -64,21 +65,22 @@ def imported_modules(source: str) -> Iterator[str]:
 def forbidden_imports(package: str, source: str) -> list[str]:
     """Returns the imports in `source` that a module of `package` may not have."""
     allowed = ALLOWED[package] | {package}
-    forbidden = (set() if package in MAY_IMPORT_HEAVY else HEAVY) | (ALLOWED.keys() - allowed)
-    if package == "contract":
+    forbidden = (set() if package in MAY_IMPORT_HEAVY else HEAVY) | OLD_NAMES
+    forbidden |= ALLOWED.keys() - allowed
+    if package == "signalbox_contract":
         forbidden |= GRPC
     only = ONLY_FROM_CONTRACT.get(package)
     return [
         name
         for name in imported_modules(source)
         if (top := name.split(".")[0]) in forbidden
-        or (top == "contract" and only is not None and name != only)
+        or (top == "signalbox_contract" and only is not None and name != only)
     ]
 
 
 def touches_protobuf(path: Path) -> bool:
     return any(
-        name.startswith(("protos", "google.protobuf", "smg_grpc_proto"))
+        name.startswith(("signalbox_protos", "google.protobuf", "smg_grpc_proto"))
         for name in imported_modules(path.read_text(encoding="utf-8"))
     )
 
@@ -93,12 +95,14 @@ def test_a_package_imports_only_what_is_below_it(package: str) -> None:
 
 @pytest.mark.parametrize("package", ALLOWED_OF_PROTOS)
 def test_no_contract_imports_another(package: str) -> None:
-    paths = sorted((ROOT / "protos" / package).rglob("*.proto"))
+    paths = sorted((FOLDERS["signalbox_protos"] / package).rglob("*.proto"))
     assert paths
     found = {
         name
         for path in paths
-        for name in re.findall(r'^import "protos/(\w+)/', path.read_text("utf-8"), re.MULTILINE)
+        for name in re.findall(
+            r'^import "signalbox_protos/(\w+)/', path.read_text("utf-8"), re.MULTILINE
+        )
     }
     assert found <= ALLOWED_OF_PROTOS[package] | {package}
 
@@ -106,16 +110,17 @@ def test_no_contract_imports_another(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "source"),
     [
-        ("router", "import torch"),
-        ("router", "def f():\n    from scheduler_svc import plan"),
-        ("scheduler_svc", "import gpu_worker.worker"),
-        ("rpc", "from router.config import RouterConfig"),
-        ("rpc", "from contract.columns import pack_int32"),
-        ("rpc", "from contract import columns"),
-        ("contract", "from rpc.transport import server"),
-        ("contract", "import grpc"),
-        ("gpu_worker", "import scheduler_svc"),
-        ("signalbox_kernels", "from rpc import errors"),
+        ("signalbox_router", "import torch"),
+        ("signalbox_router", "import protos.inference.v1"),
+        ("signalbox_router", "def f():\n    from signalbox_scheduler import plan"),
+        ("signalbox_scheduler", "import signalbox_worker.worker"),
+        ("signalbox_rpc", "from signalbox_router.config import RouterConfig"),
+        ("signalbox_rpc", "from signalbox_contract.columns import pack_int32"),
+        ("signalbox_rpc", "from signalbox_contract import columns"),
+        ("signalbox_contract", "from signalbox_rpc.transport import server"),
+        ("signalbox_contract", "import grpc"),
+        ("signalbox_worker", "import signalbox_scheduler"),
+        ("signalbox_kernels", "from signalbox_rpc import errors"),
     ],
 )
 def test_another_arrow_is_found(package: str, source: str) -> None:
@@ -138,7 +143,7 @@ def test_protobuf_stays_at_the_edges_of_a_service() -> None:
 def modules_of(package: str) -> list[str]:
     """Returns names of modules, without those that import Ray where it is not installed."""
     return sorted(
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        ".".join(path.relative_to(FOLDERS[package].parent).with_suffix("").parts)
         for path in FOLDERS[package].rglob("*.py")
         if find_spec("ray") or "ray" not in imported_modules(path.read_text(encoding="utf-8"))
     )
@@ -148,10 +153,10 @@ def modules_of(package: str) -> list[str]:
 @pytest.mark.parametrize(
     ("package", "absent"),
     [
-        ("contract", HEAVY | GRPC),
-        ("rpc", HEAVY),
-        ("router", HEAVY),
-        ("scheduler_svc", HEAVY),
+        ("signalbox_contract", HEAVY | GRPC),
+        ("signalbox_rpc", HEAVY),
+        ("signalbox_router", HEAVY),
+        ("signalbox_scheduler", HEAVY),
         ("signalbox", HEAVY),
     ],
 )
@@ -168,13 +173,14 @@ def test_importing_all_of_a_package_does_not_load(package: str, absent: set[str]
 def test_only_the_reader_of_old_checkpoints_knows_pickle() -> None:
     unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
     found = {
-        str(path.relative_to(ROOT))
+        path
         for package in ALLOWED
         for path in FOLDERS[package].rglob("*.py")
         if unsafe & set(imported_modules(path.read_text(encoding="utf-8")))
     }
-    assert found == {"gpu_worker/checkpoints/torch_file.py"}
-    reader = (ROOT / "gpu_worker/checkpoints/torch_file.py").read_text(encoding="utf-8")
+    (path,) = found
+    assert path == FOLDERS["signalbox_worker"] / "checkpoints/torch_file.py"
+    reader = path.read_text(encoding="utf-8")
     assert reader.count("torch.load(") == reader.count("weights_only=True") == 1
 
 

@@ -7,14 +7,14 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
-from scheduler_svc.requests.sequence import Sequence
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.suspicion import Suspicion
-from scheduler_svc.requests.timeline import GroupTimes
+from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.suspicion import Suspicion
+from signalbox_scheduler.requests.timeline import GroupTimes
+from tests.test_imports import FOLDERS
 
-PACKAGE = Path(__file__).parents[1] / "scheduler_svc"
+PACKAGE = FOLDERS["signalbox_scheduler"]
 OWNERS = {
     PACKAGE / "requests/sequence.py": {field.name for field in fields(Sequence)},
     PACKAGE / "requests/sequence_group.py": {field.name for field in fields(SequenceGroup)},

@@ -6,9 +6,9 @@ from statistics import median
 
 import numpy as np
 
-from gpu_worker.batch.arrays import FloatArray
 from signalbox.bench.measurements import Measured, percentile_ms
 from signalbox.bench.workload import BenchRequest, SyntheticTexts
+from signalbox_worker.batch.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

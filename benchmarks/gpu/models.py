@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.gpu.bench import BLOCK_SIZE, Bench
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.model_runner import ModelRunner
 
 C = TypeVar("C", ModelConfig, CacheConfig, DeviceConfig)
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from benchmarks.gpu.bench import BLOCK_SIZE
-from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.largest_batch import largest_batch
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.largest_batch import largest_batch
 
 
 def make_batch(

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 
 from benchmarks.harness.paced_scheduler import MIN_VOCAB_SIZE, NUM_STEP_IDS, Pace
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 
 
 @dataclass(slots=True)

@@ -20,14 +20,14 @@ import psutil
 
 from benchmarks.harness.answers import Answer, Asked
 from benchmarks.harness.hosts import Host
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from protos.scheduler.v1 import explain_pb2, stats_pb2
-from rpc.transport.channel import open_channel
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Refused, Unreachable
 from signalbox.stack.child_processes import Child, start, watch
 from signalbox.stack.stack_addresses import free_port
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
+from signalbox_rpc.transport.channel import open_channel
 
 POLL_S = 0.02
 END_S = 10.0

@@ -15,11 +15,15 @@ from typing import Any
 
 import grpc
 
-from contract.columns import pack_int32, pack_int64
-from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, MIN_VOCAB_SIZE, tokenizer_files
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from signalbox_contract.columns import pack_int32, pack_int64
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from signalbox_worker.simulated.byte_tokenizer import (
+    END_OF_SEQUENCE_ID,
+    MIN_VOCAB_SIZE,
+    tokenizer_files,
+)
 
 NUM_STEP_IDS = 4096
 """Tokens that name a step: a message that is late by more steps would be taken for a newer one."""

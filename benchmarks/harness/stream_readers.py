@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 
 PROMPT_TOKENS = 32
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from gpu_worker.device.graphs import Graph
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.device.graphs import Graph
+from signalbox_worker.runner.model_runner import ModelRunner
 
 META = torch.device("meta")
 CAPABILITY = (9, 0)

@@ -13,19 +13,19 @@ import numpy as np
 
 from benchmarks.gpu.models import LLAMA_3_8B
 from benchmarks.host_time.no_device import CAPABILITY, META
-from contract.columns import int32s, int64s
-from contract.model import WorkerCapacity
-from contract.sampling_params import SamplingParams
-from contract.step import NewSequence, Step
-from contract.step_result import StepResult
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.device.graphs import GraphRecorder
-from gpu_worker.execution_thread import Unfinished
-from gpu_worker.lease.lease import Lease
-from gpu_worker.loading import loaded_model
-from gpu_worker.runner.model_runner import ModelRunner
-from gpu_worker.sampling.grammars import Grammars
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.model import WorkerCapacity
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.step import NewSequence, Step
+from signalbox_contract.step_result import StepResult
 from signalbox_kernels import triton
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.device.graphs import GraphRecorder
+from signalbox_worker.execution_thread import Unfinished
+from signalbox_worker.lease.lease import Lease
+from signalbox_worker.loading import loaded_model
+from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.sampling.grammars import Grammars
 
 BLOCK_SIZE = 16
 NUM_DECODES = 256
@@ -73,7 +73,7 @@ def make_runner(
         forms: `quantization`, `kv_cache_dtype`, `attention_backend` and `linear_backend`, as of the
             settings.
     """
-    from gpu_worker.sampling.triton_sampler import TritonSampler
+    from signalbox_worker.sampling.triton_sampler import TritonSampler
 
     (folder / "config.json").write_text(json.dumps(config))
     triton.register_ops(META.type)

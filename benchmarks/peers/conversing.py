@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import COMPLETIONS, VllmHttpServer, completion, num_cached_of
-from protos.inference.v1 import inference_pb2 as pb
 from signalbox.bench.http_stream import post, post_for_events
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 
 
 class Answer(NamedTuple):

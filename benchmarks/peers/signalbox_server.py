@@ -11,11 +11,11 @@ import psutil
 
 from benchmarks.harness.closed_loop import generate
 from benchmarks.peers.process import HOST, ServerProcess
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
 from signalbox.version import VERSION
 from signalbox_kernels.native import ISA_VARIABLE, NativeUnavailable, best_isa
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
 
 _SERVICES = ("router", "scheduler", "worker")
 

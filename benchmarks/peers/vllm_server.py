@@ -16,8 +16,8 @@ from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
 from benchmarks.peers.builds import instruction_sets, version
 from benchmarks.peers.process import HOST, ServerProcess, existing
-from rpc.transport.channel import open_channel
 from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
+from signalbox_rpc.transport.channel import open_channel
 
 COMPLETIONS = "/v1/completions"
 

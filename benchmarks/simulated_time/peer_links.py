@@ -6,7 +6,7 @@ from functools import partial
 
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.step_costs import StepCosts
-from contract.sections.store_moves import Fetch, Lend, MoveResult, StoreMoves
+from signalbox_contract.sections.store_moves import Fetch, Lend, MoveResult, StoreMoves
 
 CALL_S = 0.002
 """Seconds that a call from worker to worker takes beside its bytes."""

@@ -8,14 +8,14 @@ from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.peer_links import PeerLinks
 from benchmarks.simulated_time.simulated_worker import SimulatedWorker
 from benchmarks.simulated_time.step_costs import StepCosts
-from contract.model import ModelInfo, WorkerCapacity
-from contract.request import Request
-from contract.sampling_params import SamplingParams
-from contract.updates import RequestUpdates
-from contract.worker_role import WorkerRole
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.factory import make_cluster
-from scheduler_svc.requests.sequence_group import new_group
+from signalbox_contract.model import ModelInfo, WorkerCapacity
+from signalbox_contract.request import Request
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.updates import RequestUpdates
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.factory import make_cluster
+from signalbox_scheduler.requests.sequence_group import new_group
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 32_000

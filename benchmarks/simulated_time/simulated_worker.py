@@ -6,15 +6,15 @@ from functools import partial
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.peer_links import PeerLink, PeerLinks
 from benchmarks.simulated_time.step_costs import StepCosts, StepWork
-from contract.columns import int32s, int64s
-from contract.model import ModelInfo, WorkerCapacity
-from contract.step_result import StepResult, StepTimings
-from contract.worker_role import WorkerRole
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.factory import make_scheduler
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.workers.step_loop import StepLoop
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.model import ModelInfo, WorkerCapacity
+from signalbox_contract.step_result import StepResult, StepTimings
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.factory import make_scheduler
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.workers.step_loop import StepLoop
 
 MESSAGE_S = 0.0005
 """Seconds that a message between scheduler and worker takes."""

@@ -11,7 +11,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "clients/error_details.pb.h"
-#include "protos/inference/v1/inference.grpc.pb.h"
+#include "signalbox_protos/inference/v1/inference.grpc.pb.h"
 
 namespace pb = signalbox::inference::v1;
 using Violations = std::vector<google::rpc::BadRequest::FieldViolation>;

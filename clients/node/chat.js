@@ -8,8 +8,8 @@ const { loadSync } = require("@grpc/proto-loader");
 
 const ROOT = path.join(__dirname, "../..");
 const definitions = loadSync(
-  ["protos/inference/v1/inference.proto", "clients/error_details.proto"],
-  { includeDirs: [ROOT], keepCase: true, enums: String, defaults: true, oneofs: true },
+  ["signalbox_protos/inference/v1/inference.proto", "clients/error_details.proto"],
+  { includeDirs: [path.join(ROOT, "protos"), ROOT], keepCase: true, enums: String, defaults: true, oneofs: true },
 );
 const { InferenceService } = grpc.loadPackageDefinition(definitions).signalbox.inference.v1;
 

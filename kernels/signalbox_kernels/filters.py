@@ -1,8 +1,8 @@
 """Filters of draws: columns with a value for each row, from a worker's batch down to each kernel.
 
 A new filter is a field here and in csrc/sampling/sampling_api.h, and its code in three places: C++
-(csrc/sampling), Triton (triton/sampling) and gpu_worker/sampling/torch_sampler.py, which states
-what the filters mean. Imports no NumPy.
+(csrc/sampling), Triton (triton/sampling) and signalbox_worker/sampling/torch_sampler.py, which
+states what the filters mean. Imports no NumPy.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar

@@ -1,6 +1,6 @@
 """Draws from logits on the CPU, natively: csrc/sampling/sampling.h behind arrays.
 
-Temperature, filters, penalties and rules mean what gpu_worker/sampling/torch_sampler.py says.
+Temperature, filters, penalties and rules mean what signalbox_worker/sampling/torch_sampler.py says.
 Weights and masses differ from PyTorch's by the rounding of exp and of sums (some 1e-6 of a mass),
 so that a draw is the same unless the race, or the edge of a nucleus, is as near as that.
 """

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from contract.wording import counted
 from signalbox.bench import flags, report, trace_file
 from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.bench.http_target import HttpTarget
@@ -21,6 +20,7 @@ from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import BenchRequest, Synthetic, SyntheticTexts, poisson
 from signalbox.client.connection import connection
 from signalbox.client.tables import show
+from signalbox_contract.wording import counted
 
 EXAMPLES = flags.EXAMPLES
 add_flags = flags.add_flags

@@ -5,14 +5,14 @@ from typing import Any, Self
 
 import grpc
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from signalbox.bench.load_loops import RequestFailed
 from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import BenchRequest
 from signalbox.client.connection import Connection, dial
 from signalbox.client.terminal_answer import explained
 from signalbox_client import AsyncClient, AsyncStream, Model, RequestError
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1.inference_pb2_grpc import InferenceServiceStub
 
 
 class GrpcTarget:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpc.transport.listening_ports import join_address
+from signalbox_rpc.transport.listening_ports import join_address
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 2000

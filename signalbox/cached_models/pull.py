@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from contract.startup import ReportProgress, StartupProgress
-from gpu_worker.hub.download import download
-from gpu_worker.hub.gguf_file_names import format_bytes
-from rpc.telemetry import logs
 from signalbox.startup_display import log_progress
+from signalbox_contract.startup import ReportProgress, StartupProgress
+from signalbox_rpc.telemetry import logs
+from signalbox_worker.hub.download import download
+from signalbox_worker.hub.gguf_file_names import format_bytes
 
 EXAMPLES = """\
   signalbox pull org/name                  weights, configuration and tokenizer

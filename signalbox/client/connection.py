@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from rpc.transport.addresses import address_fault
-from rpc.transport.channel import open_channel
-from rpc.transport.tls import CLEAR, TlsConfig
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox_client import AsyncClient
+from signalbox_rpc.transport.addresses import address_fault
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 
 _FLAGS = {
     "tls_ca": ("FILE", "PEM file: certificate authority of the service; the connection uses TLS"),

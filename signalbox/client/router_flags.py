@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from contract.sampling_params import API_LIMITS
 from signalbox.client.connection import add_connection_flags
 from signalbox.client.foreign_flags import add_other_names
 from signalbox.named_files import reading
 from signalbox.settings.environment import ENV_PREFIX
+from signalbox_contract.sampling_params import API_LIMITS
 
 DEFAULT_ROUTER = "127.0.0.1:50051"
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from protos.scheduler.v1 import (
+from signalbox.client.connection import PLAIN, Connection, add_connection_flags
+from signalbox.client.service_client import TIMEOUT_S, NotKnown, ServiceClient
+from signalbox.settings.environment import ENV_PREFIX
+from signalbox_protos.scheduler.v1 import (
     explain_pb2,
     scheduler_pb2,
     scheduler_pb2_grpc,
     state_pb2,
     stats_pb2,
 )
-from signalbox.client.connection import PLAIN, Connection, add_connection_flags
-from signalbox.client.service_client import TIMEOUT_S, NotKnown, ServiceClient
-from signalbox.settings.environment import ENV_PREFIX
 
 CLEAR_S = 330.0
 """Seconds to wait for the stores of all workers to be cleared."""

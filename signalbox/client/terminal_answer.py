@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from contract.wording import counted
 from signalbox.client.service_client import NO_METHOD
 from signalbox.client.tls_probe import listens, speaks_http, tls_hint
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox_client import Answer, AsyncStream, Chunk, RequestError
+from signalbox_contract.wording import counted
 
 PATIENCE_S = 2.0
 """Seconds without a token after which a terminal shows that the command waits."""

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from typing import cast
 
-from protos.worker.v1 import worker_pb2 as pb
-from protos.worker.v1 import worker_pb2_grpc
 from signalbox.client.connection import PLAIN, Connection
 from signalbox.client.service_client import TIMEOUT_S, ServiceClient
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_protos.worker.v1 import worker_pb2_grpc
 
 EXPORT_TIMEOUT_S = 120.0
 """Seconds for a worker to write a long recording."""

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from contract.wording import counted
 from signalbox.client.connection import connection, router_client
 from signalbox.client.foreign_flags import TEXT_FLAGS, add_text_flags, text_of
 from signalbox.client.piped_input import with_piped
@@ -28,6 +27,7 @@ from signalbox.client.terminal_answer import TimedAnswer, explained, show
 from signalbox.commands.chat_defaults import chat_defaults
 from signalbox.spelling import did_you_mean
 from signalbox_client import Answer
+from signalbox_contract.wording import counted
 
 EXAMPLES = """\
 examples

@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from contract.sampling_params import GREEDY_BELOW
-from contract.wording import counted
 from signalbox_client import Answer, DefaultSamplingParams, RequestError
+from signalbox_contract.sampling_params import GREEDY_BELOW
+from signalbox_contract.wording import counted
 
 OWN_DEFAULTS = {"temperature": 0.2, "top_p": 0.9, "frequency_penalty": 0.2}
 """Defaults for models without their own: close to the most likely text. The penalty ends the

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import signalbox
-from gpu_worker.device import cgroups
-from gpu_worker.device.ram import available_ram
-from rpc.transport.listening_ports import BindError, check_free
 from signalbox.commands import rank_links
 from signalbox.stack import machine_info
+from signalbox_rpc.transport.listening_ports import BindError, check_free
+from signalbox_worker.device import cgroups
+from signalbox_worker.device.ram import available_ram
 
 DISTRIBUTION = "signalbox-serving"
 DEMO_MODEL = Path("models/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -31,12 +31,12 @@ PORTS = {
     50052: ("scheduler", "--port"),
 }
 OUR_PACKAGES = (
-    "protos",
-    "contract",
-    "rpc",
-    "router",
-    "scheduler_svc",
-    "gpu_worker",
+    "signalbox_protos",
+    "signalbox_contract",
+    "signalbox_rpc",
+    "signalbox_router",
+    "signalbox_scheduler",
+    "signalbox_worker",
     "signalbox_kernels",
     "signalbox",
 )
@@ -115,11 +115,13 @@ def _machine() -> dict[str, str | None]:
 
 
 def _installation(report: MachineReport) -> dict[str, str | None]:
-    """Returns the packages' location; their names are common, so another package may hide one."""
+    """Returns the packages' location; another installation may hide one of them."""
     home = Path(signalbox.__file__).parent.parent
     for name in OUR_PACKAGES:
         folder = _folder_of(name)
-        if folder not in (home / name, home / "kernels" / name):
+        if (
+            folder is None or home not in folder.parents[:2]
+        ):  # in a checkout, router/signalbox_router
             report.problems.append(
                 f"the package {name} is taken from {folder or 'nowhere'}, not from {home}; "
                 f"install {DISTRIBUTION} in an environment of its own"
@@ -219,7 +221,7 @@ def _listener(port: int) -> tuple[str | None, bool]:
 
 def _add_worker(report: MachineReport) -> None:
     """Adds what native programs and PyTorch support, and what a worker with a model would use."""
-    from gpu_worker.native.capabilities import probe_natively
+    from signalbox_worker.native.capabilities import probe_natively
 
     try:
         found = probe_natively()
@@ -248,8 +250,8 @@ def _add_worker(report: MachineReport) -> None:
 
 
 def _add_pytorch(report: MachineReport) -> None:
-    from gpu_worker.runner import gpu_compiler
-    from gpu_worker.runner.capabilities import probe  # imports torch: seconds
+    from signalbox_worker.runner import gpu_compiler
+    from signalbox_worker.runner.capabilities import probe  # imports torch: seconds
 
     found = probe()
     report.sections["pytorch"] = {

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from signalbox.client.connection import Connection, add_connection_flags, connection, dial
 from signalbox.settings.environment import ENV_PREFIX
+from signalbox_protos.worker.v1 import worker_pb2, worker_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 CALL_TIMEOUT_S = 3.0

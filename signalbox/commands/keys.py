@@ -16,9 +16,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from router.keys.api_keys import ApiKey, parse_keys
-from router.keys.key_file import is_unwritten, item_starts
 from signalbox.named_files import reading, writing
+from signalbox_router.keys.api_keys import ApiKey, parse_keys
+from signalbox_router.keys.key_file import is_unwritten, item_starts
 
 PREFIX = "sb-"
 EXAMPLES = """\

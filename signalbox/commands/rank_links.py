@@ -9,14 +9,14 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rpc.interceptors.peer_roles import PeerNames
-from rpc.transport.tls import TlsConfig
 from signalbox.client.tables import duration, make_table, right, show
 from signalbox.settings.environment import ENV_PREFIX
+from signalbox_rpc.interceptors.peer_roles import PeerNames
+from signalbox_rpc.transport.tls import TlsConfig
 
 if TYPE_CHECKING:
-    from gpu_worker.ranks.environment import RankPlace
-    from gpu_worker.ranks.rank_network import RankNetwork
+    from signalbox_worker.ranks.environment import RankPlace
+    from signalbox_worker.ranks.rank_network import RankNetwork
 
 _FLAGS = {
     "rank_host": ("HOST", "as for a worker: name, address or interface that this rank listens on"),
@@ -72,7 +72,7 @@ def run(options: dict[str, Any]) -> None:
     Raises ValueError, BindError or TlsError for an arrangement that no worker could have, and
     ConnectionError, TimeoutError or DeviceLost that names the ranks which cannot meet.
     """
-    from gpu_worker.ranks.environment import read_place
+    from signalbox_worker.ranks.environment import read_place
 
     place = read_place(os.environ)
     if place.size == 1:
@@ -81,7 +81,7 @@ def run(options: dict[str, Any]) -> None:
         )
     network = _network(options, place)
     if place.rank:
-        from gpu_worker.ranks.follower_process import follow_check
+        from signalbox_worker.ranks.follower_process import follow_check
 
         follow_check(place.rank, network)
     found = _measure(network, place.size)
@@ -92,8 +92,8 @@ def run(options: dict[str, Any]) -> None:
 
 
 def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
-    from gpu_worker.ranks.rank_network import RankNetwork
-    from gpu_worker.worker_settings import PlacementSettings
+    from signalbox_worker.ranks.rank_network import RankNetwork
+    from signalbox_worker.worker_settings import PlacementSettings
 
     tls = TlsConfig(
         cert=options["tls_cert"],
@@ -108,9 +108,9 @@ def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
 
 
 def _measure(network: "RankNetwork", num_ranks: int) -> list[FoundLink]:
-    from gpu_worker.ranks import links
-    from gpu_worker.ranks.follower_handles import Followers
-    from gpu_worker.ranks.rank_network import JOIN_S
+    from signalbox_worker.ranks import links
+    from signalbox_worker.ranks.follower_handles import Followers
+    from signalbox_worker.ranks.rank_network import JOIN_S
 
     others = Followers(num_ranks, lambda _reason: None, network=network, join_s=JOIN_S)
     try:

@@ -12,8 +12,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from gpu_worker.loading.model_source import model_name
-from rpc.telemetry import logs
 from signalbox.client.connection import router_client
 from signalbox.client.foreign_flags import add_other_names, add_text_flags, text_of
 from signalbox.client.piped_input import with_piped
@@ -28,6 +26,8 @@ from signalbox.settings.loading import in_words_of_flags, load
 from signalbox.settings.serve_settings import RunSettings
 from signalbox.stack.local_stack import LocalStack, running
 from signalbox_client import RequestError
+from signalbox_rpc.telemetry import logs
+from signalbox_worker.loading.model_source import model_name
 
 EXAMPLES = """\
 examples

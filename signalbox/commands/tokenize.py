@@ -8,13 +8,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from contract.wording import counted
 from signalbox.client.connection import connection, router_client
 from signalbox.client.piped_input import read_input
 from signalbox.client.router_flags import add_model_flag, add_router_flags
 from signalbox.client.tables import show
 from signalbox.client.terminal_answer import explained
 from signalbox_client import Token
+from signalbox_contract.wording import counted
 
 EXAMPLES = """\
 examples

@@ -9,10 +9,6 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from gpu_worker.worker_settings import WorkerSettings
-from router.config import RouterSettings
-from rpc.settings.service_settings import Settings, flag_name
-from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import choices_of, groups_of, spelling_of
 from signalbox.settings.flag_kinds import SWITCH, ForeignFlag
 from signalbox.settings.foreign_flags import other_names
@@ -20,6 +16,10 @@ from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.settings.setting_names import effect
 from signalbox.settings.vllm_flags import VLLM_FLAGS
+from signalbox_router.config import RouterSettings
+from signalbox_rpc.settings.service_settings import Settings, flag_name
+from signalbox_scheduler.config import SchedulerSettings
+from signalbox_worker.worker_settings import WorkerSettings
 
 MARKER = "<!-- The tables below are generated: make docs -->\n"
 SERVICES: dict[str, type[Settings]] = {

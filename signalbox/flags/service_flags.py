@@ -9,8 +9,6 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from rpc.settings.secrets import in_plain_text, is_secret
-from rpc.settings.service_settings import Settings, flag_name
 from signalbox.flags.parser import CommandParser
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox.settings.flag_kinds import (
@@ -27,6 +25,8 @@ from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
 from signalbox.settings.setting_names import REMOVED, effect
 from signalbox.settings.sources import CONFIG_FILE
 from signalbox.settings.vllm_flags import VLLM_FLAGS
+from signalbox_rpc.settings.secrets import in_plain_text, is_secret
+from signalbox_rpc.settings.service_settings import Settings, flag_name
 
 POSITIONAL = "model"
 PORT = "port"

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from protos.scheduler.v1 import state_pb2
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.named_files import writing
+from signalbox_protos.scheduler.v1 import state_pb2
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from contract.wording import counted
-from protos.scheduler.v1 import explain_pb2 as pb
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right, show
 from signalbox.inspect.stage_use import stage_loads, stage_table
+from signalbox_contract.wording import counted
+from signalbox_protos.scheduler.v1 import explain_pb2 as pb
 
 _REASONS = {
     pb.WAIT_REASON_NEXT_STEP: "the next step",

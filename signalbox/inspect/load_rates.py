@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protos.scheduler.v1 import explain_pb2
-from protos.scheduler.v1 import stats_pb2 as pb
 from signalbox.inspect.stage_use import StageLoad, stage_loads
+from signalbox_protos.scheduler.v1 import explain_pb2
+from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
 _PHASES = {
     explain_pb2.REQUEST_STATE_WAITING: "waiting",

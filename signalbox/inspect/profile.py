@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from protos.worker.v1 import worker_pb2 as pb
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right
 from signalbox.client.worker_client import WorkerClient
 from signalbox.named_files import writing
+from signalbox_protos.worker.v1 import worker_pb2 as pb
 
 EXAMPLES = """\
   signalbox profile                             two seconds of the only worker

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import explain_pb2 as pb
 from signalbox.client.tables import duration, make_table, right
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import explain_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from contract.wording import counted
 from signalbox.client.tables import make_table, right
 from signalbox.inspect.load_rates import (
     HandoverLoad,
@@ -20,6 +19,7 @@ from signalbox.inspect.load_rates import (
     WorkerLoad,
 )
 from signalbox.inspect.stage_use import stage_table
+from signalbox_contract.wording import counted
 
 BAR_WIDTH = 20
 

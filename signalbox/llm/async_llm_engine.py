@@ -14,8 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
-from gpu_worker.batch.runner_protocol import Runner
-from router.params.generation_params import POOLED, GenerationParams
 from signalbox.llm.controls import CoreControls
 from signalbox.llm.engine_args import AsyncEngineArgs, EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
@@ -33,6 +31,8 @@ from signalbox.llm.requests.pooling_params import PoolingParams
 from signalbox.llm.requests.prompts import PromptInput
 from signalbox.llm.requests.sampling_params import RequestOutputKind, SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
+from signalbox_router.params.generation_params import POOLED, GenerationParams
+from signalbox_worker.batch.runner_protocol import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler_svc.requests.sequence_group import SequenceGroup
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.metrics import Metric, snapshot
 from signalbox.llm.requests.sampling_params import SamplingParams
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 KV_CACHE, WEIGHTS = "kv_cache", "weights"
 

@@ -8,18 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, TypeVar
 
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import (
-    GIB,
-    NUM_LATER_ADAPTERS,
-    USUAL_LORA_RANK,
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-)
-from gpu_worker.store_config import DiskConfig, SharedConfig
-from router.prompt.known_templates import load_chat_template
-from scheduler_svc.queue.policies import make_policy
 from signalbox.llm import options_flags
 from signalbox.llm.engine_options import InProcessSettings, checked, description_of, option
 from signalbox.llm.in_process.wiring import CoreConfig
@@ -27,6 +15,18 @@ from signalbox.llm.requests.field_checks import ALL_TOKENS
 from signalbox.llm.vllm_options import VllmOptions
 from signalbox.settings.vllm_flags import POOLING_TASKS
 from signalbox.startup_display import own_progress
+from signalbox_router.prompt.known_templates import load_chat_template
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.config import (
+    GIB,
+    NUM_LATER_ADAPTERS,
+    USUAL_LORA_RANK,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+)
+from signalbox_worker.store_config import DiskConfig, SharedConfig
 
 logger = logging.getLogger(__name__)
 P = TypeVar("P", bound=options_flags.Flags)
@@ -192,7 +192,7 @@ class EngineArgs(VllmOptions):
         shared_config = settings.part(SharedConfig)
 
         def make() -> Runner:
-            from gpu_worker.runner_factory import make_runner  # may import torch: seconds
+            from signalbox_worker.runner_factory import make_runner  # may import torch: seconds
 
             with own_progress() as progress:
                 return make_runner(
@@ -259,11 +259,11 @@ class AsyncEngineArgs(EngineArgs):
 def _tokenizer_files(tokenizer: str) -> dict[str, bytes]:
     path = Path(tokenizer).expanduser()
     if path.is_dir():
-        from gpu_worker.loading.tokenizer_files import directory_tokenizer_files
+        from signalbox_worker.loading.tokenizer_files import directory_tokenizer_files
 
         return directory_tokenizer_files(path)
     if path.is_file():
-        from gpu_worker.loading.gguf_model import GGUFSource
+        from signalbox_worker.loading.gguf_model import GGUFSource
 
         return GGUFSource(path).tokenizer_files()
     raise ValueError(

@@ -11,12 +11,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from gpu_worker.worker_settings import EngineSettings
-from router.config import RequestSettings
-from scheduler_svc.config import SchedulingSettings
 from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.loading import in_one_line
 from signalbox.spelling import did_you_mean
+from signalbox_router.config import RequestSettings
+from signalbox_scheduler.config import SchedulingSettings
+from signalbox_worker.worker_settings import EngineSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
-from contract.pooling import Vector
-from gpu_worker.batch.runner_protocol import Runner
 from signalbox.llm import progress_bar
 from signalbox.llm.controls import Controls
 from signalbox.llm.engine_args import EngineArgs
@@ -26,6 +24,8 @@ from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
+from signalbox_contract.pooling import Vector
+from signalbox_worker.batch.runner_protocol import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from contract.pooling import Vector
-from gpu_worker.batch.runner_protocol import Runner
-from router.params.generation_params import POOLED
 from signalbox.llm.controls import Controls, Queues, queues
 from signalbox.llm.engine_args import EngineArgs
 from signalbox.llm.in_process.engine_core import EngineCore
@@ -19,6 +16,9 @@ from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.prompts import Prompt, PromptEncoder, PromptInput
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
+from signalbox_contract.pooling import Vector
+from signalbox_router.params.generation_params import POOLED
+from signalbox_worker.batch.runner_protocol import Runner
 
 logger = logging.getLogger(__name__)
 

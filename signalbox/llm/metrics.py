@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Sample
 
-from rpc.metrics.registry import PREFIXES, VLLM, Families
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.reports import metrics
+from signalbox_rpc.metrics.registry import PREFIXES, VLLM, Families
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.reports import metrics
 
 Labels = frozenset[tuple[str, str]]
 

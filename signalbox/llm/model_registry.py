@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpu_worker.models import ModelSpec
+    from signalbox_worker.models import ModelSpec
 
 
 class ModelRegistry:
@@ -16,13 +16,13 @@ class ModelRegistry:
         """Adds a model for this process, or replaces the one of the same architecture.
 
         Args:
-            model: a `gpu_worker.models.ModelSpec`, or its location "module:name". A module that
-                registers the model itself when it is imported is given as "module".
+            model: a `signalbox_worker.models.ModelSpec`, or its location "module:name". A module
+                that registers the model itself when it is imported is given as "module".
 
         Raises TypeError for anything else, including vLLM's model classes, whose forward pass
         differs: see docs/how_to/add_a_model.md. Raises ValueError if the architectures differ.
         """
-        from gpu_worker.models import ModelSpec, register_model
+        from signalbox_worker.models import ModelSpec, register_model
 
         if isinstance(model, str):
             module, _, name = model.partition(":")
@@ -32,7 +32,7 @@ class ModelRegistry:
             model = getattr(found, name)
         if not isinstance(model, ModelSpec):
             raise TypeError(
-                f"{model!r} is no gpu_worker.models.ModelSpec; see docs/how_to/add_a_model.md"
+                f"{model!r} is no signalbox_worker.models.ModelSpec; see docs/how_to/add_a_model.md"
             )
         if model.architecture != model_arch:
             raise ValueError(f"{model_arch!r} is registered with a spec of {model.architecture!r}")
@@ -41,6 +41,6 @@ class ModelRegistry:
     @staticmethod
     def get_supported_archs() -> Set[str]:
         """Returns the architectures with a model of their own here; see `model_impl`."""
-        from gpu_worker.models import architectures
+        from signalbox_worker.models import architectures
 
         return architectures()

@@ -74,7 +74,7 @@ def _kind(one: Field[Any], hint: Any) -> Callable[[str], Any]:
     if first in (bool, float):
         return first  # type: ignore[no-any-return]
     if first is int:
-        from rpc.settings.quantities import whole_number
+        from signalbox_rpc.settings.quantities import whole_number
 
         return whole_number
     return str if first in (str, object) else json.loads

@@ -6,10 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
-from contract.pooling import Vector
-from router.pooling.calls import ScoreCall
-from router.pooling.prompt_encoder import check_one_output
-from router.requests.api_request import ApiRequest
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.pooled_run import PooledRun, pooled_fields
 from signalbox.llm.requests.errors import refusing
@@ -27,6 +23,10 @@ from signalbox.llm.requests.pooling_outputs import (
 )
 from signalbox.llm.requests.pooling_params import PoolingParams
 from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
+from signalbox_contract.pooling import Vector
+from signalbox_router.pooling.calls import ScoreCall
+from signalbox_router.pooling.prompt_encoder import check_one_output
+from signalbox_router.requests.api_request import ApiRequest
 
 PairInput = str | Sequence[str]
 """A text, or a list of texts."""

@@ -1,8 +1,8 @@
 """Addresses on which ranks on Ray listen, so that the scheduler can call them. Needs no Ray."""
 
-from gpu_worker.worker_settings import WorkerSettings
-from rpc.transport.tls import is_loopback
 from signalbox.placement.node_probe import RankNode
+from signalbox_rpc.transport.tls import is_loopback
+from signalbox_worker.worker_settings import WorkerSettings
 
 
 def host_of(settings: WorkerSettings, node: RankNode) -> str:

@@ -10,10 +10,10 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from gpu_worker.ranks.rank_network import own_name
-from rpc.lifetime.parent import PARENT_PID
-from rpc.lifetime.stop_signals import stopping_later
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.lifetime.parent import PARENT_PID
+from signalbox_rpc.lifetime.stop_signals import stopping_later
+from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_worker.ranks.rank_network import own_name
 
 
 class RankActor:

@@ -15,9 +15,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from gpu_worker.ranks.environment import FIRST_NAME
-from gpu_worker.ranks.versions import versions
-from gpu_worker.worker_settings import WorkerSettings
 from signalbox.flags.service_flags import to_flags
 from signalbox.placement import listening_hosts, node_probe
 from signalbox.placement.node_probe import RankNode
@@ -25,6 +22,9 @@ from signalbox.placement.rank_actor import RankActor
 from signalbox.placement.ray_group import make_group
 from signalbox.settings.environment import PROCESS_NAME
 from signalbox.stack.child_processes import process_name
+from signalbox_worker.ranks.environment import FIRST_NAME
+from signalbox_worker.ranks.versions import versions
+from signalbox_worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 

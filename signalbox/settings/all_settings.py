@@ -5,11 +5,11 @@ A process that runs one service imports this only for an error, or to check a fi
 
 import re
 
-from gpu_worker.worker_settings import WorkerSettings
-from router.config import RouterSettings
-from rpc.settings.service_settings import Settings
-from scheduler_svc.config import SchedulerSettings
 from signalbox.settings.serve_settings import ServeSettings
+from signalbox_router.config import RouterSettings
+from signalbox_rpc.settings.service_settings import Settings
+from signalbox_scheduler.config import SchedulerSettings
+from signalbox_worker.worker_settings import WorkerSettings
 
 SERVICES: tuple[type[Settings], ...] = (
     ServeSettings,

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from rpc.settings.secrets import is_secret
-from rpc.settings.service_settings import Settings
 from signalbox.settings.all_settings import KNOWN, SERVICES
 from signalbox.settings.loading import (
     describe,
@@ -17,6 +15,8 @@ from signalbox.settings.loading import (
 )
 from signalbox.settings.setting_names import translate, unknown_names
 from signalbox.settings.sources import CONFIG_FILE, SettingsError, Source, config_file
+from signalbox_rpc.settings.secrets import is_secret
+from signalbox_rpc.settings.service_settings import Settings
 
 HIDDEN = "(hidden)"
 _CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+(?=@)|(?<=\?)\S+")

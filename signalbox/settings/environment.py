@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from rpc.lifetime.parent import PARENT_PID
+from signalbox_rpc.lifetime.parent import PARENT_PID
 
 ENV_PREFIX = "SIGNALBOX_"
 VLLM_PREFIX = "VLLM_"

@@ -5,7 +5,6 @@ A flag that vLLM has too is in vLLM's table alone.
 
 from collections.abc import Mapping
 
-from contract.sampling_params import LIMITS
 from signalbox.settings.flag_kinds import (
     OPTIONAL,
     SEVERAL,
@@ -16,6 +15,7 @@ from signalbox.settings.flag_kinds import (
     Refused,
 )
 from signalbox.settings.vllm_flags import CORS, NO_DRAFTS, NO_MEDIA, NO_RANKS, POOLS_AS_SAVED
+from signalbox_contract.sampling_params import LIMITS
 
 _AFFINITY = "start it under taskset, numactl or nice"
 _WAITING = "how threads wait is not a choice"

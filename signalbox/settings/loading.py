@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rpc.settings.secrets import is_secret
-from rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS
 from signalbox.settings.setting_names import REMOVED, check_known, translate
@@ -22,6 +20,8 @@ from signalbox.settings.sources import (
     vllm_environment,
 )
 from signalbox.spelling import did_you_mean
+from signalbox_rpc.settings.secrets import is_secret
+from signalbox_rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 
 S = TypeVar("S", bound=Settings)
 _PASSWORD = re.compile(r"(://[^/@:]*:)[^/]*@")

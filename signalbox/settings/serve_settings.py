@@ -5,19 +5,19 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gpu_worker.worker_settings import EngineSettings, PlacementSettings
-from router.config import AddressSettings, ApiSettings
-from rpc.settings.addresses import Host, Port
-from rpc.settings.service_settings import (
+from signalbox_router.config import AddressSettings, ApiSettings
+from signalbox_rpc.settings.addresses import Host, Port
+from signalbox_rpc.settings.service_settings import (
     FilePath,
     LogLevel,
     SettingsGroup,
     TelemetrySettings,
     flag_name,
 )
-from rpc.transport.listening_ports import UNSPECIFIED_HOSTS
-from rpc.transport.tls import TlsConfig, is_loopback
-from scheduler_svc.config import SchedulingSettings
+from signalbox_rpc.transport.listening_ports import UNSPECIFIED_HOSTS
+from signalbox_rpc.transport.tls import TlsConfig, is_loopback
+from signalbox_scheduler.config import SchedulingSettings
+from signalbox_worker.worker_settings import EngineSettings, PlacementSettings
 
 
 def _not_a_range(value: Any) -> Any:

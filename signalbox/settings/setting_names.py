@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rpc.settings.service_settings import flag_name
 from signalbox.settings.flag_kinds import Alias, NoEffect, Refused
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS, MODEL_FLAG
 from signalbox.settings.sources import SettingsError, Source
 from signalbox.spelling import did_you_mean
+from signalbox_rpc.settings.service_settings import flag_name
 
 Tell = Callable[[str], None]
 

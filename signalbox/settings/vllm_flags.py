@@ -31,7 +31,7 @@ CORS = "answer browsers of other origins through a proxy"
 
 
 def _gib(text: str) -> float:
-    from rpc.settings.quantities import whole_number
+    from signalbox_rpc.settings.quantities import whole_number
 
     return whole_number(text) / _BYTES_PER_GIB
 

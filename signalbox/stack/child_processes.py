@@ -22,8 +22,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from rpc.lifetime.parent import PARENT_PID, is_watched
-from rpc.lifetime.stop_signals import stopping_later
 from signalbox.settings.environment import (
     ENV_PREFIX,
     ISA_VARIABLE,
@@ -31,6 +29,8 @@ from signalbox.settings.environment import (
     PROCESS_NAME,
     VLLM_PREFIX,
 )
+from signalbox_rpc.lifetime.parent import PARENT_PID, is_watched
+from signalbox_rpc.lifetime.stop_signals import stopping_later
 
 SERVING, STARTING, WAITING = "serving", "starting", "waiting"
 """Kinds of a child's announcements: with the model's name, with a phase and its progress, and with

@@ -11,10 +11,6 @@ import logging
 import signal
 from collections.abc import AsyncIterator
 
-from contract.startup import StartupPhase, StartupProgress
-from router.config import RouterSettings
-from rpc.lifetime.stop_signals import stopping_later
-from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.child_processes import (
@@ -31,6 +27,10 @@ from signalbox.stack.start_checks import check_start
 from signalbox.stack.worker_launcher import make_launcher
 from signalbox.stack.worker_supervisor import ServiceDied, WorkerSupervisor
 from signalbox.startup_display import make_display
+from signalbox_contract.startup import StartupPhase, StartupProgress
+from signalbox_router.config import RouterSettings
+from signalbox_rpc.lifetime.stop_signals import stopping_later
+from signalbox_scheduler.config import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 

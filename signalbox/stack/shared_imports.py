@@ -6,13 +6,13 @@ a fork, and start again when they are needed.)
 
 # ruff: noqa: F401
 
-import contract.structured_output.grammar
-import contract.updates
-import protos.scheduler.v1.scheduler_pb2_grpc
-import protos.worker.v1.worker_pb2_grpc
-import rpc.metrics.serving_metrics
-import rpc.telemetry.tracing
-import rpc.transport.channel
-import rpc.transport.reflection
-import rpc.transport.server
-import rpc.transport.shutdown
+import signalbox_contract.structured_output.grammar
+import signalbox_contract.updates
+import signalbox_protos.scheduler.v1.scheduler_pb2_grpc
+import signalbox_protos.worker.v1.worker_pb2_grpc
+import signalbox_rpc.metrics.serving_metrics
+import signalbox_rpc.telemetry.tracing
+import signalbox_rpc.transport.channel
+import signalbox_rpc.transport.reflection
+import signalbox_rpc.transport.server
+import signalbox_rpc.transport.shutdown

@@ -2,10 +2,15 @@
 
 import socket
 
-from rpc.lifetime.private_folder import PrivateFolder
-from rpc.transport.listening_ports import UNSPECIFIED_HOSTS, BindError, check_free, join_address
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.start_checks import LOOPBACK
+from signalbox_rpc.lifetime.private_folder import PrivateFolder
+from signalbox_rpc.transport.listening_ports import (
+    UNSPECIFIED_HOSTS,
+    BindError,
+    check_free,
+    join_address,
+)
 
 
 class StackAddresses:

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from gpu_worker.missing_packages import require_ray
-from gpu_worker.ranks.rank_store import check_store
-from router.keys.api_keys import read_keys
-from router.prompt.known_templates import load_chat_template
-from rpc.transport.listening_ports import (
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.stack.model_check import check_model
+from signalbox_kernels.native import isa_limit
+from signalbox_router.keys.api_keys import read_keys
+from signalbox_router.prompt.known_templates import load_chat_template
+from signalbox_rpc.transport.listening_ports import (
     GRPC_REMEDY,
     HTTP_REMEDY,
     METRICS_REMEDY,
@@ -14,10 +15,9 @@ from rpc.transport.listening_ports import (
     check_free,
     join_address,
 )
-from rpc.transport.tls import check_files
-from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack.model_check import check_model
-from signalbox_kernels.native import isa_limit
+from signalbox_rpc.transport.tls import check_files
+from signalbox_worker.missing_packages import require_ray
+from signalbox_worker.ranks.rank_store import check_store
 
 LOOPBACK = "127.0.0.1"
 

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import grpc
 
-from protos.scheduler.v1 import scheduler_pb2, stats_pb2
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Refused, Unreachable
 from signalbox.stack.worker_supervisor import WorkerSupervisor
+from signalbox_protos.scheduler.v1 import scheduler_pb2, stats_pb2
 
 RETRY_S = 1.0
 """Seconds before another try to reach the scheduler."""

@@ -117,7 +117,8 @@ def test_a_part_imports_what_it_needs() -> None:
     script = (
         "import sys; from benchmarks.gpu.part_list import PARTS; import benchmarks.gpu.__main__; "
         "PARTS['roofline'].measurement(); "
-        "print(*{'transformers', 'router', 'scheduler_svc', 'signalbox'} & sys.modules.keys())"
+        "tops = {'transformers', 'signalbox_router', 'signalbox_scheduler', 'signalbox'};"
+        "print(*tops & sys.modules.keys())"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (found.stdout, found.returncode) == ("\n", 0), found.stderr

@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from benchmarks.overload import PROMPT_TOKENS, Offered, ask
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from scheduler_svc.config import SchedulerConfig
 from signalbox.bench.workload import random_prompts
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.integration.stack import assert_idle
 from tests.integration.test_stack import make_stack
 from tests.waiting import eventually

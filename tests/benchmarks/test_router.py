@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.harness.paced_scheduler import MIN_VOCAB_SIZE, NUM_STEP_IDS, Pace, PacedScheduler
 from benchmarks.router import BARE, ROUTER, latencies_ms, measure
-from contract.columns import unpack_int64
+from signalbox_contract.columns import unpack_int64
 
 
 def test_a_message_is_as_late_as_the_step_of_its_oldest_token() -> None:

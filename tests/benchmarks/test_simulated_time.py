@@ -9,7 +9,7 @@ from benchmarks.harness.answers import Answer, Asked
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.simulated_pool import SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts, StepWork
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 
 COSTS = StepCosts(
     name="costs",

@@ -7,7 +7,7 @@ from benchmarks.tracing import Series, collector, table
 
 EXPORT = """
 import sys
-from rpc.telemetry.tracing import configure, get_tracer
+from signalbox_rpc.telemetry.tracing import configure, get_tracer
 configure(service_name="test", exporter=sys.argv[1])
 get_tracer().start_span("a").end()
 """

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
 from tests.chaos.checks.history import Record
 from tests.waiting import EVENT_S
 

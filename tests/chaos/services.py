@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.harness.hosts import Host
-from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
-from rpc.transport.channel import open_channel
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
+from signalbox_rpc.transport.channel import open_channel
 from tests.chaos.checks.leaks import Sample, sample_of
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import until_serving

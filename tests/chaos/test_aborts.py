@@ -7,8 +7,8 @@ import random
 import grpc
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from tests.integration.stack import assert_idle
 from tests.integration.test_stack import make_request, make_stack
 

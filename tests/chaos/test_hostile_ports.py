@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from router.main import Router
-from rpc.transport.channel import open_channel
-from rpc.transport.tls import CLEAR, TlsConfig
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.main import serving
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_router.main import Router
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.main import serving
 from tests.chaos.hostile import ATTACKS, half_open
 from tests.integration.stack import running_worker, simulated
 from tests.integration.test_mtls import worker as mtls_worker

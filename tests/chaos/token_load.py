@@ -1,7 +1,7 @@
 """Mixed requests for tokens: greedy and seeded, branches, stop strings."""
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from tests.chaos.checks.history import Record
 from tests.chaos.load import Load
 

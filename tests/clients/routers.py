@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import MAX_MODEL_LEN, finished, ids_of, step
 from tests.router.stack import Stack, make_stack
 

@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
-from protos.scheduler.v1 import scheduler_pb2
-from router.inference.servicer import SERVICE_NAME
-from rpc.transport.server import Server
-from rpc.transport.tls import TlsConfig
 from scripts import sync_client
 from signalbox_client import Answer, AsyncClient, Chunk, Client, FieldViolation, RequestError
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_rpc.transport.server import Server
+from signalbox_rpc.transport.tls import TlsConfig
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MAX_MODEL_LEN, MODEL_NAME, ids_of, request_finished, step
 from tests.router.stack import make_stack

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.columns import (
+from signalbox_contract.columns import (
     int32_list,
     int64_list,
     int64s,
@@ -16,7 +16,7 @@ from contract.columns import (
     unpack_int32,
     unpack_int64,
 )
-from contract.errors import InvalidArgument
+from signalbox_contract.errors import InvalidArgument
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from contract import errors
+from signalbox_contract import errors
 
 
 def test_the_codes_are_those_of_grpc() -> None:

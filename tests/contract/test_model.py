@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from contract.model import (
+from signalbox_contract.model import (
     MAX_BLOCKS,
     Arithmetic,
     ModelInfo,
@@ -17,9 +17,9 @@ from contract.model import (
     encode_capacity,
     encode_model,
 )
-from contract.pooling import PoolingModel
-from contract.sampling_defaults import DefaultParams, SamplingDefaults
-from protos.common.v1 import common_pb2 as pb
+from signalbox_contract.pooling import PoolingModel
+from signalbox_contract.sampling_defaults import DefaultParams, SamplingDefaults
+from signalbox_protos.common.v1 import common_pb2 as pb
 
 MODEL = ModelInfo(
     name="tiny",

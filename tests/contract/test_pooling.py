@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from contract import pooling, request, updates
-from contract.columns import pack_float32, pack_int32, pack_int64
-from contract.errors import InvalidArgument
-from contract.pooling import PoolingModel, PoolingParams, Vector
-from contract.request import Request
-from contract.sampling_params import SamplingParams
-from contract.sections.pooling import decode_pooled, decode_pooling
-from contract.step import Step, decode_step, encode_step
-from contract.step_result import StepResult, decode_result, encode_result
-from contract.updates import PooledOutput, RequestUpdates
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import scheduler_pb2
-from protos.worker.v1 import worker_pb2
+from signalbox_contract import pooling, request, updates
+from signalbox_contract.columns import pack_float32, pack_int32, pack_int64
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.pooling import PoolingModel, PoolingParams, Vector
+from signalbox_contract.request import Request
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.pooling import decode_pooled, decode_pooling
+from signalbox_contract.step import Step, decode_step, encode_step
+from signalbox_contract.step_result import StepResult, decode_result, encode_result
+from signalbox_contract.updates import PooledOutput, RequestUpdates
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.worker.v1 import worker_pb2
 
 MODEL = PoolingModel(
     task="embed",

@@ -2,12 +2,12 @@
 
 import pytest
 
-from contract import request
-from contract.errors import InvalidArgument
-from contract.request import BeamSearchParams, DeliveredSequence, Request
-from contract.sampling_params import SamplingParams
-from contract.updates import FinishReason
-from protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_contract import request
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.request import BeamSearchParams, DeliveredSequence, Request
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.updates import FinishReason
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 
 PLAIN = Request(
     request_id="a",

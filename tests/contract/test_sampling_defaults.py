@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract import sampling_defaults
-from contract.sampling_defaults import (
+from signalbox_contract import sampling_defaults
+from signalbox_contract.sampling_defaults import (
     DefaultParams,
     SamplingDefaults,
 )
-from protos.common.v1 import common_pb2
+from signalbox_protos.common.v1 import common_pb2
 
 UNITS = st.none() | st.floats(0, 1, width=32, exclude_min=True)
 PARAMS = st.builds(

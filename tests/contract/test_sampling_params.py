@@ -5,12 +5,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from contract import sampling_codec, sampling_params
-from contract.columns import pack_float32, pack_int32
-from contract.errors import InvalidArgument
-from contract.sampling_params import Limit, SamplingParams
-from contract.structured_output.grammar_cost import GrammarCost
-from protos.common.v1 import common_pb2 as pb
+from signalbox_contract import sampling_codec, sampling_params
+from signalbox_contract.columns import pack_float32, pack_int32
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.sampling_params import Limit, SamplingParams
+from signalbox_contract.structured_output.grammar_cost import GrammarCost
+from signalbox_protos.common.v1 import common_pb2 as pb
 
 EVERYTHING = SamplingParams(
     temperature=0.5,

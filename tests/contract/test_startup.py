@@ -2,8 +2,8 @@
 
 import pytest
 
-from contract.startup import StartupPhase, StartupProgress
-from protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_contract.startup import StartupPhase, StartupProgress
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 
 
 @pytest.mark.parametrize(

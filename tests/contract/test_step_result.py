@@ -6,13 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.columns import int32s, int64s, pack_int32, pack_int64
-from contract.errors import Code, InvalidArgument
-from contract.logprobs import PromptLogprobs, TokenLogprobs
-from contract.sections.store_moves import MoveResult
-from contract.step_result import StageTimings, StepResult, StepTimings, decode_result, encode_result
-from contract.updates import RequestFailure
-from protos.worker.v1 import worker_pb2 as pb
+from signalbox_contract.columns import int32s, int64s, pack_int32, pack_int64
+from signalbox_contract.errors import Code, InvalidArgument
+from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
+from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_contract.step_result import (
+    StageTimings,
+    StepResult,
+    StepTimings,
+    decode_result,
+    encode_result,
+)
+from signalbox_contract.updates import RequestFailure
+from signalbox_protos.worker.v1 import worker_pb2 as pb
 
 OWN = {5: 2, 6: 0}
 """Own branches of two sequences."""

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from contract.tokenizer_files import MAX_CHUNK_BYTES, hash_files, split_files
+from signalbox_contract.tokenizer_files import MAX_CHUNK_BYTES, hash_files, split_files
 
 
 def test_files_are_cut_into_chunks() -> None:

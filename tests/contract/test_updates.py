@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from contract import updates
-from contract.errors import Code, InvalidArgument
-from contract.logprobs import TokenLogprobs
-from contract.updates import (
+from signalbox_contract import updates
+from signalbox_contract.errors import Code, InvalidArgument
+from signalbox_contract.logprobs import TokenLogprobs
+from signalbox_contract.updates import (
     AdmittedRequest,
     FinishedRequest,
     FinishedSequence,
@@ -18,7 +18,7 @@ from contract.updates import (
     Timings,
     Usage,
 )
-from protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 
 VALUES = TokenLogprobs(-1.5, 2, [7, 5], [-0.5, -1.5])
 FAILURE = RequestFailure(Code.UNAVAILABLE, "no worker serves", 1.5)

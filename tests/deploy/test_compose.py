@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from router.config import RouterConfig
-from rpc.http.host_check import HostCheck
-from rpc.metrics.registry import MetricsConfig
+from signalbox_router.config import RouterConfig
+from signalbox_rpc.http.host_check import HostCheck
+from signalbox_rpc.metrics.registry import MetricsConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OURS = {"router", "scheduler", "gpu-worker"}

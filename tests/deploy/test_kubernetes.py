@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_worker.servicer import SERVICE_NAME as WORKER_SERVICE
-from gpu_worker.worker_settings import WorkerSettings
-from router.config import RouterSettings
-from router.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
-from rpc.interceptors.peer_roles import ROLES, PeerNames
-from rpc.transport.listening_ports import check_exposure
-from scheduler_svc.config import SchedulerSettings
-from scheduler_svc.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
 from signalbox import cli
 from signalbox.settings.loading import load
+from signalbox_router.config import RouterSettings
+from signalbox_router.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
+from signalbox_rpc.interceptors.peer_roles import ROLES, PeerNames
+from signalbox_rpc.transport.listening_ports import check_exposure
+from signalbox_scheduler.config import SchedulerSettings
+from signalbox_scheduler.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
+from signalbox_worker.servicer import SERVICE_NAME as WORKER_SERVICE
+from signalbox_worker.worker_settings import WorkerSettings
 from tests.deploy.crds import FOLDERS, KUBERNETES
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.test_observability import DASHBOARD

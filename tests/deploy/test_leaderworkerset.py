@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.ranks.environment import read_place
-from gpu_worker.worker_settings import WorkerSettings
-from rpc.interceptors.peer_roles import ROLES, WORKER, PeerNames
 from signalbox import cli
 from signalbox.settings.loading import load
+from signalbox_rpc.interceptors.peer_roles import ROLES, WORKER, PeerNames
+from signalbox_worker.ranks.environment import read_place
+from signalbox_worker.worker_settings import WorkerSettings
 from tests.deploy.crds import KUBERNETES
 from tests.deploy.kustomize import Resource
 from tests.deploy.test_kubernetes import allowed, environment, pod, resources

@@ -16,11 +16,11 @@ import pytest
 import yaml
 from prometheus_client.registry import Collector
 
-from contract.model import Adapter
-from contract.step_result import StageTimings
-from gpu_worker.ranks.rank_status import read_times
-from rpc.metrics.registry import make_registry
-from scheduler_svc.reports import metrics
+from signalbox_contract.model import Adapter
+from signalbox_contract.step_result import StageTimings
+from signalbox_rpc.metrics.registry import make_registry
+from signalbox_scheduler.reports import metrics
+from signalbox_worker.ranks.rank_status import read_times
 from tests.deploy.promql import asked
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
 from tests.integration.test_stack import SchedulerConfig, ask, make_request, open_channel, pb_grpc

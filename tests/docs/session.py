@@ -118,9 +118,7 @@ class Session:
     def _environment(self) -> dict[str, str]:
         ours = {
             "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(
-                str(ROOT / part) for part in ("", "kernels", "clients/python")
-            ),
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "SIGNALBOX_GRPC_PORT": str(self.ports[50051]),
             "SIGNALBOX_HTTP_PORT": str(self.ports[8000]),
             "SIGNALBOX_ROUTER": f"127.0.0.1:{self.ports[50051]}",

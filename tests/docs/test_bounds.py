@@ -1,8 +1,8 @@
 """The table "Bounds" of THREAT_MODEL.md has each default as the option or constant has it.
 
 A row names, in its third column, `--options` and constants such as `MAX_TOOLS` in
-router/prompt/conversation.py, or a config's field such as `RouterConfig.max_prompt_bytes` in
-router/config.py. The second column has the value of each, in any of the units below.
+signalbox_router/prompt/conversation.py, or a config's field such as `RouterConfig.max_prompt_bytes`
+in signalbox_router/config.py. The second column has the value of each, in any of the units below.
 """
 
 import importlib
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
-from rpc.settings.service_settings import flag_name
 from signalbox.settings.all_settings import SERVICES
+from signalbox_rpc.settings.service_settings import flag_name
 from tests.docs.blocks import ROOT
 
 PAGE = ROOT / "THREAT_MODEL.md"
@@ -116,10 +116,12 @@ def test_each_bound_stands_there_once() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        Row("a", "129", "`MAX_TOOLS` in router/prompt/conversation.py", "INVALID_ARGUMENT"),
+        Row(
+            "a", "129", "`MAX_TOOLS` in signalbox_router/prompt/conversation.py", "INVALID_ARGUMENT"
+        ),
         Row("a", "4,096", "`--max-live-requests` and `--drain-timeout`", "RESOURCE_EXHAUSTED"),
-        Row("a", "128", "MAX_TOOLS in router/prompt/conversation.py", "INVALID_ARGUMENT"),
-        Row("a", "128", "`MAX_TOOLS` in router/prompt/conversation.py", ""),
+        Row("a", "128", "MAX_TOOLS in signalbox_router/prompt/conversation.py", "INVALID_ARGUMENT"),
+        Row("a", "128", "`MAX_TOOLS` in signalbox_router/prompt/conversation.py", ""),
         Row("a", "1", "`--max-tenant-requests`", "RESOURCE_EXHAUSTED"),
     ],
     ids=["another number", "of one of two", "no code", "unseen", "off by default"],

@@ -10,13 +10,13 @@ import pytest
 from tests.docs.blocks import ROOT, blocks
 
 OURS = (
-    "contract",
-    "gpu_worker",
-    "router",
-    "rpc",
-    "scheduler_svc",
     "signalbox",
+    "signalbox_contract",
     "signalbox_kernels",
+    "signalbox_router",
+    "signalbox_rpc",
+    "signalbox_scheduler",
+    "signalbox_worker",
 )
 EXAMPLES = {
     "a model": (

@@ -1,12 +1,12 @@
-"""The ranges that users read are those of `contract.sampling_params`."""
+"""The ranges that users read are those of `signalbox_contract.sampling_params`."""
 
 import re
 
 import pytest
 
-from contract.sampling_params import API_LIMITS, LIMITS
-from router.openai.requests.chat_types import ChatBody
-from router.openai.requests.types import CompletionBody
+from signalbox_contract.sampling_params import API_LIMITS, LIMITS
+from signalbox_router.openai.requests.chat_types import ChatBody
+from signalbox_router.openai.requests.types import CompletionBody
 from tests.docs.blocks import ROOT
 
 
@@ -24,8 +24,10 @@ BOUNDED = [name for name, one in API_LIMITS.items() if one.most < 1000 and name 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_the_range_of_a_parameter_is_documented(name: str) -> None:
     body = (ChatBody.model_fields | CompletionBody.model_fields)[name].description or ""
-    api = comments("protos/inference/v1/inference.proto", "SamplingParams")[name]
+    api = comments("protos/signalbox_protos/inference/v1/inference.proto", "SamplingParams")[name]
     described = [api, body]
     if LIMITS.get(name) == API_LIMITS[name]:
-        described.append(comments("protos/common/v1/common.proto", "SamplingParams")[name])
+        described.append(
+            comments("protos/signalbox_protos/common/v1/common.proto", "SamplingParams")[name]
+        )
     assert all(str(API_LIMITS[name]) in text for text in described)

@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, pages
+from tests.test_imports import FOLDERS
 
 DOCUMENTS = [
     *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "THREAT_MODEL.md")),
     *pages(),
 ]
-PACKAGES = (
-    "protos|contract|rpc|router|scheduler_svc|gpu_worker|signalbox|kernels|clients|tests|deploy"
+TOPS = "|".join(
+    (*FOLDERS, "protos|contract|rpc|router|scheduler_svc|gpu_worker|kernels|clients|tests|deploy")
 )
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_PATH = re.compile(rf"`((?:{PACKAGES})/[\w./]*(?:/|\.\w+))`")
+_PATH = re.compile(rf"`((?:{TOPS})/[\w./]*(?:/|\.\w+))`")
 _TEST = re.compile(r"`(test_\w+)`")
 
 
@@ -47,6 +48,12 @@ def names_of_tests() -> frozenset[str]:
     return frozenset(name for text in sources for name in re.findall(r"def (test_\w+)", text))
 
 
+def place_of(name: str) -> Path:
+    """Returns what a page names by its path, or as a part of an import package."""
+    top = name.partition("/")[0]
+    return (FOLDERS[top].parent if top in FOLDERS else ROOT) / name
+
+
 def faults(page: Path) -> Iterator[str]:
     """Yields what a page links to or names and the tree does not have."""
     text = prose(page)
@@ -60,7 +67,7 @@ def faults(page: Path) -> Iterator[str]:
         elif anchor and anchor not in anchors(target):
             yield f"{link}: {target.name} has no such heading"
     yield from (
-        f"{name} is not there" for name in _PATH.findall(text) if not (ROOT / name).exists()
+        f"{name} is not there" for name in _PATH.findall(text) if not place_of(name).exists()
     )
     yield from (
         f"{name} is no test" for name in _TEST.findall(text) if name not in names_of_tests()
@@ -74,5 +81,7 @@ def test_what_a_page_links_to_and_names_is_there(page: Path) -> None:
 
 def test_a_link_a_path_or_a_test_that_is_not_there_is_told(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# Here\n[a](#here) [b](#there) [c](gone.md) `router/gone.py` `test_gone`\n")
+    page.write_text(
+        "# Here\n[a](#here) [b](#there) [c](gone.md) `signalbox_router/gone.py` `test_gone`\n"
+    )
     assert len(list(faults(page))) == 4

@@ -6,11 +6,11 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.parts import probes
-from contract.sections.block_moves import BlockMapping
-from gpu_worker.device.device_choice import streams_of
-from gpu_worker.device.streams import Streams
-from gpu_worker.kv_cache.block_dependencies import BlockUse
-from gpu_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_worker.device.device_choice import streams_of
+from signalbox_worker.device.streams import Streams
+from signalbox_worker.kv_cache.block_dependencies import BlockUse
+from signalbox_worker.kv_cache.cache_engine import CacheEngine
 
 CUDA = torch.device("cuda")
 CYCLES = 2_000_000_000

@@ -8,8 +8,8 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import QWEN3_0_6B, write_model
 from benchmarks.gpu.steps import make_batch
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.model_runner import ModelRunner
 
 CUDA = torch.device("cuda")
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.batch.batch import Batch
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.executors.step_graphs import graph_sizes
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.executors.step_graphs import graph_sizes
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver, Generated, add_history, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 

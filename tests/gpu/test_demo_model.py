@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.transformers_demo import DEMO, demo, greedy_texts

@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from gpu_worker.device.memory import is_out_of_memory
+from signalbox_worker.device.memory import is_out_of_memory
 
 BREAK = """
 import torch
-from gpu_worker.device.device_errors import is_device_lost
+from signalbox_worker.device.device_errors import is_device_lost
 table = torch.zeros(4, device="cuda")
 for _ in range(2):  # a sticky error comes again
     try:

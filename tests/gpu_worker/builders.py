@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from contract import columns
-from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import BlockMapping, BlockMoves
-from contract.step import NewSequence, Step
-from gpu_worker.batch.arrays import Int64Array
-from gpu_worker.lease.lease import Lease
-from gpu_worker.sampling.grammars import Grammars
-from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_contract import columns
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.block_moves import BlockMapping, BlockMoves
+from signalbox_contract.step import NewSequence, Step
+from signalbox_worker.batch.arrays import Int64Array
+from signalbox_worker.lease.lease import Lease
+from signalbox_worker.sampling.grammars import Grammars
+from signalbox_worker.sequences.sequence_table import SequenceTable
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 
 
 def make_config(**overrides: Any) -> SimulatedConfig:

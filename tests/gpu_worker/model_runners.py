@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from gpu_worker import runner_factory as factory
-from gpu_worker.batch.sampling_rows import PromptRows
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker import runner_factory as factory
+from signalbox_worker.batch.sampling_rows import PromptRows
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpu_worker.runner.model_runner import ModelRunner
+    from signalbox_worker.runner.model_runner import ModelRunner
 
 WHOLE = 1 << 30
 """A chunk that any prompt fits into."""
@@ -44,7 +44,7 @@ def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> Any
     device_config = _make_config(DeviceConfig, {"device": "cpu"}, options)
     load: Any = factory.make_runner
     if {"parallel_config", "recorder"} & options.keys():
-        from gpu_worker.runner.model_runner import ModelRunner as load
+        from signalbox_worker.runner.model_runner import ModelRunner as load
     runner: Any = load(model_config, cache_config, device_config=device_config, **options)
     runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
     return runner

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from contract.pooling import PoolingModel, PoolingParams
-from contract.step import NewSequence, Step
+from signalbox_contract.pooling import PoolingModel, PoolingParams
+from signalbox_contract.step import NewSequence, Step
 from tests.gpu_worker.builders import make_step
 
 LAST = PoolingModel(task="embed", num_outputs=3)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.config import ModelError
-from gpu_worker.quantised.configuration import quantised_checkpoint
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.torch.rounding import rounded
+from signalbox_worker.config import ModelError
+from signalbox_worker.quantised.configuration import quantised_checkpoint
 from tests.gpu_worker.model_runners import log_probabilities
 from tests.rounding import LOGITS
 

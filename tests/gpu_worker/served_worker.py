@@ -4,16 +4,16 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import Worker
-from protos.common.v1 import common_pb2
-from protos.worker.v1 import worker_pb2 as pb
-from protos.worker.v1 import worker_pb2_grpc
-from rpc.transport.channel import open_channel
-from rpc.transport.server import Server
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_protos.worker.v1 import worker_pb2_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.server import Server
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.worker import Worker
 from tests.gpu_worker.builders import make_config
 from tests.waiting import EVENT_S
 

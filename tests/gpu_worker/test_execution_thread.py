@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpu_worker.execution_thread import ExecutionThread, Unfinished
+from signalbox_worker.execution_thread import ExecutionThread, Unfinished
 from tests.waiting import EVENT_S
 
 

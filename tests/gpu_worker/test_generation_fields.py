@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.generation_fields import check_override, default_params, end_token_ids
+from signalbox_worker.generation_fields import check_override, default_params, end_token_ids
 
 
 def test_the_fields_of_a_generation_config_are_read_and_others_left() -> None:

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from contract.errors import FailedPrecondition
-from gpu_worker import main
-from gpu_worker.main import advertised_address
-from gpu_worker.registration_client import Registration, RegistrationRefused
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import NO_EPOCH, Worker
-from gpu_worker.worker_settings import WorkerSettings
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2_grpc
-from rpc.transport.listening_ports import PortInUse
-from rpc.transport.server import Server
+from signalbox_contract.errors import FailedPrecondition
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc
+from signalbox_rpc.transport.listening_ports import PortInUse
+from signalbox_rpc.transport.server import Server
+from signalbox_worker import main
+from signalbox_worker.main import advertised_address
+from signalbox_worker.registration_client import Registration, RegistrationRefused
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.worker import NO_EPOCH, Worker
+from signalbox_worker.worker_settings import WorkerSettings
 from tests.gpu_worker.builders import make_config
 from tests.ports import free_port
 from tests.waiting import EVENT_S, eventually
@@ -136,8 +136,8 @@ async def test_what_a_worker_waits_for_is_logged_once_and_again_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("gpu_worker.registration_client.MAX_BACKOFF_S", 0.01)
-    monkeypatch.setattr("gpu_worker.registration_client.START_S", start_s)
+    monkeypatch.setattr("signalbox_worker.registration_client.MAX_BACKOFF_S", 0.01)
+    monkeypatch.setattr("signalbox_worker.registration_client.START_S", start_s)
     port, epochs = free_port(), list[int]()
     worker, registration = await make_registration(port)
     begin_epoch = worker.begin_epoch

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from contract.columns import pack_int32, pack_int64, unpack_int32
-from contract.tokenizer_files import hash_files
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.worker.v1 import worker_pb2 as pb
+from signalbox_contract.columns import pack_int32, pack_int64, unpack_int32
+from signalbox_contract.tokenizer_files import hash_files
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.gpu_worker.served_worker import EPOCH, PROMPT, GatedRunner, make_group, serving
 
 

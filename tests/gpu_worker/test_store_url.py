@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gpu_worker.kv_shared.stored_groups import StoreAccess
-from gpu_worker.store_url import checked_url, exposure, redis_address
-from gpu_worker.worker_settings import EngineSettings, WorkerSettings
+from signalbox_worker.kv_shared.stored_groups import StoreAccess
+from signalbox_worker.store_url import checked_url, exposure, redis_address
+from signalbox_worker.worker_settings import EngineSettings, WorkerSettings
 
 REMOTE = "rediss://kv.example.com"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.errors import (
+from signalbox_contract.errors import (
     Aborted,
     FailedPrecondition,
     Internal,
@@ -14,13 +14,13 @@ from contract.errors import (
     ResourceExhausted,
     RpcError,
 )
-from contract.model import WorkerCapacity
-from contract.step import Step
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.lease.step_log import StepLog
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import NO_EPOCH, Worker
+from signalbox_contract.model import WorkerCapacity
+from signalbox_contract.step import Step
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.lease.step_log import StepLog
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.worker import NO_EPOCH, Worker
 from tests.gpu_worker.builders import make_config, make_mapping, make_new, make_step
 from tests.gpu_worker.served_worker import EPOCH, PROMPT, GatedRunner, init_cache, make_worker
 from tests.waiting import eventually

@@ -5,15 +5,15 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.columns import pack_int32, pack_int64
-from contract.errors import InvalidArgument, RpcError
-from contract.sampling_params import SamplingParams
-from contract.sections.forks import Fork
-from contract.step import TablePatch, decode_step
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from protos.common.v1 import common_pb2
-from protos.common.v1.common_pb2 import BlockMapping, BlockMoves, TraceContext
-from protos.worker.v1 import worker_pb2 as pb
+from signalbox_contract.columns import pack_int32, pack_int64
+from signalbox_contract.errors import InvalidArgument, RpcError
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.forks import Fork
+from signalbox_contract.step import TablePatch, decode_step
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.common.v1.common_pb2 import BlockMapping, BlockMoves, TraceContext
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_lease, make_new, make_runner, make_step, make_table
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gpu_worker.models.decoder_config import llama_config
-from gpu_worker.native.weight_shapes import weight_shapes
+from signalbox_worker.models.decoder_config import llama_config
+from signalbox_worker.native.weight_shapes import weight_shapes
 
 VOCAB = 97
 SHAPE: dict[str, Any] = {

@@ -7,7 +7,7 @@ measures, and is for a machine that does nothing else.
 import asyncio
 import time
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.hostile import usage
 from tests.hostile.case import Answer, Case, Target
 from tests.hostile.stack import HostileStack

@@ -121,7 +121,7 @@ class HostileStack:
 
 def _services(folder: Path, options: Options) -> tuple[Service, int, Service, list[Service]]:
     constants = json.dumps(
-        {"gpu_worker.simulated.simulated_config.SimulatedConfig.vocab_size": VOCAB_SIZE}
+        {"signalbox_worker.simulated.simulated_config.SimulatedConfig.vocab_size": VOCAB_SIZE}
         | dict(options.constants)
     )
     command = (sys.executable, "-m", "tests.hostile.launch", constants)
@@ -144,7 +144,7 @@ def _services(folder: Path, options: Options) -> tuple[Service, int, Service, li
 
 def _model(options: Options) -> object:
     """Returns all of the options that the model's output depends on."""
-    of_model = [one for one in options.constants if one[0].startswith("gpu_worker.")]
+    of_model = [one for one in options.constants if one[0].startswith("signalbox_worker.")]
     return options.worker, tuple(of_model)
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import grpc
 import httpx2
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 
 NUM_STREAMS = 8
 """Those with even numbers are read over gRPC, the others over HTTP."""

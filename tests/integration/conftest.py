@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.harness.hosts import Host, NoHosts, hosts
-from gpu_worker.kv_peers import peer_client
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves import handover_rounds, prefix_loader
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv_moves import handover_rounds, prefix_loader
+from signalbox_worker.kv_peers import peer_client
 
 if TYPE_CHECKING:
-    from gpu_worker.runner.model_runner import ModelRunner
+    from signalbox_worker.runner.model_runner import ModelRunner
 
 
 @pytest.fixture(scope="session")

@@ -9,25 +9,25 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from contract import updates
-from contract.pooling import Vector
-from contract.worker_role import WorkerRole
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.registration_client import Registration
-from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import Worker
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from protos.worker.v1 import worker_pb2_grpc
-from router.main import Router as RouterService
-from rpc.transport.channel import open_channel
-from rpc.transport.server import Server
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.main import serving
-from scheduler_svc.replay.replay_codec import Replay
+from signalbox_contract import updates
+from signalbox_contract.pooling import Vector
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from signalbox_protos.worker.v1 import worker_pb2_grpc
+from signalbox_router.main import Router as RouterService
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.server import Server
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.main import serving
+from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.registration_client import Registration
+from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.worker import Worker
 from tests.chaos.fault_proxy import FaultProxy
 from tests.router.stack import make_config
 from tests.waiting import EVENT_S, eventually

@@ -9,14 +9,14 @@ import asyncio
 import grpc
 import pytest
 
-from contract.request import BeamSearchParams
-from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.simulated.simulated_draws import expected_logprobs, expected_tokens
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
-from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
+from signalbox_contract.request import BeamSearchParams
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
+from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
+from signalbox_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
+from signalbox_worker.simulated.simulated_draws import expected_logprobs, expected_tokens
 from tests.integration.stack import (
     router,
     running_scheduler,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from contract.columns import int64_list, pack_int64
-from gpu_worker.servicer import WorkerServicer
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import explain_pb2
-from protos.worker.v1 import worker_pb2 as pb
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.columns import int64_list, pack_int64
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import explain_pb2
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.servicer import WorkerServicer
 from tests.integration import stack
 from tests.integration.stack import Router, router, running_scheduler, running_worker, simulated
 from tests.waiting import eventually

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.scheduler.v1 import explain_pb2, stats_pb2
-from rpc.metrics.registry import make_registry
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
-from scheduler_svc.reports import metrics
+from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
+from signalbox_rpc.metrics.registry import make_registry
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.reports import metrics
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.insight.test_metrics import value
 from tests.integration.stack import (
     Router,

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.scheduler import Scheduler
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.scheduler import Scheduler
 from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker

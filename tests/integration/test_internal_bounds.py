@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from contract import tokenizer_files
-from contract.model import MAX_BLOCKS, WorkerCapacity
-from gpu_worker.servicer import WorkerServicer
-from protos.scheduler.v1 import state_pb2, stats_pb2
-from protos.worker.v1 import worker_pb2
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract import tokenizer_files
+from signalbox_contract.model import MAX_BLOCKS, WorkerCapacity
+from signalbox_protos.scheduler.v1 import state_pb2, stats_pb2
+from signalbox_protos.worker.v1 import worker_pb2
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.servicer import WorkerServicer
 from tests.integration import stack
 from tests.integration.stack import router, running_scheduler, running_worker, simulated
 from tests.waiting import eventually

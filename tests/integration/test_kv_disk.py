@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.kv_disk.disk_tier import DiskTier
 from signalbox import LLM, EngineDeadError, SamplingParams
+from signalbox_worker.kv_disk.disk_tier import DiskTier
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S, wait_until
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import Aborted
-from gpu_worker.kv_peers import peer_client
-from gpu_worker.kv_peers.peer_moves import LentBlocks
-from protos.scheduler.v1 import explain_pb2, stats_pb2
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.kv.planned_copies import PlannedCopies
-from scheduler_svc.kv_moves.block_exports import BlockExports
-from scheduler_svc.kv_moves.peers import Peer
+from signalbox_contract.errors import Aborted
+from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.kv.planned_copies import PlannedCopies
+from signalbox_scheduler.kv_moves.block_exports import BlockExports
+from signalbox_scheduler.kv_moves.peers import Peer
+from signalbox_worker.kv_peers import peer_client
+from signalbox_worker.kv_peers.peer_moves import LentBlocks
 from tests.integration.stack import (
     Router,
     RunningScheduler,

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from contract.worker_role import WorkerRole
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks.rank_blocks import BlockCopies
-from gpu_worker.ranks.ranked_runner import RankedRunner
-from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.runner_factory import make_runner
-from scheduler_svc.config import Disaggregation, SchedulerConfig
-from scheduler_svc.scheduler import Scheduler
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_scheduler.config import Disaggregation, SchedulerConfig
+from signalbox_scheduler.scheduler import Scheduler
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.rank_blocks import BlockCopies
+from signalbox_worker.ranks.ranked_runner import RankedRunner
+from signalbox_worker.registration_client import RegistrationRefused
+from signalbox_worker.runner_factory import make_runner
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import (
     Router,

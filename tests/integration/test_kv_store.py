@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from contract.model import WorkerCapacity
-from contract.sections.store_moves import ClearMark
-from gpu_worker.kv_disk.disk_tier import DiskTier
-from gpu_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
-from gpu_worker.kv_store.memory_store import MemoryStore
-from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.store_config import DiskConfig
-from protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.replay.replay_codec import Replay
+from signalbox_contract.model import WorkerCapacity
+from signalbox_contract.sections.store_moves import ClearMark
+from signalbox_protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_worker.kv_disk.disk_tier import DiskTier
+from signalbox_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
+from signalbox_worker.kv_store.memory_store import MemoryStore
+from signalbox_worker.registration_client import RegistrationRefused
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk import disks
 from tests.gpu_worker.kv_store.stores import key_of
 from tests.integration.stack import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
+from signalbox_scheduler.config import SchedulerConfig
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis, redis, write_secret
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, RunningScheduler, assert_idle, router, running_scheduler
@@ -35,7 +35,7 @@ async def until_open(scheduler: RunningScheduler, log: Path) -> None:
 async def test_a_worker_process_finds_what_another_has_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.kv_moves.write_behind.PAUSE_S", 0.1)
+    monkeypatch.setattr("signalbox_scheduler.kv_moves.write_behind.PAUSE_S", 0.1)
     (model := tmp_path / "model").mkdir()
     make_llama(model)
     key = write_secret(tmp_path / "key", b"k" * 32)

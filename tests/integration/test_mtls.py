@@ -8,19 +8,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gpu_worker.main import CALLERS
-from gpu_worker.registration_client import Registration, RegistrationRefused
-from gpu_worker.servicer import SERVICE_NAME, WorkerServicer
-from gpu_worker.worker import Worker
-from protos.inference.v1 import inference_pb2, inference_pb2_grpc
-from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
-from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from router.main import Router
-from rpc.transport.channel import open_channel
-from rpc.transport.server import Server
-from rpc.transport.tls import TlsConfig
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.main import serving
+from signalbox_protos.inference.v1 import inference_pb2, inference_pb2_grpc
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
+from signalbox_protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from signalbox_router.main import Router
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.server import Server
+from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.main import serving
+from signalbox_worker.main import CALLERS
+from signalbox_worker.registration_client import Registration, RegistrationRefused
+from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
+from signalbox_worker.worker import Worker
 from tests.integration.stack import simulated
 from tests.router.stack import make_config
 from tests.rpc.certificates import Authority, tls_settings

@@ -4,13 +4,13 @@ import asyncio
 
 import numpy as np
 
-from contract.pooling import PoolingModel
-from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
-from router.pooling.activations import activated
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.pooling import PoolingModel
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_router.pooling.activations import activated
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.integration.stack import (
     assert_idle,
     running_router,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from contract.pooling import PoolingParams, encode
-from gpu_worker import runner_factory
-from gpu_worker.batch.arrays import FloatArray
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.pooling import PoolingParams, encode
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker import runner_factory
+from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from tests.gpu_worker.pooling.encoder_models import VOCAB, save_model
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.waiting import eventually

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.pooling import PoolingModel, PoolingParams, encode
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from protos.scheduler.v1 import explain_pb2, stats_pb2
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.replay.replay_codec import Replay
+from signalbox_contract.pooling import PoolingModel, PoolingParams, encode
+from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.integration.stack import (
     Router,
     assert_idle,

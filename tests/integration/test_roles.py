@@ -9,14 +9,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from contract.worker_role import WorkerRole
-from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.scheduler.v1 import explain_pb2, stats_pb2
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.registration_client import RegistrationRefused
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.stack import (
     Router,
     RunningScheduler,

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_worker import runner_factory as factory
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker import runner_factory as factory
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.integration.stack import (
     RunningScheduler,

@@ -10,17 +10,17 @@ import random
 
 import pytest
 
-from contract.model import WorkerCapacity
-from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_config import SIMULATED
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from rpc.metrics.registry import make_registry
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
-from scheduler_svc.main import SCHEDULER_SERVICE
-from scheduler_svc.reports import metrics
+from signalbox_contract.model import WorkerCapacity
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_rpc.metrics.registry import make_registry
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
+from signalbox_scheduler.main import SCHEDULER_SERVICE
+from signalbox_scheduler.reports import metrics
+from signalbox_worker.registration_client import RegistrationRefused
+from signalbox_worker.simulated.simulated_config import SIMULATED
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.integration.stack import (
     Got,
     Router,

@@ -10,13 +10,6 @@ from typing import Any
 import grpc
 import pytest
 
-from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
-from router.main import Router
-from router.pooling.activations import activated
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
 from signalbox.bench.grpc_target import GrpcTarget
 from signalbox.client.connection import PLAIN
 from signalbox.client.scheduler_client import SchedulerClient
@@ -24,6 +17,13 @@ from signalbox.client.service_client import NotKnown
 from signalbox.commands import models
 from signalbox.inspect import top
 from signalbox_client import AsyncClient
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_router.main import Router
+from signalbox_router.pooling.activations import activated
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.grpc_errors import code_of
 from tests.integration.stack import (
     RunningScheduler,

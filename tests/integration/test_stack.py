@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 from tokenizers import Tokenizer
 
-from gpu_worker.simulated.byte_tokenizer import tokenizer_files
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.scheduler import Scheduler
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.scheduler import Scheduler
+from signalbox_worker.simulated.byte_tokenizer import tokenizer_files
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.stack import (
     RunningScheduler,
     assert_idle,

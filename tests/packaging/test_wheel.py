@@ -14,19 +14,12 @@ import yaml
 
 from scripts.lowest_versions import lowest, requirements
 from tests.signalbox import stacks
+from tests.test_imports import FOLDERS, OLD_NAMES
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
-PACKAGES = {
-    "protos": "protos",
-    "contract": "contract",
-    "rpc": "rpc",
-    "router": "router",
-    "scheduler_svc": "scheduler_svc",
-    "gpu_worker": "gpu_worker",
-    "signalbox": "signalbox",
-    "signalbox_client": "clients/python/signalbox_client",
-    "signalbox_kernels": "kernels/signalbox_kernels",
+PACKAGES = {name: str(folder.relative_to(ROOT)) for name, folder in FOLDERS.items()} | {
+    name: f"old_names/{name}" for name in OLD_NAMES
 }
 SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".jinja", ".h", ".json"}
 UNTRACKED = {"__pycache__", "_build"}
@@ -94,7 +87,7 @@ def test_images_of_router_and_scheduler_hold_no_code_of_the_worker_but_its_setti
 
     with start("-c", script.replace("\\\n", "")) as pruned:
         assert pruned.wait() == 0
-    left = {path.stem for path in (tmp_path / "gpu_worker").rglob("*.py")} - {"__init__"}
+    left = {path.stem for path in (tmp_path / "signalbox_worker").rglob("*.py")} - {"__init__"}
     assert {"worker_settings", "config"} < left
     assert not [name for name in left if not re.search("settings|config|opt|field|url", name)]
     assert not (tmp_path / "signalbox_kernels").exists()
@@ -125,7 +118,7 @@ def test_images_of_router_and_scheduler_hold_no_code_of_the_worker_but_its_setti
 
 def test_every_package_is_typed(wheel: zipfile.ZipFile) -> None:
     typed = {name.split("/")[0] for name in wheel.namelist() if name.endswith("/py.typed")}
-    assert typed == set(PACKAGES)
+    assert typed == set(FOLDERS)
 
 
 def test_services_need_no_torch_and_workers_do(wheel: zipfile.ZipFile) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,8 @@ EVENT_S = 30.0
 """Seconds that a test with a fault waits for an event, which may never come."""
 HANGS_S, HANGS_TIMES = 60.0, 10.0
 """A test with a fault hangs after so many seconds, and as many times as it takes without."""
-IMPORTED = (".", "kernels", "clients/python")
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+IMPORTED: list[str] = PYPROJECT["tool"]["mypy"]["mypy_path"]
 """Folders of a checkout from which Python imports."""
 SHOWN_LINES = 15
 

@@ -18,11 +18,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2
-from protos.recording.v1 import recording_pb2
-from protos.scheduler.v1 import explain_pb2, scheduler_pb2, state_pb2, stats_pb2
-from protos.worker.v1 import worker_pb2
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2
+from signalbox_protos.recording.v1 import recording_pb2
+from signalbox_protos.scheduler.v1 import explain_pb2, scheduler_pb2, state_pb2, stats_pb2
+from signalbox_protos.worker.v1 import worker_pb2
 
 FILES = (
     inference_pb2,

@@ -46,7 +46,7 @@ def copy_contract(folder: Path) -> Path:
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
-    return folder / "protos/inference/v1/inference.proto"
+    return folder / "protos/signalbox_protos/inference/v1/inference.proto"
 
 
 def test_every_release_has_its_corpus() -> None:

@@ -10,15 +10,15 @@ import pytest
 import yaml
 from google.protobuf.message import Message
 
-from contract.errors import RpcError
-from contract.pooling import PoolingModel
-from contract.step import decode_step
-from contract.step_result import encode_result
-from gpu_worker.lease.step_log import Answer
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import Worker
-from protos.worker.v1 import worker_pb2 as pb
+from signalbox_contract.errors import RpcError
+from signalbox_contract.pooling import PoolingModel
+from signalbox_contract.step import decode_step
+from signalbox_contract.step_result import encode_result
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_worker.lease.step_log import Answer
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.worker import Worker
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.yaml"))
 CONFIG = SimulatedConfig(

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.schedulers import scheduler_client
+from signalbox_router.schedulers import scheduler_client
 from tests.router.openai.clients import Http, make_http
 from tests.router.stack import Stack, make_stack
 

@@ -12,14 +12,14 @@ import grpc
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from contract.columns import pack_int32, pack_int64
-from contract.errors import AlreadyExists, FailedPrecondition, NotFound, RpcError
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
-from router.served_model import ServedModel
-from router.tokenization.tokenizer import Tokenizer
-from rpc.interceptors.status import to_status
+from signalbox_contract.columns import pack_int32, pack_int64
+from signalbox_contract.errors import AlreadyExists, FailedPrecondition, NotFound, RpcError
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
+from signalbox_router.served_model import ServedModel
+from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_rpc.interceptors.status import to_status
 from tests.waiting import EVENT_S
 
 BOS, EOS, IM_START, IM_END = "<s>", "</s>", "<|im_start|>", "<|im_end|>"

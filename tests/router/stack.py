@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
-from protos.scheduler.v1 import scheduler_pb2
-from router.config import RouterConfig
-from router.inference.servicer import SERVICE_NAME
-from router.main import Router
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.config import RouterConfig
+from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.main import Router
 from tests.router.fakes import (
     MAX_MODEL_LEN,
     FakeScheduler,

@@ -8,8 +8,8 @@ import grpc
 import openai
 import pytest
 
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.router.fakes import finished, ids_of, request_finished, step
 from tests.router.inference.test_chat import writing
 from tests.router.keys.test_api_keys import BEARER, code_of, entry, generate, write_keys

@@ -8,18 +8,18 @@ import sys
 import grpc
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
-from router.config import RouterConfig
-from router.main import Router, run
-from rpc.transport.listening_ports import PortInUse
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_router.config import RouterConfig
+from signalbox_router.main import Router, run
+from signalbox_rpc.transport.listening_ports import PortInUse
 from tests.router.fakes import FakeScheduler, finished, ids_of, step
 from tests.waiting import EVENT_S
 
 RUN = """
 import asyncio, logging, sys
-from router.config import RouterConfig
-from router.main import run
+from signalbox_router.config import RouterConfig
+from signalbox_router.main import run
 logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
 asyncio.run(run(RouterConfig(grpc_port=0, http=False, scheduler=sys.argv[1])))
 """
@@ -81,7 +81,8 @@ def test_schedulers_are_given_once_each() -> None:
 
 def test_a_router_needs_no_model_code() -> None:
     code = (
-        "import router.main, sys; "
-        "sys.exit(bool({'torch', 'transformers', 'gpu_worker', 'scheduler_svc'} & {*sys.modules}))"
+        "import signalbox_router.main, sys; "
+        "others = {'torch', 'transformers', 'signalbox_worker', 'signalbox_scheduler'}; "
+        "sys.exit(bool(others & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,9 +13,9 @@ import httpx2
 import pytest
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from router.tokenization.tokenizer import Tokenizer
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.tokenization.tokenizer import Tokenizer
 from tests.grpc_errors import code_of, details_of
 from tests.router.fakes import FakeScheduler, make_files
 from tests.router.inference.test_chat import TEMPLATE, writing

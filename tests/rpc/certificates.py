@@ -5,8 +5,8 @@ from typing import Any
 
 import trustme
 
-from rpc.interceptors.peer_roles import PeerNames
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.interceptors.peer_roles import PeerNames
+from signalbox_rpc.transport.tls import TlsConfig
 
 
 def tls_settings(tls: TlsConfig) -> dict[str, Any]:

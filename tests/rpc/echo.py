@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
-from rpc.transport.channel import open_channel
-from rpc.transport.server import Server
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.server import Server
 
 NAME = "test.Echo"
 Action = Callable[[str], Any]

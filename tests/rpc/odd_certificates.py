@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID, NameOID
 
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.certificates import Authority
 
 EMAIL, DNS, URI, IP = 0x81, 0x82, 0x86, 0x87

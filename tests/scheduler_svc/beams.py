@@ -1,8 +1,8 @@
 """Requests that ask for beam search, and what they have to end with."""
 
-from contract.request import BeamSearchParams
-from contract.updates import FinishReason
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.request import BeamSearchParams
+from signalbox_contract.updates import FinishReason
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected_beams
 from tests.scheduler_svc.make import EOS, make_request, outputs
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from contract.sections.block_moves import BlockMoves
-from contract.sections.store_moves import Fetch, Find, Lend, MoveResult, Store, StoreMoves
+from signalbox_contract.sections.block_moves import BlockMoves
+from signalbox_contract.sections.store_moves import Fetch, Find, Lend, MoveResult, Store, StoreMoves
 
 Block = dict[int, tuple[int, int]]
 """By offset: a token, and a hash of all tokens up to it."""

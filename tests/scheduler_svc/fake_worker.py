@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from contract.columns import int32s, int64s
-from contract.logprobs import PromptLogprobs, TokenLogprobs
-from contract.pooling import PoolingModel, Vector
-from contract.request import BeamSearchParams
-from contract.sections.block_moves import BlockMapping
-from contract.step_result import MaskTimes, StepResult, StepTimings
-from scheduler_svc.kv.block_allocator import BlockCopy
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
+from signalbox_contract.pooling import PoolingModel, Vector
+from signalbox_contract.request import BeamSearchParams
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_contract.step_result import MaskTimes, StepResult, StepTimings
+from signalbox_scheduler.kv.block_allocator import BlockCopy
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
 from tests.scheduler_svc.fake_store import Block, FakeStore
 
 VOCAB_SIZE = 97

@@ -5,31 +5,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.errors import Code
-from contract.model import Arithmetic, ModelInfo, StoreCapacity
-from contract.pooling import PoolingModel, PoolingParams, Vector
-from contract.request import BeamSearchParams, Request
-from contract.sampling_params import SamplingParams
-from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
-from contract.updates import RequestFailure, RequestUpdates
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.prefix_cache import next_hash, root_hash
-from scheduler_svc.kv_moves.peers import PeerIdentity, Peers
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.planning.worker_grammars import Preparation
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.policies import SchedulingPolicy
-from scheduler_svc.requests.sequence_group import (
+from signalbox_contract.errors import Code
+from signalbox_contract.model import Arithmetic, ModelInfo, StoreCapacity
+from signalbox_contract.pooling import PoolingModel, PoolingParams, Vector
+from signalbox_contract.request import BeamSearchParams, Request
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
+from signalbox_contract.updates import RequestFailure, RequestUpdates
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv.prefix_cache import next_hash, root_hash
+from signalbox_scheduler.kv_moves.peers import PeerIdentity, Peers
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.planning.worker_grammars import Preparation
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import SchedulingPolicy
+from signalbox_scheduler.requests.sequence_group import (
     RouterSession,
     SequenceGroup,
     make_group,
     new_group,
 )
-from scheduler_svc.results.step_outcome import StepOutcome
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.workers.step_loop import StepLoop
+from signalbox_scheduler.results.step_outcome import StepOutcome
+from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import (
     VOCAB_SIZE,

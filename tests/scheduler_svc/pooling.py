@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from contract.pooling import PoolingModel, PoolingParams
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.pooling import PoolingModel, PoolingParams
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import pooled_vector
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
 

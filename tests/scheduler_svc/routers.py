@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from contract.errors import Code
-from contract.request import BeamSearchParams
-from contract.updates import FinishedRequest, RequestUpdates
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.errors import Code
+from signalbox_contract.request import BeamSearchParams
+from signalbox_contract.updates import FinishedRequest, RequestUpdates
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.make import Loop, make_arrival
 
 

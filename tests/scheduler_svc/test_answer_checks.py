@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from contract.columns import int32s, int64s
-from contract.errors import Code
-from contract.logprobs import PromptLogprobs, TokenLogprobs
-from contract.pooling import Vector
-from contract.sampling_params import SamplingParams
-from contract.sections.store_moves import MoveResult
-from contract.step_result import StepResult
-from contract.updates import FinishReason, RequestFailure
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.requests.sequence import Sequence
-from scheduler_svc.results.result_validation import find_fault
-from scheduler_svc.workers.probe_step import make_check_plan
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.errors import Code
+from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
+from signalbox_contract.pooling import Vector
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_contract.step_result import StepResult
+from signalbox_contract.updates import FinishReason, RequestFailure
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.results.result_validation import find_fault
+from signalbox_scheduler.workers.probe_step import make_check_plan
 
 VOCAB_SIZE = 512
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from contract.errors import Code
-from contract.request import BeamSearchParams
-from scheduler_svc.queue.policies import FirstComeFirstServed
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.suspicion import MAX_LOSSES
+from signalbox_contract.errors import Code
+from signalbox_contract.request import BeamSearchParams
+from signalbox_scheduler.queue.policies import FirstComeFirstServed
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.suspicion import MAX_LOSSES
 from tests.scheduler_svc.make import (
     MODEL,
     join_worker,

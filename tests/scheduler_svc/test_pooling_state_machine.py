@@ -11,13 +11,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contract.updates import FinishReason
-from scheduler_svc.config import PolicyName, PolicySettings
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.policies import make_policy
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.workers.loss_attribution import record_loss
-from scheduler_svc.workers.quarantine import WorkerRecords
+from signalbox_contract.updates import FinishReason
+from signalbox_scheduler.config import PolicyName, PolicySettings
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.workers.loss_attribution import record_loss
+from signalbox_scheduler.workers.quarantine import WorkerRecords
 from tests.scheduler_svc.make import Loop, assert_all_free
 from tests.scheduler_svc.pooling import (
     MODELS,

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from contract.errors import Code
-from contract.request import DeliveredSequence
-from contract.updates import FinishReason
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import AdmissionBounds
-from scheduler_svc.requests.request_validation import find_fault
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.errors import Code
+from signalbox_contract.request import DeliveredSequence
+from signalbox_contract.updates import FinishReason
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import AdmissionBounds
+from signalbox_scheduler.requests.request_validation import find_fault
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, expected
 from tests.scheduler_svc.make import MODEL, join_worker, make_arrival, make_cluster, outputs
 from tests.scheduler_svc.routers import Router, add_request, failure_of, finish

@@ -2,11 +2,11 @@
 
 import pytest
 
-from contract.errors import Code
-from contract.updates import FinishReason, RequestFailure
-from scheduler_svc.config import PreemptionMode
-from scheduler_svc.requests.sequence import SequenceStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.errors import Code
+from signalbox_contract.updates import FinishReason, RequestFailure
+from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.requests.sequence import SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
     EOS,

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contract.model import StoreCapacity
-from contract.request import BeamSearchParams
-from contract.updates import FinishReason
-from scheduler_svc.config import PolicyName, PolicySettings, PreemptionMode
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.policies import make_policy
-from scheduler_svc.requests.sequence import SequenceStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.workers.loss_attribution import record_loss
-from scheduler_svc.workers.quarantine import WorkerRecords
+from signalbox_contract.model import StoreCapacity
+from signalbox_contract.request import BeamSearchParams
+from signalbox_contract.updates import FinishReason
+from signalbox_scheduler.config import PolicyName, PolicySettings, PreemptionMode
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_scheduler.requests.sequence import SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.workers.loss_attribution import record_loss
+from signalbox_scheduler.workers.quarantine import WorkerRecords
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import Block, expected

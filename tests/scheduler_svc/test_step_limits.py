@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from contract.model import WorkerCapacity
-from scheduler_svc.config import SchedulingSettings, StepLimits
+from signalbox_contract.model import WorkerCapacity
+from signalbox_scheduler.config import SchedulingSettings, StepLimits
 
 CAPACITY = WorkerCapacity(
     block_size=16,

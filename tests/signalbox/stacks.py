@@ -14,9 +14,9 @@ from unittest import mock
 
 import psutil
 
-from rpc.lifetime.parent import PARENT_PID
 from signalbox import cli
 from signalbox_kernels.native import ISA_VARIABLE
+from signalbox_rpc.lifetime.parent import PARENT_PID
 from tests.ports import free_port
 from tests.waiting import EVENT_S, wait_until
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from contract.startup import StartupPhase, StartupProgress
 from signalbox.startup_display import REMIND_S, StartupDisplay, own_progress
+from signalbox_contract.startup import StartupPhase, StartupProgress
 from tests.clock import Clock
 
 ERASE = "\r\x1b[K"

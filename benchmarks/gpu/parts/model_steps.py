@@ -11,7 +11,7 @@ from benchmarks.gpu.measures import Measure, beside_plain
 from benchmarks.gpu.models import LLAMA_3_8B, config_of, make_runner
 from benchmarks.gpu.parts.roofline import COPY, MATRICES
 from benchmarks.gpu.steps import blocks_for, kv_bytes, make_batch, prefill_flops, read_weights_bytes
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.model_runner import ModelRunner
 
 _FAST_AIM = 0.80
 """Aim for a decode of 1 where the card copies so fast that what is not reading weighs more."""

@@ -12,8 +12,8 @@ import torch
 from benchmarks.gpu import card
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure
-from gpu_worker.device.device_choice import streams_of
-from gpu_worker.kv_cache.host_pool import SwapMemory
+from signalbox_worker.device.device_choice import streams_of
+from signalbox_worker.kv_cache.host_pool import SwapMemory
 
 COPY = "copy bandwidth"
 MATRICES = "matrix rate"

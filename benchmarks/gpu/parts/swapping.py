@@ -10,10 +10,10 @@ from benchmarks.gpu.measures import Measure
 from benchmarks.gpu.models import LLAMA_3_8B, make_runner
 from benchmarks.gpu.parts.roofline import TO_DEVICE, TO_HOST
 from benchmarks.gpu.steps import make_batch
-from contract.sections.block_moves import BlockMapping
-from gpu_worker.kv_cache.cache_engine import CacheEngine
-from gpu_worker.runner.model_runner import ModelRunner
-from scheduler_svc.kv.cost_model import CostModel
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.runner.model_runner import ModelRunner
 
 
 def measure(bench: Bench) -> list[Measure]:

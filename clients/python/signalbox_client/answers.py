@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 
 _Response = pb.GenerateResponse | pb.ChatResponse
 

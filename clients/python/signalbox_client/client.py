@@ -9,8 +9,6 @@ from typing import Any, Self
 
 import grpc
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
 from signalbox_client.answers import Answer, Chunk, read_chunk
 from signalbox_client.channels import UNARY_TIMEOUT_S, Connection, deadline_s
 from signalbox_client.errors import request_error, stream_errors
@@ -24,6 +22,8 @@ from signalbox_client.requests import (
     tokenize_request,
 )
 from signalbox_client.served import Load, Model, Token, read_load, read_model, read_tokens
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc
 
 
 class Stream:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""

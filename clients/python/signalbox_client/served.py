@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

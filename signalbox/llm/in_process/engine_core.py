@@ -15,20 +15,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
 
-from contract.step_result import StepResult
-from contract.tokenizer_files import hash_files
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.missing_packages import needing_pytorch
-from gpu_worker.sampling.compiled_grammar import fault_of
-from router.params.generation_params import GenerationParams
-from router.pooling.prompt_encoder import check_kind
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import AdmissionBounds
-from scheduler_svc.factory import make_scheduler
-from scheduler_svc.planning.worker_grammars import Preparation
-from scheduler_svc.queue.policies import make_policy
-from scheduler_svc.reports.stats_log import StatsLog
-from scheduler_svc.workers.step_loop import StepLoop
 from signalbox.llm.in_process import wiring
 from signalbox.llm.in_process.in_process_channel import InProcessChannel
 from signalbox.llm.in_process.in_process_request import InProcessRequest
@@ -41,6 +27,20 @@ from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import EngineDeadError, refusing
 from signalbox.llm.requests.prompts import Prompt, PromptEncoder
 from signalbox.llm.requests.sampling_params import default_sampling_params
+from signalbox_contract.step_result import StepResult
+from signalbox_contract.tokenizer_files import hash_files
+from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.pooling.prompt_encoder import check_kind
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import AdmissionBounds
+from signalbox_scheduler.factory import make_scheduler
+from signalbox_scheduler.planning.worker_grammars import Preparation
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_scheduler.reports.stats_log import StatsLog
+from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.missing_packages import needing_pytorch
+from signalbox_worker.sampling.compiled_grammar import fault_of
 
 
 class EngineCore:
@@ -108,7 +108,7 @@ class EngineCore:
     def transformers_tokenizer(self) -> Any:
         """The tokenizer as a `PreTrainedTokenizerFast`, for callers; requests do not use it."""
         with needing_pytorch("get_tokenizer() returns a tokenizer of transformers"):
-            from gpu_worker.loading.transformers_tokenizer import load
+            from signalbox_worker.loading.transformers_tokenizer import load
 
         tokenizer = load(self.model.tokenizer.files)
         if self._config.chat_template is not None:

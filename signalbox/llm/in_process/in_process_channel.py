@@ -3,18 +3,18 @@
 import itertools
 import time
 
-from contract.errors import from_code
-from contract.updates import RequestUpdates
-from router.params import params_validation
-from router.params.generation_params import GenerationParams
-from router.requests.request_table import RequestTable
-from router.schedulers.scheduler_request import request_of
-from router.tokenization.tokenizer import Tokenizer
-from scheduler_svc.request_lifecycle import RequestLifecycle
-from scheduler_svc.requests.sequence_group import new_group
 from signalbox.llm.in_process.in_process_request import InProcessRequest
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.prompts import Prompt
+from signalbox_contract.errors import from_code
+from signalbox_contract.updates import RequestUpdates
+from signalbox_router.params import params_validation
+from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.requests.request_table import RequestTable
+from signalbox_router.schedulers.scheduler_request import request_of
+from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_scheduler.request_lifecycle import RequestLifecycle
+from signalbox_scheduler.requests.sequence_group import new_group
 
 
 class InProcessChannel:

@@ -5,13 +5,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contract.logprobs import TokenLogprobs
-from contract.updates import FinishedRequest
-from router.params.generation_params import GenerationParams
-from router.requests import best_of
-from router.requests.active_request import ActiveRequest
-from router.requests.request_output import Delta, Finish, FinishReason
-from scheduler_svc.requests.sequence_group import SequenceGroup
 from signalbox.llm.requests.outputs import (
     ABORT,
     CompletionOutput,
@@ -23,6 +16,13 @@ from signalbox.llm.requests.outputs import (
 )
 from signalbox.llm.requests.prompts import Prompt
 from signalbox.llm.requests.sampling_params import RequestOutputKind
+from signalbox_contract.logprobs import TokenLogprobs
+from signalbox_contract.updates import FinishedRequest
+from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.requests import best_of
+from signalbox_router.requests.active_request import ActiveRequest
+from signalbox_router.requests.request_output import Delta, Finish, FinishReason
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 
 @dataclass(slots=True, kw_only=True)

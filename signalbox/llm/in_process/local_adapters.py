@@ -3,10 +3,10 @@
 import threading
 from pathlib import Path
 
-from contract.model import Adapter
-from scheduler_svc.cluster import Cluster
 from signalbox.llm.in_process.local_worker import LocalWorker
 from signalbox.llm.requests.lora_request import LoRARequest
+from signalbox_contract.model import Adapter
+from signalbox_scheduler.cluster import Cluster
 
 
 class LocalAdapters:

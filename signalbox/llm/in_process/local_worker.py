@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import partial
 from weakref import finalize
 
-from contract.model import Adapter, ModelInfo, WorkerCapacity
-from contract.step import Step
-from contract.step_result import StepResult
-from gpu_worker.batch.runner_protocol import (
+from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
+from signalbox_contract.step import Step
+from signalbox_contract.step_result import StepResult
+from signalbox_scheduler.planning.worker_grammars import Preparation
+from signalbox_worker.batch.runner_protocol import (
     AdapterLoading,
     Inspectable,
     ProfileOptions,
@@ -22,11 +23,10 @@ from gpu_worker.batch.runner_protocol import (
     Runner,
     close,
 )
-from gpu_worker.execution_thread import ExecutionThread
-from gpu_worker.lease.lease import Lease
-from gpu_worker.sampling.compiled_grammar import CompiledGrammar
-from gpu_worker.sampling.grammars import MEMORY_BYTES, Constraint, Grammars
-from scheduler_svc.planning.worker_grammars import Preparation
+from signalbox_worker.execution_thread import ExecutionThread
+from signalbox_worker.lease.lease import Lease
+from signalbox_worker.sampling.compiled_grammar import CompiledGrammar
+from signalbox_worker.sampling.grammars import MEMORY_BYTES, Constraint, Grammars
 
 EPOCH = 1  # there is no other lease
 STEPS_IN_FLIGHT = 2

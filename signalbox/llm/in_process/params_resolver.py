@@ -3,15 +3,15 @@
 import random
 from typing import Any
 
-from contract.sampling_defaults import NO_DEFAULTS
-from router.params import params_validation
-from router.params.generation_params import GenerationParams
-from router.served_model import ServedModel
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.field_checks import ALL_TOKENS
 from signalbox.llm.requests.sampling_params import LIMITS, LOGPROBS, SamplingParams
 from signalbox.llm.requests.structured_outputs import prepare
+from signalbox_contract.sampling_defaults import NO_DEFAULTS
+from signalbox_router.params import params_validation
+from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.served_model import ServedModel
 
 
 class ParamsResolver:

@@ -4,17 +4,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from contract.pooling import Vector
-from router.pooling.activations import activated
-from router.pooling.calls import EmbedCall, check_dimensions, pooling_of
-from router.pooling.prompt_encoder import check_truncation, encode_prompt, texts_of
-from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
-from router.work_limits.payers import ANYONE
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.pooling_params import PoolingParams, checked_pooling, task_of
 from signalbox.llm.requests.prompts import GivenPrompt, Prompt
+from signalbox_contract.pooling import Vector
+from signalbox_router.pooling.activations import activated
+from signalbox_router.pooling.calls import EmbedCall, check_dimensions, pooling_of
+from signalbox_router.pooling.prompt_encoder import check_truncation, encode_prompt, texts_of
+from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from signalbox_router.work_limits.payers import ANYONE
 
 
 class PooledRun:

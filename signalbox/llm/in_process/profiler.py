@@ -5,8 +5,8 @@ import os
 import time
 from pathlib import Path
 
-from gpu_worker.batch.runner_protocol import ProfileOptions, Recording
 from signalbox.llm.in_process.local_worker import LocalWorker
+from signalbox_worker.batch.runner_protocol import ProfileOptions, Recording
 
 logger = logging.getLogger(__name__)
 

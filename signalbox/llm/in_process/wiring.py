@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from gpu_worker.sampling.grammars import MEMORY_BYTES
-from router.served_model import ServedModel
-from router.tokenization.tokenizer import Tokenizer
-from scheduler_svc.config import SchedulingSettings
 from signalbox.llm.in_process.local_worker import LocalWorker
+from signalbox_router.served_model import ServedModel
+from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_scheduler.config import SchedulingSettings
+from signalbox_worker.sampling.grammars import MEMORY_BYTES
 
 SCHEDULING = SchedulingSettings(prefill_spread=1)
 """All prompts are there at once, so their steps are not spread over decodes."""

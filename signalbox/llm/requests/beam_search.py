@@ -6,9 +6,9 @@ hypotheses without their end-of-sequence token, and follows the beams up to `max
 
 from dataclasses import dataclass, field
 
-from router.tokenization.tokenizer import Tokenizer
 from signalbox.llm.requests.outputs import CompletionOutput, Logprob, RequestOutput, StopReason
 from signalbox.llm.requests.sampling_params import SamplingParams
+from signalbox_router.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, kw_only=True)

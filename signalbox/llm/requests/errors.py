@@ -4,7 +4,7 @@ fails."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from contract.errors import RpcError
+from signalbox_contract.errors import RpcError
 
 
 class EngineDeadError(RuntimeError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.requests.request_output import Finish, FinishReason
+from signalbox_router.requests.request_output import Finish, FinishReason
 
 StopReason = int | str | None
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from contract.pooling import Vector
+from signalbox_contract.pooling import Vector
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from contract.pooling import PoolingParams
-from router.params import params_validation
-from router.params.token_validation import check_token_ids
-from router.prompt.conversation import Conversation
-from router.prompt.provenance import plain
-from router.served_model import ServedModel
 from signalbox.llm.requests.errors import refusing
+from signalbox_contract.pooling import PoolingParams
+from signalbox_router.params import params_validation
+from signalbox_router.params.token_validation import check_token_ids
+from signalbox_router.prompt.conversation import Conversation
+from signalbox_router.prompt.provenance import plain
+from signalbox_router.served_model import ServedModel
 
 _TRUNCATION = "sampling_params.truncate_prompt_tokens"
 

@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from contract.sampling_defaults import SamplingDefaults
-from contract.sampling_params import API_LIMITS, BIAS, Limit
-from router.params import params_validation
 from signalbox.llm.requests.errors import refusing
 from signalbox.llm.requests.field_checks import (
     ALL_TOKENS,
@@ -25,6 +22,9 @@ from signalbox.llm.requests.field_checks import (
     wrong_type,
 )
 from signalbox.llm.requests.structured_outputs import StructuredOutputsParams
+from signalbox_contract.sampling_defaults import SamplingDefaults
+from signalbox_contract.sampling_params import API_LIMITS, BIAS, Limit
+from signalbox_router.params import params_validation
 
 RANDOM_SEED = -1
 LOGPROBS = ("logprobs", "prompt_logprobs")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from contract.structured_output.grammar import faulty_definition, find_fault
-from router.openai.requests.foreign_fields import STRUCTURED_OUTPUTS
-from router.params import structured_output_check
+from signalbox_contract.structured_output.grammar import faulty_definition, find_fault
+from signalbox_router.openai.requests.foreign_fields import STRUCTURED_OUTPUTS
+from signalbox_router.params import structured_output_check
 
 _UNSERVED = {name: row for name, row in STRUCTURED_OUTPUTS.items() if not name.startswith("_")}
 """Options of vLLM's that are not served; it sets those with an underscore itself."""

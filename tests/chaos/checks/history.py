@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 
 LOST_WORKERS_ALLOWED = 3
 """A request that was on so many lost workers ends: it may be the cause."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.chaos.checks.history import AFTERMATH_S, Fault, FaultKind, Record, check
 
 TOKENS = [5, 6, 7, 8]

@@ -9,7 +9,7 @@ import time
 import pytest
 from prometheus_client import generate_latest
 
-from rpc.metrics.registry import make_registry
+from signalbox_rpc.metrics.registry import make_registry
 from tests.chaos.checks.leaks import MIN_SAMPLES, Sample, find_leaks, sample_of
 
 PREAMBLE = "import os, sys, threading, time\nkept = []\n"

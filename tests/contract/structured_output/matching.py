@@ -5,7 +5,7 @@ import random
 from llguidance import LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from contract.structured_output.grammar import _Bytes, compile_grammar
+from signalbox_contract.structured_output.grammar import _Bytes, compile_grammar
 
 TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257)
 

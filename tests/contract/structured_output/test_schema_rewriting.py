@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
-from contract.structured_output.grammar import find_fault
+from signalbox_contract.structured_output.grammar import find_fault
 from tests.contract.structured_output.matching import admits, walk
 
 Schema = dict[str, Any]

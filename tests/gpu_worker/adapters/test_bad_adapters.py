@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.adapters import peft_adapter
-from gpu_worker.adapters.peft_adapter import describe_adapter, open_adapter
-from gpu_worker.config import ModelConfig, ModelError
+from signalbox_worker.adapters import peft_adapter
+from signalbox_worker.adapters.peft_adapter import describe_adapter, open_adapter
+from signalbox_worker.config import ModelConfig, ModelError
 from tests.gpu_worker.adapters.peft_adapters import (
     SEVEN,
     change_config,

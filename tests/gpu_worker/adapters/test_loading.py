@@ -2,9 +2,9 @@
 
 import pytest
 
-from contract.model import Adapter
-from gpu_worker.batch.runner_protocol import close
-from gpu_worker.parallel_config import ParallelConfig
+from signalbox_contract.model import Adapter
+from signalbox_worker.batch.runner_protocol import close
+from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.adapters.peft_adapters import KINDS
 from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
 from tests.gpu_worker.generation import Driver

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from contract.model import Adapter
-from gpu_worker.batch.adapter_slots import OpenedAdapter
-from gpu_worker.config import NUM_LATER_ADAPTERS, ModelError
-from gpu_worker.kv_cache import capacity
+from signalbox_contract.model import Adapter
+from signalbox_worker.batch.adapter_slots import OpenedAdapter
+from signalbox_worker.config import NUM_LATER_ADAPTERS, ModelError
+from signalbox_worker.kv_cache import capacity
 from tests.gpu_worker.adapters.peft_adapters import KINDS, SEVEN, make_adapter, make_adapters
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.tiny_models import make_model

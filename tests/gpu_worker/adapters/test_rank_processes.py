@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.batch.adapter_slots import OpenedAdapter
-from gpu_worker.config import ModelError
-from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks.launchers import LocalRank
-from gpu_worker.ranks.ranked_runner import RankedRunner
+from signalbox_worker.batch.adapter_slots import OpenedAdapter
+from signalbox_worker.config import ModelError
+from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.launchers import LocalRank
+from signalbox_worker.ranks.ranked_runner import RankedRunner
 from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapter, peft_tokens
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.parallel_config import ParallelConfig
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.lora.request import LoRARequest
+from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.adapters.peft_adapters import FUSED_KINDS, KINDS, make_adapters, peft_tokens
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import register_attention_backend, registry
-from gpu_worker.attention.backend import AttentionShape
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.device.input_transfer import StepInputs
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.attention import register_attention_backend, registry
+from signalbox_worker.attention.backend import AttentionShape
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.device.input_transfer import StepInputs
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 
 

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from gpu_worker.attention.backend import AttentionBackend, AttentionShape
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.batch.batch import Batch
-from gpu_worker.layers import AttentionPlan, HeadNorms
-from gpu_worker.layers.rotary import Angles
+from signalbox_worker.attention.backend import AttentionBackend, AttentionShape
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.layers import AttentionPlan, HeadNorms
+from signalbox_worker.layers.rotary import Angles
 
 
 class MisrotatingPlan:

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.attention import (
+from signalbox_worker.attention import (
     AttentionShape,
     attention_backend,
     choose_attention_backend,
     selection,
 )
-from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.flash_kernels import PACKAGED_KERNELS
+from signalbox_worker.attention.backend_check import fault_of
+from signalbox_worker.attention.flash_kernels import PACKAGED_KERNELS
 from tests.gpu_worker.attention.device_attention import make_shape
 
 LAYERS: dict[str, Any] = {"num_layers": 3, "sliding_windows": (None, 8, None)}

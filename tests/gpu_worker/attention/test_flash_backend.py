@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.attention import (
+from signalbox_worker.attention import (
     AttentionShape,
     choose_attention_backend,
     installed_backends,
     selection,
 )
-from gpu_worker.attention import flash_kernels as flash
-from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.flash_backend import FlashAttention
-from gpu_worker.attention.flash_kernels import PACKAGED_KERNELS, FlashKernel
-from gpu_worker.attention.trial_batches import Span, consecutive_blocks, trial_batch
-from gpu_worker.config import AUTO_BLOCK_SIZE
-from gpu_worker.device.device_choice import streams_of
-from gpu_worker.device.input_transfer import InputPacker, PinnedBuffers
-from gpu_worker.executors.graph_inputs import GraphBuffers, GraphSize
+from signalbox_worker.attention import flash_kernels as flash
+from signalbox_worker.attention.backend_check import fault_of
+from signalbox_worker.attention.flash_backend import FlashAttention
+from signalbox_worker.attention.flash_kernels import PACKAGED_KERNELS, FlashKernel
+from signalbox_worker.attention.trial_batches import Span, consecutive_blocks, trial_batch
+from signalbox_worker.config import AUTO_BLOCK_SIZE
+from signalbox_worker.device.device_choice import streams_of
+from signalbox_worker.device.input_transfer import InputPacker, PinnedBuffers
+from signalbox_worker.executors.graph_inputs import GraphBuffers, GraphSize
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.attention.flash_modules import (
     make_flash_attn_2,

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.attention import (
+from signalbox_worker.attention import (
     AttentionShape,
     attention_backends,
     choose_attention_backend,
     register_attention_backend,
     registry,
 )
-from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.config import AUTO_BLOCK_SIZE
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.attention.backend_check import fault_of
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.config import AUTO_BLOCK_SIZE
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -82,7 +82,7 @@ def test_an_entry_point_names_a_backend(example: str, monkeypatch: pytest.Monkey
     [
         ("fast", "attention_backend is 'fast'; there are auto, flash_attn, .*, or module:factory"),
         ("no_such_module:Backend", "cannot be imported .ModuleNotFoundError: No module named"),
-        ("gpu_worker.attention:Missing", "cannot be imported .AttributeError"),
+        ("signalbox_worker.attention:Missing", "cannot be imported .AttributeError"),
     ],
 )
 def test_a_backend_that_cannot_be_found_is_one_line(name: str, problem: str) -> None:

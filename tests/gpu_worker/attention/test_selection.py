@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.attention import AttentionShape, choose_attention_backend, selection
-from gpu_worker.attention.backend_times import Load, load_for, try_under_load
-from gpu_worker.attention.selection import fastest
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.batch.batch import Batch
-from gpu_worker.trials.trial import Verdict
+from signalbox_worker.attention import AttentionShape, choose_attention_backend, selection
+from signalbox_worker.attention.backend_times import Load, load_for, try_under_load
+from signalbox_worker.attention.selection import fastest
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.trials.trial import Verdict
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.attention.faulty_backends import BrokenAttention
 from tests.gpu_worker.trials.trials_here import run_here

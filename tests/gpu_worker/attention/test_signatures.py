@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.attention.flash_kernels import (
+from signalbox_worker.attention.flash_kernels import (
     FLASH_KERNELS,
     FLASHINFER,
     FlashIndexes,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.attention import attention_backend, automatic_backend, selection
-from gpu_worker.attention.backend_check import fault_of
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.runner.model_runner import ModelRunner
 from signalbox_kernels import triton
 from signalbox_kernels.torch import registry as ops_registry
+from signalbox_worker.attention import attention_backend, automatic_backend, selection
+from signalbox_worker.attention.backend_check import fault_of
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.attention.faulty_backends import ForgetfulAttention
 from tests.gpu_worker.generation import Driver
@@ -39,7 +39,7 @@ def load(path: Path, backend: str, *, device: str) -> ModelRunner:
 def test_tokens_equal_those_of_the_torch_backend(
     triton_device: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpu_worker.attention import triton_backend
+    from signalbox_worker.attention import triton_backend
 
     def never(*_: object) -> None:
         raise AssertionError("these models rotate on the way into the cache")
@@ -70,9 +70,9 @@ def test_auto_is_triton_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_triton_fuses_nothing(
     triton_device: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpu_worker.attention import triton_backend
     from signalbox_kernels.triton.attention import paged_attention, paged_kernel
     from signalbox_kernels.triton.attention.work import Sharing
+    from signalbox_worker.attention import triton_backend
 
     launched = set[str]()
 
@@ -101,7 +101,7 @@ def test_triton_passes_the_trial_both_ways(triton_device: str) -> None:
 def test_dependent_launches_are_refused_where_a_gpu_has_none(
     triton_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpu_worker.attention import triton_backend
+    from signalbox_worker.attention import triton_backend
 
     monkeypatch.setattr(triton_backend, "compute_capability", lambda device: (8, 9))
     with pytest.raises(ValueError, match=r"'triton_pdl' takes a GPU of compute capability 9.0"):
@@ -118,7 +118,7 @@ def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_triton_refuses_a_cpu_and_large_heads(
     triton_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpu_worker.attention import triton_backend
+    from signalbox_worker.attention import triton_backend
 
     with pytest.raises(ValueError, match="heads of up to 256 elements, not 512; use 'torch'"):
         attention_backend("triton", make_shape(device=triton_device, head_size=512))

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import torch
 
-from gpu_worker.config import CacheConfig, ModelConfig, ModelError
-from gpu_worker.device.device_choice import dtype_for_half
-from gpu_worker.native.native_runner import NativeRunner
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas
+from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
+from signalbox_worker.device.device_choice import dtype_for_half
+from signalbox_worker.native.native_runner import NativeRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.model_runners import WEIGHTS, make_prompts, make_runner, remove_files

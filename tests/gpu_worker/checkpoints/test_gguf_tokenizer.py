@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from gpu_worker.checkpoints.gguf.tokenizer import GGUFVocab, adds_bos, build
-from gpu_worker.config import ModelError
-from gpu_worker.loading.gguf_model import GGUFSource
-from router.tokenization.tokenizer import Tokenizer as RouterTokenizer
+from signalbox_router.tokenization.tokenizer import Tokenizer as RouterTokenizer
+from signalbox_worker.checkpoints.gguf.tokenizer import GGUFVocab, adds_bos, build
+from signalbox_worker.config import ModelError
+from signalbox_worker.loading.gguf_model import GGUFSource
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_path, writing
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.tiny_models import make_model

@@ -12,10 +12,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
-from gpu_worker.checkpoints.gguf.reader import read_gguf
-from gpu_worker.checkpoints.gguf.weights import read_values
-from gpu_worker.config import ModelError
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
+from signalbox_worker.checkpoints.gguf.reader import read_gguf
+from signalbox_worker.checkpoints.gguf.weights import read_values
+from signalbox_worker.config import ModelError
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_path, write_tensors, writing
 from tests.gpu_worker.tiny_models import make_model
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.checkpoints.weight_sizes import OWN_TYPES
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.loading.model_source import weight_sizes
-from gpu_worker.runner_factory import make_runner
+from signalbox_worker.checkpoints.weight_sizes import OWN_TYPES
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.loading.model_source import weight_sizes
+from signalbox_worker.runner_factory import make_runner
 
 pytestmark = pytest.mark.slow
 

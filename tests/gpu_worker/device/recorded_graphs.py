@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from gpu_worker.device.graphs import NotCapturable
+from signalbox_worker.device.graphs import NotCapturable
 
 _aten = torch.ops.aten
 _WAITING = {

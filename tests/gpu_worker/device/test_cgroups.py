@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.device import cgroups, ram
+from signalbox_worker.device import cgroups, ram
 
 
 def write(folder: Path, **files: str) -> None:

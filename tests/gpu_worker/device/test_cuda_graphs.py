@@ -8,9 +8,9 @@ from weakref import WeakSet
 import pytest
 import torch
 
-from gpu_worker.device import cuda_graphs
-from gpu_worker.device.cuda_graphs import CudaGraphs
-from gpu_worker.device.graphs import NotCapturable
+from signalbox_worker.device import cuda_graphs
+from signalbox_worker.device.cuda_graphs import CudaGraphs
+from signalbox_worker.device.graphs import NotCapturable
 
 _REFUSED = "CUDA error: operation not permitted when stream is capturing"
 _BROKEN_OFF = "CUDA error: operation failed due to a previous error during capture\nand more"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.device.cuda_streams import CudaStream
+from signalbox_worker.device.cuda_streams import CudaStream
 
 
 class MadeEvent:

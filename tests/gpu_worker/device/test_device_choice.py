@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gpu_worker.device.device_choice import dtype_for_half
 from signalbox_kernels import native
 from signalbox_kernels.native import ISA_VARIABLE
+from signalbox_worker.device.device_choice import dtype_for_half
 
 
 @pytest.mark.parametrize(

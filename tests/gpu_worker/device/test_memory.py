@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpu_worker.device import memory
+from signalbox_worker.device import memory
 
 
 @pytest.mark.parametrize(

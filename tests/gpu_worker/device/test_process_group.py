@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch.distributed import distributed_c10d as c10d
 
-from gpu_worker.device import process_group
-from gpu_worker.parallel_config import ParallelConfig
+from signalbox_worker.device import process_group
+from signalbox_worker.parallel_config import ParallelConfig
 
 
 class RecordedNCCL:

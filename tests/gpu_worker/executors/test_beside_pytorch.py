@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.config import ModelError
-from gpu_worker.native import eligibility
-from gpu_worker.native.native_runner import NativeRunner
+from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.native import NativeUnavailable
+from signalbox_worker.config import ModelError
+from signalbox_worker.native import eligibility
+from signalbox_worker.native.native_runner import NativeRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_runs, make_sequence
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.model_runners import WHOLE, assert_greedy, make_prompts, make_runner

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.native.test_steps import (  # noqa: F401
     test_branches_of_one_token_draw_from_its_logits,

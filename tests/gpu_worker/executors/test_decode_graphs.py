@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.config import CacheConfig
-from gpu_worker.executors import step_graphs
-from gpu_worker.executors.async_executor import AsyncExecutor
-from gpu_worker.executors.graph_inputs import GraphSize
-from gpu_worker.executors.step_graphs import ladder
-from gpu_worker.kv_cache import capacity
-from gpu_worker.kv_cache.measured_device import HostDevice
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.config import CacheConfig
+from signalbox_worker.executors import step_graphs
+from signalbox_worker.executors.async_executor import AsyncExecutor
+from signalbox_worker.executors.graph_inputs import GraphSize
+from signalbox_worker.executors.step_graphs import ladder
+from signalbox_worker.kv_cache import capacity
+from signalbox_worker.kv_cache.measured_device import HostDevice
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import CountedGraph, GraphsOnCpu
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence

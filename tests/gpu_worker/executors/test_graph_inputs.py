@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from gpu_worker.device.device_choice import streams_of
-from gpu_worker.device.input_transfer import PinnedBuffers
-from gpu_worker.executors.graph_inputs import GraphBuffers, GraphSize
+from signalbox_worker.device.device_choice import streams_of
+from signalbox_worker.device.input_transfer import PinnedBuffers
+from signalbox_worker.executors.graph_inputs import GraphBuffers, GraphSize
 
 
 @pytest.mark.parametrize(("tokens", "seqs"), [*product([5, 8], [1, 2, 5])])

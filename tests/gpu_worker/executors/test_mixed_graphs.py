@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.executors import step_graphs
-from gpu_worker.executors.step_graphs import graph_sizes, ladder, mixed_ladder
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.executors import step_graphs
+from signalbox_worker.executors.step_graphs import graph_sizes, ladder, mixed_ladder
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence

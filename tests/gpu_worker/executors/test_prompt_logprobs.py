@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from contract.logprobs import PromptLogprobs
-from contract.model import WorkerCapacity
-from contract.sampling_params import SamplingParams
-from gpu_worker.runner.model_runner import ModelRunner
-from gpu_worker.sequences.sequence_table import SequenceTable
+from signalbox_contract.logprobs import PromptLogprobs
+from signalbox_contract.model import WorkerCapacity
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.tiny_models import VOCAB, make_model

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu import test_decode_steps as on_a_card
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu

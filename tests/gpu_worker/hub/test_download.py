@@ -16,12 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from contract.startup import StartupPhase, StartupProgress, ignore_progress
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.hub.download import download
-from gpu_worker.hub.gguf_file_names import choose_variant, find_variants
-from gpu_worker.hub.model_name import parse_hub_name
-from gpu_worker.loading.model_source import find_model, model_name, open_model
+from signalbox_contract.startup import StartupPhase, StartupProgress, ignore_progress
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.hub.download import download
+from signalbox_worker.hub.gguf_file_names import choose_variant, find_variants
+from signalbox_worker.hub.model_name import parse_hub_name
+from signalbox_worker.loading.model_source import find_model, model_name, open_model
 from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, running_hub
 from tests.gpu_worker.loading.gguf_files import open_path
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
@@ -183,7 +183,7 @@ def test_a_whole_copy_is_used_at_once_where_the_hub_does_not_answer(
         else:
             point_at(monkeypatch, url if hub_is == "silent" else "http://127.0.0.1:9")
         if hub_is == "silent":
-            monkeypatch.setattr("gpu_worker.hub.download.ANSWER_S", 0.1)
+            monkeypatch.setattr("signalbox_worker.hub.download.ANSWER_S", 0.1)
         refuse_to_wait(monkeypatch)
         with caplog.at_level(logging.INFO):
             assert fetch(name) == path
@@ -261,9 +261,9 @@ def test_the_library_adds_no_lines_of_its_own_in_a_new_process() -> None:
     """Its logger gets a handler at its first use, which may come late."""
     code = """
 import contextlib, logging
-from contract.startup import ignore_progress
-from gpu_worker.config import ModelError
-from gpu_worker.hub.download import download
+from signalbox_contract.startup import ignore_progress
+from signalbox_worker.config import ModelError
+from signalbox_worker.hub.download import download
 with contextlib.suppress(ModelError):
     download("some-org/Some-Model", None, ignore_progress)
 import huggingface_hub.utils.logging

@@ -12,14 +12,14 @@ import grpc
 import pytest
 import torch
 
-from contract.columns import pack_int64
-from gpu_worker.device.memory import tensor_bytes
-from gpu_worker.insight.profiler import Profile, Profiler
-from gpu_worker.runner.model_runner import ModelRunner
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from protos.worker.v1 import worker_pb2 as pb
-from protos.worker.v1 import worker_pb2_grpc
 from signalbox.inspect.profile import time_spent
+from signalbox_contract.columns import pack_int64
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_protos.worker.v1 import worker_pb2_grpc
+from signalbox_worker.device.memory import tensor_bytes
+from signalbox_worker.insight.profiler import Profile, Profiler
+from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.served_worker import EPOCH, make_group, serving

@@ -10,8 +10,8 @@ from random import Random
 
 import torch
 
-from gpu_worker.device.streams import Event, Streams
-from gpu_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.device.streams import Event, Streams
+from signalbox_worker.kv_cache.cache_engine import CacheEngine
 
 
 def make_engine(streams: Streams | None = None, **sizes: int) -> CacheEngine:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.sections.block_moves import BlockMapping
-from gpu_worker.device.streams import HostStreams, Streams
-from gpu_worker.kv_cache.block_dependencies import BlockUse, blocks_of
-from gpu_worker.kv_cache.cache_engine import CacheEngine
-from gpu_worker.kv_cache.copy_timer import CopyClock
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_worker.device.streams import HostStreams, Streams
+from signalbox_worker.kv_cache.block_dependencies import BlockUse, blocks_of
+from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.kv_cache.copy_timer import CopyClock
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
 from tests.gpu_worker.kv_cache.deferred_streams import DeferredStream, DeferredStreams, make_engine
 

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from contract.sections.block_moves import NO_MOVES
+from signalbox_contract.sections.block_moves import NO_MOVES
 from tests.gpu_worker.builders import make_mapping
 from tests.gpu_worker.kv_cache.deferred_streams import DeferredStreams, make_engine
 

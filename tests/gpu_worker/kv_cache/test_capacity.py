@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from contract.model import WorkerCapacity
-from gpu_worker.batch.batch import Batch
-from gpu_worker.config import CacheConfig
-from gpu_worker.kv_cache import capacity as capacity_module
-from gpu_worker.kv_cache.capacity import RankShare, measure_capacity
-from gpu_worker.kv_cache.measured_device import HostDevice
+from signalbox_contract.model import WorkerCapacity
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.config import CacheConfig
+from signalbox_worker.kv_cache import capacity as capacity_module
+from signalbox_worker.kv_cache.capacity import RankShare, measure_capacity
+from signalbox_worker.kv_cache.measured_device import HostDevice
 
 BYTES_PER_TOKEN = 1000
 SECONDS_PER_TOKEN = 0.25

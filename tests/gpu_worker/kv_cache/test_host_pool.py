@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.device.cuda_streams import node_of
-from gpu_worker.device.streams import HostStreams
-from gpu_worker.kv_cache.host_pool import SwapMemory, num_nodes, pinnable_bytes, prefer_node
 from signalbox_kernels import pages
+from signalbox_worker.device.cuda_streams import node_of
+from signalbox_worker.device.streams import HostStreams
+from signalbox_worker.kv_cache.host_pool import SwapMemory, num_nodes, pinnable_bytes, prefer_node
 
 
 def address_of(memory: mmap.mmap) -> int:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import GIB
-from gpu_worker.kv_cache import cache_engine
-from gpu_worker.kv_cache.block_dependencies import WorkUnderWay
-from gpu_worker.runner.model_runner import ModelRunner
-from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
+from signalbox_worker.config import GIB
+from signalbox_worker.kv_cache import cache_engine
+from signalbox_worker.kv_cache.block_dependencies import WorkUnderWay
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.kv_cache.deferred_streams import LateCopies
 from tests.gpu_worker.model_runners import make_runner
 from tests.signalbox.llm.make import assert_at_rest, tokens_of

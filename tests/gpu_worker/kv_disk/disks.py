@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_worker.kv_disk.disk_store import DiskStore
-from gpu_worker.kv_disk.file_calls import FileCalls
-from gpu_worker.kv_disk.store_folder import StoreFolder
-from gpu_worker.kv_disk.write_limit import WriteLimit
+from signalbox_worker.kv_disk.disk_store import DiskStore
+from signalbox_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk.store_folder import StoreFolder
+from signalbox_worker.kv_disk.write_limit import WriteLimit
 from tests.gpu_worker.kv_store.stores import content_of, key_of
 
 BLOCK_BYTES = 4096

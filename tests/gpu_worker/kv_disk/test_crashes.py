@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpu_worker.kv_disk import index_schema
-from gpu_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk import index_schema
+from signalbox_worker.kv_disk.file_calls import FileCalls
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     UnsyncedCalls,
@@ -81,7 +81,7 @@ def live_until(path: Path, num_calls: int, monkeypatch: pytest.MonkeyPatch) -> b
             connection.set_trace_callback(calls.count)
             return connection
 
-        monkeypatch.setattr("gpu_worker.kv_disk.index_connection.connect", connect_and_count)
+        monkeypatch.setattr("signalbox_worker.kv_disk.index_connection.connect", connect_and_count)
         try:
             live(path, calls)
             os._exit(0)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from contract.sections.store_moves import ClearMark
-from gpu_worker.kv_disk.clear_marks import ClearMarks
-from gpu_worker.kv_disk.disk_index import DiskIndex
-from gpu_worker.kv_disk.store_folder import StoreFolder
-from gpu_worker.kv_disk.stored_models import clear, stored_models
-from gpu_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
-from gpu_worker.kv_store.block_store import StoreError
-from gpu_worker.kv_store.move_queue import MoveQueue
-from gpu_worker.kv_store.move_threads import MoveThreads
+from signalbox_contract.sections.store_moves import ClearMark
+from signalbox_worker.kv_disk.clear_marks import ClearMarks
+from signalbox_worker.kv_disk.disk_index import DiskIndex
+from signalbox_worker.kv_disk.store_folder import StoreFolder
+from signalbox_worker.kv_disk.stored_models import clear, stored_models
+from signalbox_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
+from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.kv_store.move_queue import MoveQueue
+from signalbox_worker.kv_store.move_threads import MoveThreads
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     IDENTITY,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.sections.store_moves import ClearMark
-from gpu_worker.kv_disk.disk_tier import DiskTier
-from gpu_worker.kv_disk.known_clears import MAX_ISSUERS
-from gpu_worker.kv_disk.store_folder import FolderError
-from gpu_worker.kv_store import late_store
-from gpu_worker.kv_store.block_store import StoreError
-from gpu_worker.store_config import DiskConfig
+from signalbox_contract.sections.store_moves import ClearMark
+from signalbox_worker.kv_disk.disk_tier import DiskTier
+from signalbox_worker.kv_disk.known_clears import MAX_ISSUERS
+from signalbox_worker.kv_disk.store_folder import FolderError
+from signalbox_worker.kv_store import late_store
+from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import BLOCK_BYTES, IDENTITY, data_of
 from tests.gpu_worker.kv_store.stores import key_of, keys_of
 from tests.signalbox.stacks import signalbox

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_worker.kv_disk.disk_store import DiskStore
-from gpu_worker.kv_disk.disk_tier import DiskTier
-from gpu_worker.kv_disk.file_calls import FileCalls
-from gpu_worker.kv_disk.stored_models import stored_models
-from gpu_worker.kv_store import late_store
-from gpu_worker.kv_store.block_store import StoreError
-from gpu_worker.kv_store.move_queue import STALLED, MoveQueue
-from gpu_worker.kv_store.move_threads import MoveThreads
-from gpu_worker.store_config import DiskConfig
+from signalbox_worker.kv_disk.disk_store import DiskStore
+from signalbox_worker.kv_disk.disk_tier import DiskTier
+from signalbox_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk.stored_models import stored_models
+from signalbox_worker.kv_store import late_store
+from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.kv_store.move_queue import STALLED, MoveQueue
+from signalbox_worker.kv_store.move_threads import MoveThreads
+from signalbox_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     IDENTITY,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.kv_disk.disk_store import DiskStore
-from gpu_worker.kv_disk.index_schema import LOG_BYTES
-from gpu_worker.kv_disk.mounts import file_system_of
-from gpu_worker.kv_disk.store_folder import FolderError, StoreFolder
-from gpu_worker.kv_store.block_store import StoreError
+from signalbox_worker.kv_disk.disk_store import DiskStore
+from signalbox_worker.kv_disk.index_schema import LOG_BYTES
+from signalbox_worker.kv_disk.mounts import file_system_of
+from signalbox_worker.kv_disk.store_folder import FolderError, StoreFolder
+from signalbox_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_disk.disks import (
     IDENTITY,
     files_of,
@@ -130,9 +130,10 @@ def test_the_file_system_is_that_of_the_deepest_and_last_mount(
 def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text("22 1 0:40 / / rw - nfs4 server:/export rw\n")
-    monkeypatch.setattr("gpu_worker.kv_disk.mounts._MOUNTS", mounts)
+    monkeypatch.setattr("signalbox_worker.kv_disk.mounts._MOUNTS", mounts)
     monkeypatch.setattr(
-        "gpu_worker.kv_disk.store_folder.file_system_of", lambda path: file_system_of(path, mounts)
+        "signalbox_worker.kv_disk.store_folder.file_system_of",
+        lambda path: file_system_of(path, mounts),
     )
     with pytest.raises(FolderError, match="nfs4"):
         StoreFolder(tmp_path / "kv")
@@ -260,7 +261,7 @@ def test_a_store_that_gives_much_space_back_writes_meanwhile(
         with ThreadPoolExecutor(1) as another:
             written.append(another.submit(write, store, 1000 + len(written)).result(EVENT_S))
 
-    monkeypatch.setattr("gpu_worker.kv_disk.disk_store.time.sleep", write_one)
+    monkeypatch.setattr("signalbox_worker.kv_disk.disk_store.time.sleep", write_one)
     store.maintain()
     assert len(written) > 1
     assert all(one == [True] for one in written)

@@ -1,6 +1,6 @@
 """Bytes are bounded over days of UTC."""
 
-from gpu_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
+from signalbox_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
 
 
 class Clock:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from contract.sections.store_moves import Lend, MoveResult
-from gpu_worker.kv_peers.peer_moves import EXPIRED, LentBlocks, PeerMoves
-from gpu_worker.kv_store.pool_moves import CANCELLED
+from signalbox_contract.sections.store_moves import Lend, MoveResult
+from signalbox_worker.kv_peers.peer_moves import EXPIRED, LentBlocks, PeerMoves
+from signalbox_worker.kv_store.pool_moves import CANCELLED
 
 BLOCK_BYTES = 64
 TICKET, OTHER = b"t" * 16, b"o" * 16

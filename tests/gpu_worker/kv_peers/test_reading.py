@@ -12,24 +12,24 @@ import grpc
 import numpy as np
 import pytest
 
-from contract.sections.store_moves import BlockSource, Fetch, Lend, MoveResult, StoreMoves
-from contract.step import Step, decode_step, encode_step
-from gpu_worker import main
-from gpu_worker import worker as worker_module
-from gpu_worker.kv_peers import peer_channels, peer_client
-from gpu_worker.kv_peers.lent_parts import Part, digest_of
-from gpu_worker.kv_peers.peer_client import BlockReader
-from gpu_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
-from gpu_worker.kv_store.move import Move
-from gpu_worker.kv_store.pool_moves import CANCELLED
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_runner import POISON, SimulatedRunner
-from gpu_worker.worker import NO_EPOCH, Worker
-from protos.worker.v1 import worker_pb2 as pb
-from protos.worker.v1 import worker_pb2_grpc
-from rpc.metrics.registry import make_registry
-from rpc.transport.channel import open_channel
-from rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_contract.sections.store_moves import BlockSource, Fetch, Lend, MoveResult, StoreMoves
+from signalbox_contract.step import Step, decode_step, encode_step
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_protos.worker.v1 import worker_pb2_grpc
+from signalbox_rpc.metrics.registry import make_registry
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_worker import main
+from signalbox_worker import worker as worker_module
+from signalbox_worker.kv_peers import peer_channels, peer_client
+from signalbox_worker.kv_peers.lent_parts import Part, digest_of
+from signalbox_worker.kv_peers.peer_client import BlockReader
+from signalbox_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
+from signalbox_worker.kv_store.move import Move
+from signalbox_worker.kv_store.pool_moves import CANCELLED
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_runner import POISON, SimulatedRunner
+from signalbox_worker.worker import NO_EPOCH, Worker
 from tests.gpu_worker.served_worker import EPOCH, init_cache
 from tests.integration.insight.test_metrics import value
 from tests.rpc.certificates import Authority
@@ -327,7 +327,7 @@ async def test_bytes_that_are_not_what_was_asked_for_never_reach_the_pool(
         if harm == "too many":
             yield Part(b"more")
 
-    monkeypatch.setattr("gpu_worker.worker.lent_parts", parts)
+    monkeypatch.setattr("signalbox_worker.worker.lent_parts", parts)
     async with peer() as owner, peer() as reader:
         before = reader.kv.cpu_kv[1:].copy()
         await owner.lend()

@@ -2,10 +2,10 @@
 
 from itertools import count
 
-from gpu_worker.kv_shared.block_runs import is_end
-from gpu_worker.kv_shared.bypass import Bypass
-from gpu_worker.kv_shared.object_server import ObjectServer
-from gpu_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_shared.block_runs import is_end
+from signalbox_worker.kv_shared.bypass import Bypass
+from signalbox_worker.kv_shared.object_server import ObjectServer
+from signalbox_worker.kv_shared.shared_store import SharedStore
 from tests.gpu_worker.kv_shared.redis_servers import IDENTITY, SECRET, Clock, make_seal
 from tests.gpu_worker.kv_store.stores import key_of
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.kv_shared.block_seal import BlockSeal
-from gpu_worker.kv_shared.bypass import Bypass
-from gpu_worker.kv_shared.redis_connection import RedisConnection, Reply
-from gpu_worker.kv_shared.redis_server import RedisServer
-from gpu_worker.kv_shared.shared_store import SharedStore
-from gpu_worker.kv_store.block_store import BlockStore
-from gpu_worker.store_url import RedisAddress, redis_address
+from signalbox_worker.kv_shared.block_seal import BlockSeal
+from signalbox_worker.kv_shared.bypass import Bypass
+from signalbox_worker.kv_shared.redis_connection import RedisConnection, Reply
+from signalbox_worker.kv_shared.redis_server import RedisServer
+from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_store.block_store import BlockStore
+from signalbox_worker.store_url import RedisAddress, redis_address
 from tests.gpu_worker.kv_store.stores import content_of, key_of
 from tests.ports import free_port
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpu_worker.kv_shared.bypass import Bypass
-from gpu_worker.kv_shared.redis_server import RedisServer
-from gpu_worker.kv_shared.shared_store import SharedStore
-from gpu_worker.kv_store.block_store import StoreError, StoreUsage
-from gpu_worker.store_url import redis_address
+from signalbox_worker.kv_shared.bypass import Bypass
+from signalbox_worker.kv_shared.redis_server import RedisServer
+from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_store.block_store import StoreError, StoreUsage
+from signalbox_worker.store_url import redis_address
 from tests.gpu_worker.kv_shared.redis_servers import Clock, make_seal, read, write
 from tests.gpu_worker.kv_store.stores import keys_of
 from tests.waiting import EVENT_S
@@ -103,7 +103,7 @@ def test_a_find_counts_nothing_but_ones(data: bytes) -> None:
 def test_answers_that_are_too_long_together_bypass_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gpu_worker.kv_shared.redis_connection.MAX_CALL_BYTES", 1 << 16)
+    monkeypatch.setattr("signalbox_worker.kv_shared.redis_connection.MAX_CALL_BYTES", 1 << 16)
     data = b"*100\r\n" + 100 * (b"$1024\r\n" + bytes(1024) + b"\r\n")
     with answering(sending(data)) as store, pytest.raises(StoreError, match=r"too long|more than"):
         store.find(keys_of(1))
@@ -154,7 +154,7 @@ def test_a_server_that_takes_nothing_ends_a_write_by_the_deadline() -> None:
 
 
 def test_a_scan_that_never_ends_does_not_keep_a_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_worker.kv_shared.redis_server.SCAN_S", 0.3)
+    monkeypatch.setattr("signalbox_worker.kv_shared.redis_server.SCAN_S", 0.3)
     with (
         answering(sending(b"*2\r\n$1\r\n7\r\n*0\r\n")) as store,
         pytest.raises(StoreError, match="does not end"),

@@ -11,8 +11,8 @@ pytest.importorskip("obstore", reason="obstore is not installed")
 
 import obstore
 
-from gpu_worker.kv_shared.block_runs import LIST_BYTES, MAX_BLOCKS, decode_list
-from gpu_worker.kv_store.block_store import StoreError
+from signalbox_worker.kv_shared.block_runs import LIST_BYTES, MAX_BLOCKS, decode_list
+from signalbox_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
 from tests.gpu_worker.kv_shared.redis_servers import (
     IDENTITY,
@@ -200,7 +200,7 @@ def test_a_clear_goes_on_behind_an_object_that_another_worker_has_removed(
 def test_a_list_that_never_ends_does_not_keep_a_clear(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_worker.kv_shared.object_server.SCAN_S", 0.3)
+    monkeypatch.setattr("signalbox_worker.kv_shared.object_server.SCAN_S", 0.3)
     store = make_object_store(url)
     monkeypatch.setattr(obstore, "list", lambda *_, **__: repeat([]))
     with pytest.raises(StoreError, match="does not end"):

@@ -15,9 +15,9 @@ pytest.importorskip("moto", reason="moto is not installed")
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from gpu_worker.kv_shared.shared_store import SharedStore
-from gpu_worker.kv_shared.stored_groups import StoreAccess
-from gpu_worker.kv_store.block_store import StoreError
+from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_shared.stored_groups import StoreAccess
+from signalbox_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
 from tests.gpu_worker.kv_shared.redis_servers import Clock, held, read, write
 from tests.gpu_worker.kv_store.stores import keys_of

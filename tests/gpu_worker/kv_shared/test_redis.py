@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gpu_worker.kv_shared.bypass import FIRST_PAUSE_S
-from gpu_worker.kv_shared.shared_store import MAX_UNFINISHED
-from gpu_worker.kv_store.block_store import StoreError
-from gpu_worker.store_url import redis_address
+from signalbox_worker.kv_shared.bypass import FIRST_PAUSE_S
+from signalbox_worker.kv_shared.shared_store import MAX_UNFINISHED
+from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.store_url import redis_address
 from tests.gpu_worker.kv_shared.redis_servers import (
     IDENTITY,
     SECRET,

@@ -10,8 +10,8 @@ pytest.importorskip("cryptography", reason="cryptography is not installed")
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from gpu_worker.kv_shared.block_names import derived_key, expanded_key
-from gpu_worker.kv_shared.block_seal import HEADER_BYTES, BlockSeal, Sealed, tenant_in
+from signalbox_worker.kv_shared.block_names import derived_key, expanded_key
+from signalbox_worker.kv_shared.block_seal import HEADER_BYTES, BlockSeal, Sealed, tenant_in
 from tests.gpu_worker.kv_shared.redis_servers import IDENTITY, SECRET
 
 BLOCK_BYTES = 96
@@ -120,7 +120,7 @@ def test_keys_are_those_of_hkdf(secret: bytes) -> None:
 
 
 def test_each_purpose_and_each_block_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_worker.kv_shared import block_cipher
+    from signalbox_worker.kv_shared import block_cipher
 
     used: list[bytes] = []
     real = block_cipher.AESGCM

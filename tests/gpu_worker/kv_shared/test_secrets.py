@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_worker.kv_shared.block_names import BlockNames
-from gpu_worker.kv_shared.secret_files import SecretFileError, read_key, read_password
+from signalbox_worker.kv_shared.block_names import BlockNames
+from signalbox_worker.kv_shared.secret_files import SecretFileError, read_key, read_password
 from tests.gpu_worker.kv_shared.redis_servers import IDENTITY, write_secret
 
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.kv_shared.shared_tier import SharedTier, check_config
-from gpu_worker.kv_store.block_store import StoreError
-from gpu_worker.runner_factory import make_runner
-from gpu_worker.store_config import SharedConfig
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.kv_shared.shared_tier import SharedTier, check_config
+from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.runner_factory import make_runner
+from signalbox_worker.store_config import SharedConfig
 from tests.gpu_worker.kv_shared.redis_servers import (
     BLOCK_BYTES,
     IDENTITY,
@@ -76,8 +76,8 @@ _WRITER = """
 import sys
 from pathlib import Path
 
-from gpu_worker.store_config import SharedConfig
-from gpu_worker.kv_shared.shared_tier import SharedTier
+from signalbox_worker.store_config import SharedConfig
+from signalbox_worker.kv_shared.shared_tier import SharedTier
 from tests.gpu_worker.kv_shared.redis_servers import BLOCK_BYTES, IDENTITY, write
 
 config = SharedConfig(kv_store=sys.argv[1], kv_store_key=Path(sys.argv[2]))
@@ -215,7 +215,7 @@ def test_a_store_of_objects_without_its_client_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "gpu_worker.kv_shared.object_server", raising=False)
+    monkeypatch.delitem(sys.modules, "signalbox_worker.kv_shared.object_server", raising=False)
     with pytest.raises(ModelError, match=r"\[kv-store\]"):
         check_config(SharedConfig(kv_store=f"file://{tmp_path}"))
 
@@ -226,7 +226,7 @@ def test_a_key_without_a_package_that_encrypts_names_the_extra(
 ) -> None:
     """It is not installed, or too old."""
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", module)
-    monkeypatch.delitem(sys.modules, "gpu_worker.kv_shared.block_cipher", raising=False)
+    monkeypatch.delitem(sys.modules, "signalbox_worker.kv_shared.block_cipher", raising=False)
     key = write_secret(tmp_path / "key", SECRET)
     with pytest.raises(ModelError, match=r"key needs cryptography.*\[kv-store\]"):
         check_config(SharedConfig(kv_store=URL, kv_store_key=key))

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from contract.sections.store_moves import ClearMark
-from gpu_worker.kv_store.block_store import StoreError
-from gpu_worker.kv_store.memory_store import MemoryStore
+from signalbox_contract.sections.store_moves import ClearMark
+from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.kv_store.memory_store import MemoryStore
 
 BLOCK_BYTES = 64
 

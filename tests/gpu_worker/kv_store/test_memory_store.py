@@ -1,6 +1,6 @@
 """A store in RAM keeps the blocks that were used last."""
 
-from gpu_worker.kv_store.memory_store import MemoryStore
+from signalbox_worker.kv_store.memory_store import MemoryStore
 from tests.gpu_worker.kv_store.stores import BLOCK_BYTES, content_of, filled, key_of, keys_of
 
 

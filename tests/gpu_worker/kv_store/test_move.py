@@ -1,7 +1,7 @@
 """A move says how long it took, whatever comes after its end."""
 
-from contract.sections.store_moves import decode_move_result, encode_move_result
-from gpu_worker.kv_store.move import Move
+from signalbox_contract.sections.store_moves import decode_move_result, encode_move_result
+from signalbox_worker.kv_store.move import Move
 
 
 def test_a_move_that_was_called_off_is_not_started_anew() -> None:

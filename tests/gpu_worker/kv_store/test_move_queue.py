@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from contract.sections.store_moves import MoveResult
-from gpu_worker.kv_store.memory_store import MemoryStore
-from gpu_worker.kv_store.move import Move
-from gpu_worker.kv_store.move_queue import STALLED, MoveQueue
-from gpu_worker.kv_store.move_threads import MoveThreads
-from gpu_worker.kv_store.pool_moves import CANCELLED
+from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_worker.kv_store.memory_store import MemoryStore
+from signalbox_worker.kv_store.move import Move
+from signalbox_worker.kv_store.move_queue import STALLED, MoveQueue
+from signalbox_worker.kv_store.move_threads import MoveThreads
+from signalbox_worker.kv_store.pool_moves import CANCELLED
 from tests.gpu_worker.kv_store.stores import (
     BLOCK_BYTES,
     FailingStore,

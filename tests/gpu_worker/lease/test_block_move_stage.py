@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from contract.errors import FailedPrecondition, InvalidArgument
-from contract.sections.block_moves import BlockMapping
-from contract.step import Step
+from signalbox_contract.errors import FailedPrecondition, InvalidArgument
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_contract.step import Step
 from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_step
 
 MAP = make_mapping

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.sampling_params import SamplingParams
-from contract.step import NewSequence, Step
-from contract.step_result import StepResult
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
-from gpu_worker.lease.lease import execute_batch
-from gpu_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.step import NewSequence, Step
+from signalbox_contract.step_result import StepResult
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
+from signalbox_worker.lease.lease import execute_batch
+from signalbox_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner

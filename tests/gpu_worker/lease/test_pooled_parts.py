@@ -5,14 +5,14 @@ import random
 import numpy as np
 import pytest
 
-from contract.pooling import PoolingModel
-from contract.step import NewSequence
-from contract.step_result import StepResult
-from gpu_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
-from gpu_worker.lease.lease import execute_batch
-from gpu_worker.lease.token_limit import TokenLimit
-from gpu_worker.simulated.simulated_pooler import expected_vector
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_contract.pooling import PoolingModel
+from signalbox_contract.step import NewSequence
+from signalbox_contract.step_result import StepResult
+from signalbox_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
+from signalbox_worker.lease.lease import execute_batch
+from signalbox_worker.lease.token_limit import TokenLimit
+from signalbox_worker.simulated.simulated_pooler import expected_vector
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.lease.test_failure_isolation import (
     POISON,

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.errors import Aborted, Internal, InvalidArgument
-from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import BlockMapping
-from contract.sections.forks import Fork
-from contract.step import TablePatch
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import Launched
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_contract.errors import Aborted, Internal, InvalidArgument
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_contract.sections.forks import Fork
+from signalbox_contract.step import TablePatch
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.runner_protocol import Launched
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.builders import make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.errors import FailedPrecondition, InvalidArgument
-from contract.sections.store_moves import (
+from signalbox_contract.errors import FailedPrecondition, InvalidArgument
+from signalbox_contract.sections.store_moves import (
     BlockSource,
     Clear,
     ClearMark,
@@ -21,10 +21,10 @@ from contract.sections.store_moves import (
     decode_store_moves,
     encode_store_moves,
 )
-from contract.step import Step, decode_step, encode_step
-from contract.step_result import StepResult
-from gpu_worker.lease.lease import Lease
-from gpu_worker.simulated.simulated_runner import POISON
+from signalbox_contract.step import Step, decode_step, encode_step
+from signalbox_contract.step_result import StepResult
+from signalbox_worker.lease.lease import Lease
+from signalbox_worker.simulated.simulated_runner import POISON
 from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_runner, make_step
 from tests.waiting import EVENT_S
 

@@ -14,8 +14,8 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from gpu_worker.config import ModelConfig
-from gpu_worker.loading.model_source import ModelSource, open_model
+from signalbox_worker.config import ModelConfig
+from signalbox_worker.loading.model_source import ModelSource, open_model
 from tests.gpu_worker.tiny_models import make_model
 from tests.transformers_demo import DEMO, read
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.model import WorkerCapacity
-from gpu_worker.loading import block_content
-from gpu_worker.loading.block_content import BlockContent, foreign_code, format_of_ranks
-from gpu_worker.models.plugins import import_plugins
+from signalbox_contract.model import WorkerCapacity
+from signalbox_worker.loading import block_content
+from signalbox_worker.loading.block_content import BlockContent, foreign_code, format_of_ranks
+from signalbox_worker.models.plugins import import_plugins
 
 CONTENT = BlockContent((), block_bytes=32, description="layout", fingerprint="ab")
 CAPACITY = WorkerCapacity(

@@ -12,10 +12,10 @@ from jinja2 import Template
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from gpu_worker.adapters.peft_adapter import open_adapter
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.hub.gguf_file_names import find_variants
-from gpu_worker.loading.model_source import find_model
+from signalbox_worker.adapters.peft_adapter import open_adapter
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.hub.gguf_file_names import find_variants
+from signalbox_worker.loading.model_source import find_model
 from tests.gpu_worker.adapters.peft_adapters import make_adapter
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_path
 from tests.gpu_worker.tiny_models import make_llama, make_model

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.checkpoints.safetensors_file import stored_safetensors
-from gpu_worker.config import ModelError
 from signalbox_kernels.torch.tensors import as_tensor
+from signalbox_worker.checkpoints.safetensors_file import stored_safetensors
+from signalbox_worker.config import ModelError
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     assert_greedy,
@@ -70,12 +70,12 @@ def make_checkpoint(path: Path, *, num_shards: int) -> int:
 
 LOAD = """
 import sys, torch
-from gpu_worker.config import ModelConfig
-from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.loading.model_source import open_model
-from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.kv_cache.measured_device import HostDevice
-from gpu_worker.models import model_spec
+from signalbox_worker.config import ModelConfig
+from signalbox_worker.layers import ParallelGroup, Placement
+from signalbox_worker.loading.model_source import open_model
+from signalbox_worker.loading.weight_loader import load_weights
+from signalbox_worker.kv_cache.measured_device import HostDevice
+from signalbox_worker.models import model_spec
 
 cpu = torch.device("cpu")
 source = open_model(ModelConfig(model=sys.argv[1]), lambda _: None)

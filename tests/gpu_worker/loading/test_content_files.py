@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.loading import content_files
-from gpu_worker.loading.content_files import ContentFile, FilesChanged, content_digest
+from signalbox_worker.loading import content_files
+from signalbox_worker.loading.content_files import ContentFile, FilesChanged, content_digest
 
 
 def make(path: Path, content: bytes) -> Path:

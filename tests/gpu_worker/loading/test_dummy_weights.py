@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import WEIGHTS, Probe, make_prompts, make_runner, remove_files
 from tests.gpu_worker.tiny_models import FAMILIES, make_model

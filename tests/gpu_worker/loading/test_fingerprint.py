@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.loading.fingerprint import fingerprint
-from gpu_worker.loading.hf_directory import DirectorySource
+from signalbox_worker.loading.fingerprint import fingerprint
+from signalbox_worker.loading.hf_directory import DirectorySource
 from tests.gpu_worker.tiny_models import make_model
 
 NUM_BYTES = 5 << 20  # of which samples are a part

@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from contract.startup import ignore_progress
-from gpu_worker.checkpoints.quantization import Quantization, choose_quantization
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.layers import Placement
-from gpu_worker.layers.fp8 import Fp8BlockMatrix
-from gpu_worker.layers.matrices import Part
-from gpu_worker.loading import loaded_model
-from gpu_worker.loading.model_source import open_model, weight_sizes
-from gpu_worker.quantised.configuration import FP8 as FP8_FORM
-from gpu_worker.quantised.configuration import FP8_BLOCKS, quantised_checkpoint
+from signalbox_contract.startup import ignore_progress
 from signalbox_kernels.torch import registry
+from signalbox_worker.checkpoints.quantization import Quantization, choose_quantization
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.layers import Placement
+from signalbox_worker.layers.fp8 import Fp8BlockMatrix
+from signalbox_worker.layers.matrices import Part
+from signalbox_worker.loading import loaded_model
+from signalbox_worker.loading.model_source import open_model, weight_sizes
+from signalbox_worker.quantised.configuration import FP8 as FP8_FORM
+from signalbox_worker.quantised.configuration import FP8_BLOCKS, quantised_checkpoint
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     last_logits,

@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpu_worker.layers import Placement
-from gpu_worker.layers.fp8 import Fp8Matrix
-from gpu_worker.layers.matrices import Part, PlainMatrix
-from gpu_worker.layers.moe import ExpertLinear
-from gpu_worker.loading import loaded_model
 from signalbox_kernels import ops
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.structs import Element
 from signalbox_kernels.torch import registry
 from signalbox_kernels.torch.rounding import rounded
+from signalbox_worker.layers import Placement
+from signalbox_worker.layers.fp8 import Fp8Matrix
+from signalbox_worker.layers.matrices import Part, PlainMatrix
+from signalbox_worker.layers.moe import ExpertLinear
+from signalbox_worker.loading import loaded_model
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     last_logits,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.config import CacheConfig, ModelConfig, ModelError
-from gpu_worker.loading.generation_config import read_generation_config, within_vocabulary
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
+from signalbox_worker.loading.generation_config import read_generation_config, within_vocabulary
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.loading.gguf_files import open_path, writing
 from tests.gpu_worker.tiny_models import make_model
 

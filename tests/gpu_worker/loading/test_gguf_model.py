@@ -11,11 +11,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from gpu_worker.checkpoints.gguf.config import MAX_CONTEXT_LENGTH
-from gpu_worker.config import ModelError
-from gpu_worker.models import model_spec
-from gpu_worker.models.decoder_config import qwen3_config
-from gpu_worker.models.gemma_config import gemma3_config
+from signalbox_worker.checkpoints.gguf.config import MAX_CONTEXT_LENGTH
+from signalbox_worker.config import ModelError
+from signalbox_worker.models import model_spec
+from signalbox_worker.models.decoder_config import qwen3_config
+from signalbox_worker.models.gemma_config import gemma3_config
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.gguf_files import (
     ARCHITECTURES,

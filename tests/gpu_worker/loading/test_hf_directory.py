@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from contract.startup import StartupPhase, StartupProgress
-from gpu_worker.config import CacheConfig, ModelConfig, ModelError
-from gpu_worker.loading.model_source import model_name
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_contract.startup import StartupPhase, StartupProgress
+from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
+from signalbox_worker.loading.model_source import model_name
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.loading.gguf_files import open_path
 from tests.gpu_worker.model_runners import (
     WEIGHTS,

@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.device.parallel_group import ParallelGroup
-from gpu_worker.layers import Placement
-from gpu_worker.layers.linear import QKVParallelLinear, RowParallelLinear
-from gpu_worker.layers.matrix_formats import matrix_format
-from gpu_worker.loading import loaded_model
-from gpu_worker.loading.model_source import weight_sizes
-from gpu_worker.quantised.configuration import quantised_checkpoint
-from gpu_worker.quantised.form import QuantisedForm
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.device.parallel_group import ParallelGroup
+from signalbox_worker.layers import Placement
+from signalbox_worker.layers.linear import QKVParallelLinear, RowParallelLinear
+from signalbox_worker.layers.matrix_formats import matrix_format
+from signalbox_worker.loading import loaded_model
+from signalbox_worker.loading.model_source import weight_sizes
+from signalbox_worker.quantised.configuration import quantised_checkpoint
+from signalbox_worker.quantised.form import QuantisedForm
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     assert_greedy,

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.startup import ignore_progress
-from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.loading.gguf_model import GGUFSource
-from gpu_worker.loading.hf_directory import DirectorySource
-from gpu_worker.loading.layer_partition import divided, stage_layers
-from gpu_worker.loading.opened_model import OpenedModel, open_with_config
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks.service.rank_messages import Start
-from gpu_worker.ranks.share import load_share
+from signalbox_contract.startup import ignore_progress
+from signalbox_worker.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.loading.gguf_model import GGUFSource
+from signalbox_worker.loading.hf_directory import DirectorySource
+from signalbox_worker.loading.layer_partition import divided, stage_layers
+from signalbox_worker.loading.opened_model import OpenedModel, open_with_config
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.ranks.share import load_share
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.quantised_models import in_awq, save_quantised
 from tests.gpu_worker.tiny_models import make_llama, make_model

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from gpu_worker.native.native_runner import NativeRunner
+from signalbox_worker.native.native_runner import NativeRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.gguf_files import writing
 from tests.gpu_worker.model_runners import make_prompts, make_runner

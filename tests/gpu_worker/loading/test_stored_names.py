@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from contract.startup import ignore_progress
-from gpu_worker.batch.stage_layers import StageLayers
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.loading.loaded_model import all_names
-from gpu_worker.loading.opened_model import open_with_config
-from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.models import Tied
+from signalbox_contract.startup import ignore_progress
+from signalbox_worker.batch.stage_layers import StageLayers
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.layers import ParallelGroup, Placement
+from signalbox_worker.loading.loaded_model import all_names
+from signalbox_worker.loading.opened_model import open_with_config
+from signalbox_worker.loading.weight_loader import load_weights
+from signalbox_worker.models import Tied
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     assert_greedy,

@@ -12,12 +12,12 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from gpu_worker.config import ModelError
-from gpu_worker.loading import transformers_tokenizer
-from gpu_worker.loading.hf_directory import DirectorySource
-from router.prompt.conversation import Conversation, Message
-from router.prompt.provenance import plain
-from router.tokenization.tokenizer import Tokenizer
+from signalbox_router.prompt.conversation import Conversation, Message
+from signalbox_router.prompt.provenance import plain
+from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_worker.config import ModelError
+from signalbox_worker.loading import transformers_tokenizer
+from signalbox_worker.loading.hf_directory import DirectorySource
 from tests.router.fakes import POOL
 
 WORDS = ("▁the", "▁cat", "the", "▁a")

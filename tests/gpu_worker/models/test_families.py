@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import attention_backend
-from gpu_worker.attention.registry import register_attention_backend
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.config import ModelError
-from gpu_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
-from gpu_worker.models.decoder_config import HfConfig
-from gpu_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
-from gpu_worker.models.gpt2 import gpt2_config
-from gpu_worker.models.mixture import mixtral_config, qwen3_moe_config
-from gpu_worker.models.opt import opt_config
-from gpu_worker.models.rope import FrequencyDivisors
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.structs import Element
 from signalbox_kernels.torch.rounding import rounded
+from signalbox_worker.attention import attention_backend
+from signalbox_worker.attention.registry import register_attention_backend
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.config import ModelError
+from signalbox_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
+from signalbox_worker.models.decoder_config import HfConfig
+from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
+from signalbox_worker.models.gpt2 import gpt2_config
+from signalbox_worker.models.mixture import mixtral_config, qwen3_moe_config
+from signalbox_worker.models.opt import opt_config
+from signalbox_worker.models.rope import FrequencyDivisors
 from tests.gpu_worker.attention.device_attention import make_shape
 
 CPU = torch.device("cpu")

@@ -14,16 +14,16 @@ import torch
 import transformers
 from torch import Tensor
 
-from gpu_worker.attention import attention_backend
-from gpu_worker.config import CacheConfig, ModelConfig, ModelError
-from gpu_worker.kv_cache.cache_engine import CacheEngine
-from gpu_worker.layers import ForwardContext, ParallelGroup, Placement
-from gpu_worker.loading.attention_shape import attention_shape
-from gpu_worker.loading.opened_model import open_with_config
-from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.models import architectures, model_spec
-from gpu_worker.models.family_config import ANY_MODEL, TABLE, families
 from scripts.family_table import text
+from signalbox_worker.attention import attention_backend
+from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
+from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement
+from signalbox_worker.loading.attention_shape import attention_shape
+from signalbox_worker.loading.opened_model import open_with_config
+from signalbox_worker.loading.weight_loader import load_weights
+from signalbox_worker.models import architectures, model_spec
+from signalbox_worker.models.family_config import ANY_MODEL, TABLE, families
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.tiny_models import make_tokenizer
 from tests.rounding import LOGITS

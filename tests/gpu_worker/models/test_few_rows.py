@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.layers import Placement
-from gpu_worker.models import few_rows
-from gpu_worker.models.few_rows import choose_products, rows_that_pay, try_layer
-from gpu_worker.trials.trial import Verdict
 from signalbox_kernels import ops
 from signalbox_kernels.torch import linear, registry, row_ops
+from signalbox_worker.layers import Placement
+from signalbox_worker.models import few_rows
+from signalbox_worker.models.few_rows import choose_products, rows_that_pay, try_layer
+from signalbox_worker.trials.trial import Verdict
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import AttentionShape
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.checkpoints.quantization import Quantization
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.device.division import kv_heads_per_rank
-from gpu_worker.kv_cache.cache_engine import CacheEngine
-from gpu_worker.layers import ForwardContext, ParallelGroup, Placement
-from gpu_worker.loading.model_source import open_model
-from gpu_worker.loading.weight_loader import load_weights
-from gpu_worker.models import ServedConfig, SoftCapped, model_spec
-from gpu_worker.models.decoder_config import llama_config
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.attention import AttentionShape
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.checkpoints.quantization import Quantization
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.device.division import kv_heads_per_rank
+from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement
+from signalbox_worker.loading.model_source import open_model
+from signalbox_worker.loading.weight_loader import load_weights
+from signalbox_worker.models import ServedConfig, SoftCapped, model_spec
+from signalbox_worker.models.decoder_config import llama_config
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import (
     WHOLE,

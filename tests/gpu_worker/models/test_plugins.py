@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.config import ModelError
-from gpu_worker.models import registry
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.config import ModelError
+from signalbox_worker.models import registry
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.model_runners import assert_greedy, make_prompts, make_runner
 from tests.gpu_worker.tiny_models import OUTSIDE, make_model
 
@@ -93,8 +93,8 @@ def test_plugin_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
 
 
 def test_flags_reach_the_worker() -> None:
-    from gpu_worker.worker_settings import WorkerSettings
     from signalbox.settings.loading import load
+    from signalbox_worker.worker_settings import WorkerSettings
 
     flags = {"model": "m", "load_format": "dummy", "model_plugin": "a.b, c"}
     config = load(WorkerSettings, flags)

@@ -8,8 +8,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from gpu_worker.batch.arrays import FloatArray
-from gpu_worker.models.rope_config import read_rotation
+from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.models.rope_config import read_rotation
 
 _LENGTH = {"max_position_embeddings": 32768}
 _ORIGINAL = {"original_max_position_embeddings": 8192}

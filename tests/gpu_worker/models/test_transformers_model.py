@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.loading.model_source import open_model
-from gpu_worker.loading.opened_model import open_with_config
-from gpu_worker.models import find_model
-from gpu_worker.models.transformers.model import TransformersModel
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.layers import ParallelGroup, Placement
+from signalbox_worker.loading.model_source import open_model
+from signalbox_worker.loading.opened_model import open_with_config
+from signalbox_worker.models import find_model
+from signalbox_worker.models.transformers.model import TransformersModel
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     WHOLE,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from contract.sections.block_moves import BlockMapping
-from gpu_worker.native.block_pools import BlockPools
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_worker.native.block_pools import BlockPools
 from tests.gpu_worker.builders import make_mapping, make_step
 
 

@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.loading.opened_model import open_with_config
-from gpu_worker.native import eligibility
-from gpu_worker.native.eligibility import why_not_natively
-from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.native import NativeUnavailable
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.loading.opened_model import open_with_config
+from signalbox_worker.native import eligibility
+from signalbox_worker.native.eligibility import why_not_natively
+from signalbox_worker.parallel_config import ParallelConfig
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from contract.model import Arithmetic
-from contract.sampling_params import SamplingParams
-from gpu_worker.config import CacheConfig
-from gpu_worker.native.native_runner import NativeRunner
+from signalbox_contract.model import Arithmetic
+from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas, multiplies_bfloat16
+from signalbox_worker.config import CacheConfig
+from signalbox_worker.native.native_runner import NativeRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.native_kernels import skip_without_native_kernels

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.native.native_runner import NativeRunner
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.native.native_runner import NativeRunner
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_worker.checkpoints.quantization import Quantization
-from gpu_worker.config import ModelError
-from gpu_worker.models.decoder_config import DecoderConfig
-from gpu_worker.native.tensor_share import TensorShare, tensor_share, why_not_divided
-from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM
-from gpu_worker.native.weights import Weights
-from gpu_worker.parallel_config import ParallelConfig
 from signalbox_kernels.adapters import LoraPair
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import Storage, StoredMatrix, quantise, stored
+from signalbox_worker.checkpoints.quantization import Quantization
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.native.tensor_share import TensorShare, tensor_share, why_not_divided
+from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD, NORM
+from signalbox_worker.native.weights import Weights
+from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.native.test_weights import Stored, make_config, make_stored
 from tests.kernels.native.matrices import make_stored as make_matrix
 from tests.native_kernels import skip_without_native_kernels

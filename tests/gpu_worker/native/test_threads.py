@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.native import threads
-from gpu_worker.native.threads import default_num_threads
+from signalbox_worker.native import threads
+from signalbox_worker.native.threads import default_num_threads
 
 
 @pytest.fixture(autouse=True)

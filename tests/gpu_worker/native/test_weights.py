@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_worker.checkpoints.quantization import Quantization
-from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import ModelError
-from gpu_worker.models.decoder_config import DecoderConfig, qwen2_config
-from gpu_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, weight_shapes
-from gpu_worker.native.weights import Weights
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
 from signalbox_kernels.storage import Storage, StoredMatrix
+from signalbox_worker.checkpoints.quantization import Quantization
+from signalbox_worker.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.decoder_config import DecoderConfig, qwen2_config
+from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, weight_shapes
+from signalbox_worker.native.weights import Weights
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()

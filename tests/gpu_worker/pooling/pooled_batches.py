@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from contract.pooling import PoolingParams
-from gpu_worker.batch.arrays import FloatArray
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.pooling_rows import PoolingRows
+from signalbox_contract.pooling import PoolingParams
+from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.pooling_rows import PoolingRows
 from tests.gpu_worker.generation import make_rows
 
 BLOCK_SIZE = 16

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.config import ModelError
+from signalbox_worker.config import ModelError
 from tests.gpu_worker.loading.gguf_files import make_gguf, open_gguf
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.pooling.pooled_batches import pool

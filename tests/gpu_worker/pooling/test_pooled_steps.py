@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_worker.lease.lease import execute_batch
-from gpu_worker.lease.token_limit import TokenLimit
-from gpu_worker.sequences.sequence_table import SequenceTable
+from signalbox_worker.lease.lease import execute_batch
+from signalbox_worker.lease.token_limit import TokenLimit
+from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.pooled_steps import make_pooling_step

@@ -14,9 +14,9 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
 from transformers import AutoModelForCausalLM
 
-from contract.pooling import PoolingParams
-from gpu_worker.config import ModelError
-from gpu_worker.pooling.pooler import CHUNK_LOST
+from signalbox_contract.pooling import PoolingParams
+from signalbox_worker.config import ModelError
+from signalbox_worker.pooling.pooler import CHUNK_LOST
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.pooling.encoder_models import edit_json, make_texts, save_model, token_ids_of
 from tests.gpu_worker.pooling.pooled_batches import make_batch, make_prompts, pool

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.layers.int4 import TORCH
-from gpu_worker.quantised import codes as packings
-from gpu_worker.quantised.codes import NUMPY, ArrayLibrary, IntegerCodes
 from signalbox_kernels.floats import AnyArray
+from signalbox_worker.layers.int4 import TORCH
+from signalbox_worker.quantised import codes as packings
+from signalbox_worker.quantised.codes import NUMPY, ArrayLibrary, IntegerCodes
 
 RECORDED = json.loads(Path(__file__).with_name("int4_packings.json").read_text())
 PLACE_OF_OUTPUT = {"awq": [0, 4, 1, 5, 2, 6, 3, 7], "gptq": [0, 1, 2, 3, 4, 5, 6, 7]}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.config import ModelError
-from gpu_worker.quantised.checkpoint import QuantisedCheckpoint
-from gpu_worker.quantised.configuration import (
+from signalbox_worker.config import ModelError
+from signalbox_worker.quantised.checkpoint import QuantisedCheckpoint
+from signalbox_worker.quantised.configuration import (
     FP8,
     FP8_BLOCKS,
     quantised_checkpoint,

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker.config import ModelError
-from gpu_worker.loading.hf_directory import DirectorySource
 from signalbox_kernels.floats import to_float32
+from signalbox_worker.config import ModelError
+from signalbox_worker.loading.hf_directory import DirectorySource
 from tests.gpu_worker.checkpoints.test_quantization import make_runner
 from tests.gpu_worker.model_runners import log_probabilities
 from tests.gpu_worker.tiny_models import make_tokenizer

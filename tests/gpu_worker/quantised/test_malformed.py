@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpu_worker.config import ModelError
-from gpu_worker.loading.hf_directory import DirectorySource
-from gpu_worker.quantised.activations import SCALE, ZERO_POINT, ActivationScheme
-from gpu_worker.quantised.codes import NUMPY
-from gpu_worker.quantised.scaled import ROW, scaled_form
 from signalbox_kernels.structs import Element
+from signalbox_worker.config import ModelError
+from signalbox_worker.loading.hf_directory import DirectorySource
+from signalbox_worker.quantised.activations import SCALE, ZERO_POINT, ActivationScheme
+from signalbox_worker.quantised.codes import NUMPY
+from signalbox_worker.quantised.scaled import ROW, scaled_form
 from tests.gpu_worker.quantised.test_library_checkpoints import CHECKPOINTS, NAMES
 
 WEIGHTS = "model.safetensors"

@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.checkpoints.coded_matrices import stored_codes
-from gpu_worker.checkpoints.quantised_matrices import with_matrices
-from gpu_worker.checkpoints.stored_tensor import StoredTensor
-from gpu_worker.config import ModelConfig
-from gpu_worker.loading.model_source import open_model, weight_sizes
-from gpu_worker.native.weights import Weights
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.quantised.configuration import quantised_checkpoint
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.lora.request import LoRARequest
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, to_float32
 from signalbox_kernels.storage import FLOATS_OF_4_BITS, Storage
+from signalbox_worker.checkpoints.coded_matrices import stored_codes
+from signalbox_worker.checkpoints.quantised_matrices import with_matrices
+from signalbox_worker.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.config import ModelConfig
+from signalbox_worker.loading.model_source import open_model, weight_sizes
+from signalbox_worker.native.weights import Weights
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.quantised.configuration import quantised_checkpoint
 from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
 from tests.gpu_worker.checkpoints.test_quantization import make_runner as make_probed
 from tests.gpu_worker.generation import Driver

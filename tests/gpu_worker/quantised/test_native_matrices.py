@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.checkpoints.coded_matrices import stored_codes
-from gpu_worker.config import ModelConfig, ModelError
-from gpu_worker.loading.model_source import open_model, weight_sizes
-from gpu_worker.native.weights import Weights
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_worker.checkpoints.coded_matrices import stored_codes
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.loading.model_source import open_model, weight_sizes
+from signalbox_worker.native.weights import Weights
 from tests.gpu_worker.checkpoints.test_quantization import difference
 from tests.gpu_worker.checkpoints.test_quantization import make_runner as make_probed
 from tests.gpu_worker.generation import Driver

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.config import ModelError
-from gpu_worker.loading import loaded_model
-from gpu_worker.quantised.activations import described_scheme
-from gpu_worker.quantised.configuration import quantised_checkpoint
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.structs import Element
 from signalbox_kernels.torch.rounding import rounded
+from signalbox_worker.config import ModelError
+from signalbox_worker.loading import loaded_model
+from signalbox_worker.quantised.activations import described_scheme
+from signalbox_worker.quantised.configuration import quantised_checkpoint
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.quantised.make_rounded import (
     CHECKPOINTS,

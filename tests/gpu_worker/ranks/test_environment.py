@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from gpu_worker.ranks.environment import RankPlace, first_of_nodes, read_place
-from gpu_worker.ranks.rank_network import LOOPBACK, RankNetwork, collective_hosts
-from rpc.transport.listening_ports import BindError, PortInUse
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.transport.listening_ports import BindError, PortInUse
+from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_worker.ranks.environment import RankPlace, first_of_nodes, read_place
+from signalbox_worker.ranks.rank_network import LOOPBACK, RankNetwork, collective_hosts
 from tests.ports import free_port
 
 PORT = free_port()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_worker.ranks import launchers
-from gpu_worker.ranks.launchers import LocalRank
+from signalbox_worker.ranks import launchers
+from signalbox_worker.ranks.launchers import LocalRank
 from tests.waiting import EVENT_S
 
 pytestmark = pytest.mark.system

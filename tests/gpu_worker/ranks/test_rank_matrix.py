@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks.service.rank_messages import Start
-from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, RequestOutput, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.sampling_params import StructuredOutputsParams
+from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.service.rank_messages import Start
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama, make_model

@@ -18,19 +18,19 @@ from queue import SimpleQueue
 import psutil
 import pytest
 
-from gpu_worker.config import ModelError
-from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks import follower_handles
-from gpu_worker.ranks.launchers import LocalRank
-from gpu_worker.ranks.rank_network import RankNetwork
-from gpu_worker.ranks.ranked_runner import RankedRunner
-from gpu_worker.ranks.service import rank_client
-from gpu_worker.ranks.service.meeting import RankLost
-from gpu_worker.ranks.service.rank_client import NextRank
-from gpu_worker.ranks.service.rank_messages import Failure, Hello, HiddenStates, RankAddress
-from gpu_worker.ranks.service.rank_servicer import RankServer, RankServicer
-from gpu_worker.ranks.versions import versions
+from signalbox_worker.config import ModelError
+from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks import follower_handles
+from signalbox_worker.ranks.launchers import LocalRank
+from signalbox_worker.ranks.rank_network import RankNetwork
+from signalbox_worker.ranks.ranked_runner import RankedRunner
+from signalbox_worker.ranks.service import rank_client
+from signalbox_worker.ranks.service.meeting import RankLost
+from signalbox_worker.ranks.service.rank_client import NextRank
+from signalbox_worker.ranks.service.rank_messages import Failure, Hello, HiddenStates, RankAddress
+from signalbox_worker.ranks.service.rank_servicer import RankServer, RankServicer
+from signalbox_worker.ranks.versions import versions
 from tests.chaos.fault_proxy import FaultProxy
 from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes
 from tests.ports import free_port
@@ -123,9 +123,9 @@ def test_a_pause_of_all_ranks_costs_none(native_tiny: Path, folder: Path) -> Non
 def rank_0(model: Path, folder: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
     """Yields the first of three ranks, and the process ids of the others."""
     program = (
-        "import sys, time; from pathlib import Path; from gpu_worker.main import end_at_once;"
-        "from gpu_worker.parallel_config import ParallelConfig;"
-        "from gpu_worker.ranks.ranked_runner import RankedRunner;"
+        "import sys, time; from pathlib import Path; from signalbox_worker.main import end_at_once;"
+        "from signalbox_worker.parallel_config import ParallelConfig;"
+        "from signalbox_worker.ranks.ranked_runner import RankedRunner;"
         "from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes;"
         "start = with_sizes(make_start(Path(sys.argv[1]), ParallelConfig()), 1, 3);"
         "runner = RankedRunner(start, on_lost=end_at_once);"

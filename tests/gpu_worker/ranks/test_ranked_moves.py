@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contract.sections.store_moves import (
+from signalbox_contract.sections.store_moves import (
     BlockSource,
     Clear,
     ClearMark,
@@ -20,10 +20,10 @@ from contract.sections.store_moves import (
     Store,
     StoreMoves,
 )
-from gpu_worker.kv_store.late_store import LateStore
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks.service.rank_messages import Start
-from gpu_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig, SharedConfig
+from signalbox_worker.kv_store.late_store import LateStore
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig, SharedConfig
 from tests.gpu_worker.kv_shared import redis_servers
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis
 from tests.gpu_worker.kv_store.stores import key_of, keys_of

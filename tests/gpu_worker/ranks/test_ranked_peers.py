@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from contract.sections.store_moves import Lend, MoveResult
-from gpu_worker.kv_peers.peer_moves import LentBlocks
-from gpu_worker.kv_store.move import Move
-from gpu_worker.kv_store.pool_moves import CANCELLED
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks import rank_blocks
-from gpu_worker.ranks.ranked_peers import RankedPeers
-from gpu_worker.ranks.ranked_runner import RankedRunner
+from signalbox_contract.sections.store_moves import Lend, MoveResult
+from signalbox_worker.kv_peers.peer_moves import LentBlocks
+from signalbox_worker.kv_store.move import Move
+from signalbox_worker.kv_store.pool_moves import CANCELLED
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks import rank_blocks
+from signalbox_worker.ranks.ranked_peers import RankedPeers
+from signalbox_worker.ranks.ranked_runner import RankedRunner
 from tests.gpu_worker.kv_store.stores import keys_of
 from tests.gpu_worker.ranks.thread_pools import ThreadRanks
 from tests.gpu_worker.ranks.thread_ranks import ThreadRank, make_start, with_sizes

@@ -17,23 +17,25 @@ import psutil
 import pytest
 import torch
 
-from contract.model import WorkerCapacity
-from contract.sampling_params import SamplingParams as ContractParams
-from contract.startup import StartupProgress
-from contract.step import Step
-from contract.step_result import StageTimings
-from gpu_worker.batch.batch import Batch
-from gpu_worker.batch.sampling_rows import PromptRows, TokenRuns
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.device.device_choice import choose_device
-from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks import follower_handles, ranked_runner
-from gpu_worker.ranks.follower_handles import Followers
-from gpu_worker.ranks.ranked_runner import RankedRunner
-from gpu_worker.ranks.service import rank_codec
-from gpu_worker.ranks.service.meeting import Meeting
-from gpu_worker.ranks.service.rank_messages import (
+from signalbox import LLM, EngineDeadError, SamplingParams
+from signalbox_contract.model import WorkerCapacity
+from signalbox_contract.sampling_params import SamplingParams as ContractParams
+from signalbox_contract.startup import StartupProgress
+from signalbox_contract.step import Step
+from signalbox_contract.step_result import StageTimings
+from signalbox_protos.rank.v1 import rank_pb2 as pb
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.sampling_rows import PromptRows, TokenRuns
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.device.device_choice import choose_device
+from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks import follower_handles, ranked_runner
+from signalbox_worker.ranks.follower_handles import Followers
+from signalbox_worker.ranks.ranked_runner import RankedRunner
+from signalbox_worker.ranks.service import rank_codec
+from signalbox_worker.ranks.service.meeting import Meeting
+from signalbox_worker.ranks.service.rank_messages import (
     Ask,
     Failure,
     HiddenStates,
@@ -42,13 +44,11 @@ from gpu_worker.ranks.service.rank_messages import (
     RankAddress,
     Start,
 )
-from gpu_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
-from gpu_worker.ranks.share import load_share
-from gpu_worker.runner.model_runner import ModelRunner
-from gpu_worker.runner_factory import make_runner
-from gpu_worker.store_config import DiskConfig, SharedConfig
-from protos.rank.v1 import rank_pb2 as pb
-from signalbox import LLM, EngineDeadError, SamplingParams
+from signalbox_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
+from signalbox_worker.ranks.share import load_share
+from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner_factory import make_runner
+from signalbox_worker.store_config import DiskConfig, SharedConfig
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
@@ -222,9 +222,9 @@ def test_a_follower_ends_with_rank_0_and_not_before(is_in_order: bool, tmp_path:
     meeting = Meeting()
     servicer = FirstRankServicer(lambda one: joined.put(one), meeting, lambda rank: None)
     server = RankServer(servicer, f"unix:{tmp_path}/0", num_streams=2)
-    module = "gpu_worker.ranks.follower_process"
+    module = "signalbox_worker.ranks.follower_process"
     process = subprocess.Popen(
-        [sys.executable, "-m", "rpc.lifetime.parent", module, "1", server.address]
+        [sys.executable, "-m", "signalbox_rpc.lifetime.parent", module, "1", server.address]
     )
     try:
         stream = joined.get(timeout=EVENT_S)

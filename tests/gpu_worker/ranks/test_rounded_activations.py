@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.parallel_config import ParallelConfig
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.lora.request import LoRARequest
+from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapter, with_adapter
 from tests.gpu_worker.quantised.make_rounded import ROUNDED, copy_checkpoint
 from tests.gpu_worker.quantised_models import (

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.batch.batch import Batch
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks.ranked_runner import RankedRunner
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.ranked_runner import RankedRunner
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes

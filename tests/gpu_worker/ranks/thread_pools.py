@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gpu_worker.ranks.launchers import StartedRank
-from gpu_worker.ranks.ranked_runner import RankedRunner
-from gpu_worker.ranks.service.rank_messages import Start
+from signalbox_worker.ranks.launchers import StartedRank
+from signalbox_worker.ranks.ranked_runner import RankedRunner
+from signalbox_worker.ranks.service.rank_messages import Start
 from tests.gpu_worker.ranks.thread_ranks import ThreadRank
 
 NUM_BLOCKS = 8

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks.follower_process import Follower
-from gpu_worker.ranks.rank_network import RankNetwork
-from gpu_worker.ranks.ranked_runner import RankedRunner
-from gpu_worker.ranks.service.rank_messages import Start
-from gpu_worker.runner_factory import make_runner
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.follower_process import Follower
+from signalbox_worker.ranks.rank_network import RankNetwork
+from signalbox_worker.ranks.ranked_runner import RankedRunner
+from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.runner_factory import make_runner
 from tests.waiting import EVENT_S
 
 SIZES = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.runner import gpu_compiler
+from signalbox_worker.runner import gpu_compiler
 
 
 def make_program(path: Path, text: str) -> None:

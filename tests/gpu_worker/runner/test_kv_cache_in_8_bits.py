@@ -13,18 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention import AttentionShape, register_attention_backend, registry
-from gpu_worker.attention.torch_backend import TorchAttention
-from gpu_worker.batch.batch import Batch
-from gpu_worker.config import CacheConfig, ModelError
-from gpu_worker.layers import AttentionPlan
-from gpu_worker.loading import attention_shape, loaded_model
-from gpu_worker.runner.model_runner import ModelRunner
-from scheduler_svc.config import PreemptionMode, SchedulingSettings
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_kernels.torch.kv_cache import to_cache, to_int8
+from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
+from signalbox_worker.attention import AttentionShape, register_attention_backend, registry
+from signalbox_worker.attention.torch_backend import TorchAttention
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.config import CacheConfig, ModelError
+from signalbox_worker.layers import AttentionPlan
+from signalbox_worker.loading import attention_shape, loaded_model
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_sequence
 from tests.gpu_worker.model_runners import last_logits, make_prompts, make_runner

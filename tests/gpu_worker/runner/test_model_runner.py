@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.batch.largest_batch import largest_batch
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ModelError
-from gpu_worker.device.ram import available_ram
-from gpu_worker.kv_cache import capacity
-from gpu_worker.kv_cache.cache_engine import CacheEngine
-from gpu_worker.kv_cache.measured_device import HostDevice
-from gpu_worker.layers import ParallelGroup
-from gpu_worker.loading import loaded_model
-from gpu_worker.parallel_config import ParallelConfig
-from gpu_worker.ranks import share
-from gpu_worker.ranks.service.rank_messages import Start
-from gpu_worker.ranks.share import load_share
-from gpu_worker.runner.model_runner import ModelRunner
+from signalbox_worker.batch.largest_batch import largest_batch
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.device.ram import available_ram
+from signalbox_worker.kv_cache import capacity
+from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.kv_cache.measured_device import HostDevice
+from signalbox_worker.layers import ParallelGroup
+from signalbox_worker.loading import loaded_model
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks import share
+from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.ranks.share import load_share
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import VOCAB
@@ -143,7 +143,7 @@ def test_pools_that_there_is_no_memory_for_say_why(
         raise MemoryError("CUDA cannot pin 7 MiB of RAM")
 
     runner = make_swapping_runner(tiny)
-    monkeypatch.setattr("gpu_worker.runner.model_runner.CacheEngine", make)
+    monkeypatch.setattr("signalbox_worker.runner.model_runner.CacheEngine", make)
     with pytest.raises(MemoryError, match=r"lower .*swap_space \(CUDA cannot pin 7 MiB"):
         runner.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=1)
 
@@ -160,7 +160,7 @@ def test_the_old_pool_is_gone_before_a_new_one_comes(
         is_gone.append(old() is None)
         return CacheEngine(**arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gpu_worker.runner.model_runner.CacheEngine", make)
+    monkeypatch.setattr("signalbox_worker.runner.model_runner.CacheEngine", make)
     runner.init_cache_engine(num_gpu_blocks=32, num_cpu_blocks=0)
     assert is_gone == [True]
 

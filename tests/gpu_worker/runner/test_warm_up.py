@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.runner.warm_up import warm_up_batches
 from signalbox_kernels import triton
+from signalbox_worker.runner.warm_up import warm_up_batches
 
 pytestmark = [
     pytest.mark.system,

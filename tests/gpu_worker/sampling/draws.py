@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import SampleRows
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.batch.batch import BatchOutput
+from signalbox_worker.batch.sampling_rows import SampleRows
 from tests.gpu_worker.generation import make_rows
 
 

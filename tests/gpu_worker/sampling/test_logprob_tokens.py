@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.sampling.torch_sampler import TorchSampler
+from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.native import NativeUnavailable
+from signalbox_worker.sampling.sampler import Sampler
+from signalbox_worker.sampling.torch_sampler import TorchSampler
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import make_logits
 
@@ -21,8 +21,8 @@ def make_torch() -> Sampler:
 
 
 def make_native() -> Sampler:
-    from gpu_worker.sampling.native_sampler import CpuSampler
-    from gpu_worker.sampling.sampler_factory import NativeTensorSampler
+    from signalbox_worker.sampling.native_sampler import CpuSampler
+    from signalbox_worker.sampling.sampler_factory import NativeTensorSampler
 
     try:
         return NativeTensorSampler(CpuSampler(program=None, num_threads=2))

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from contract.sampling_params import SamplingParams
-from contract.sections.forks import Fork
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.sampling_rows import SampleRows
-from gpu_worker.sampling.token_constraints import make_mask
-from gpu_worker.sequences.sequence_table import SequenceTable
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.forks import Fork
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.sampling_rows import SampleRows
+from signalbox_worker.sampling.token_constraints import make_mask
+from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 
 PROMPT = [10, 11, 12, 13, 14]

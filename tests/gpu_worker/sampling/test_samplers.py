@@ -12,16 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.batch.sampling_rows import SampleRows
-from gpu_worker.sampling.native_sampler import CpuSampler
-from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.sampling.sampler_factory import NativeTensorSampler
-from gpu_worker.sampling.torch_sampler import TorchSampler
+from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels import native
 from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.sampling import NativeSampler
+from signalbox_worker.batch.batch import BatchOutput
+from signalbox_worker.batch.sampling_rows import SampleRows
+from signalbox_worker.sampling.native_sampler import CpuSampler
+from signalbox_worker.sampling.sampler import Sampler
+from signalbox_worker.sampling.sampler_factory import NativeTensorSampler
+from signalbox_worker.sampling.torch_sampler import TorchSampler
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
 
@@ -71,7 +71,7 @@ def compared(request: pytest.FixtureRequest) -> Compared:
     kind: Kind = request.param
     if kind is TRITON:
         device = request.getfixturevalue("triton_device")
-        from gpu_worker.sampling.triton_sampler import TritonSampler
+        from signalbox_worker.sampling.triton_sampler import TritonSampler
 
         return Compared(kind, lambda: TritonSampler(device=torch.device(device)), device)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.sampling import logits_processors
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.sampling import logits_processors
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.test_torch_sampler import make_logits, make_sampler
 from tests.rounding import relative_error

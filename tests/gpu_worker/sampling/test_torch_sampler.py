@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.batch.batch import BatchOutput
-from gpu_worker.sampling.torch_sampler import TorchSampler
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.batch.batch import BatchOutput
+from signalbox_worker.sampling.torch_sampler import TorchSampler
 from tests.gpu_worker.generation import make_rows
 
 VOCAB = 1000

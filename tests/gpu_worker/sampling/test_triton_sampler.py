@@ -9,16 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contract.sampling_params import SamplingParams
-from gpu_worker.config import DeviceConfig
-from gpu_worker.device.device_choice import streams_of
-from gpu_worker.device.input_transfer import NUM_BUFFERS, InputPacker, PinnedBuffers
-from gpu_worker.layers import ParallelGroup, Placement
-from gpu_worker.sampling import sampler_factory
-from gpu_worker.sampling.sampler import NoSampler, Sampler
-from gpu_worker.sampling.sampler_factory import NativeTensorSampler, make_sampler
-from gpu_worker.sampling.torch_sampler import TorchSampler
+from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels import triton
+from signalbox_worker.config import DeviceConfig
+from signalbox_worker.device.device_choice import streams_of
+from signalbox_worker.device.input_transfer import NUM_BUFFERS, InputPacker, PinnedBuffers
+from signalbox_worker.layers import ParallelGroup, Placement
+from signalbox_worker.sampling import sampler_factory
+from signalbox_worker.sampling.sampler import NoSampler, Sampler
+from signalbox_worker.sampling.sampler_factory import NativeTensorSampler, make_sampler
+from signalbox_worker.sampling.torch_sampler import TorchSampler
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits
 from tests.gpu_worker.trials.trials_here import run_here
@@ -34,7 +34,7 @@ def own_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_samplers(vocab_size: int, device: str) -> tuple[Sampler, Sampler]:
     """Returns Triton's sampler and PyTorch's."""
-    from gpu_worker.sampling.triton_sampler import TritonSampler
+    from signalbox_worker.sampling.triton_sampler import TritonSampler
 
     where = torch.device(device)
     return TritonSampler(device=where), TorchSampler(vocab_size=vocab_size, device=where)
@@ -48,7 +48,7 @@ def test_columns_may_go_in_packed_copies(
     triton_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in few of them: a buffer that is taken twice in a step would be waited for."""
-    from gpu_worker.sampling.triton_sampler import TritonSampler
+    from signalbox_worker.sampling.triton_sampler import TritonSampler
 
     device, num_sent = torch.device(triton_device), []
     packer = InputPacker(device, PinnedBuffers(device, streams_of(device).compute))
@@ -81,7 +81,7 @@ def test_columns_may_go_in_packed_copies(
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8])
 def test_columns_are_aligned_whatever_the_number_of_rows(num_rows: int) -> None:
     """Triton compiles a kernel again for a pointer that is not divisible by 16."""
-    from gpu_worker.sampling.triton_sampler import TritonSampler
+    from signalbox_worker.sampling.triton_sampler import TritonSampler
 
     rows = make_rows([SamplingParams(seed=1)] * num_rows, token_index=[0] * num_rows)
     sampler = TritonSampler(device=torch.device("cpu"))
@@ -162,7 +162,7 @@ def test_auto_keeps_triton_where_it_draws_the_same(
 def test_auto_draws_by_torch_where_triton_draws_other_tokens(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gpu_worker.sampling import triton_sampler
+    from signalbox_worker.sampling import triton_sampler
 
     def likeliest(logits: Tensor, columns: object, **_: object) -> tuple[Tensor, Tensor]:
         best = logits.float().argmax(dim=-1).int()

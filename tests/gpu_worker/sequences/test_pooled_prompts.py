@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.errors import InvalidArgument
-from contract.pooling import PoolingModel, PoolingParams
-from contract.sampling_params import SamplingParams
-from contract.sections.forks import Fork
-from contract.step import NewSequence, Step
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.sequences.sequence_table import SequenceTable
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.pooling import PoolingModel, PoolingParams
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.forks import Fork
+from signalbox_contract.step import NewSequence, Step
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 from tests.gpu_worker.pooled_steps import BOTH_WAYS, LAST, MEAN, make_pooling_step
 

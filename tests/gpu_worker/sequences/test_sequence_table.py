@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from contract import columns
-from contract.errors import InvalidArgument
-from contract.sampling_params import SamplingParams
-from contract.sections.forks import Fork
-from contract.step import NewSequence, Step, TablePatch
-from contract.step_result import StepResult
-from gpu_worker.batch.batch import Batch, BatchOutput, Logprobs
-from gpu_worker.batch.sequence_failures import sequence_failure
-from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_contract import columns
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.forks import Fork
+from signalbox_contract.step import NewSequence, Step, TablePatch
+from signalbox_contract.step_result import StepResult
+from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
+from signalbox_worker.batch.sequence_failures import sequence_failure
+from signalbox_worker.sequences.sequence_table import SequenceTable
+from signalbox_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
 
 PROMPT = [5, 6, 7, 8, 9, 10]

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from contract.pooling import PoolingModel, PoolingParams
-from contract.step_result import StepResult
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.simulated.simulated_pooler import expected_vector
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_contract.pooling import PoolingModel, PoolingParams
+from signalbox_contract.step_result import StepResult
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.sequences.sequence_table import SequenceTable
+from signalbox_worker.simulated.simulated_pooler import expected_vector
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_runner, make_step, make_table
 from tests.gpu_worker.pooled_steps import BOTH_WAYS, LAST, MEAN, MODELS, NAMES, make_pooling_step
 

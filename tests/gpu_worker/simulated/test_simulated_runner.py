@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from contract.sampling_params import SamplingParams
-from contract.sections.block_moves import BlockMapping
-from contract.step import Step, TablePatch
-from gpu_worker.batch.batch import Batch
-from gpu_worker.sequences.sequence_table import SequenceTable
-from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID, tokenizer_files
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import POISON, SimulatedRunner
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.block_moves import BlockMapping
+from signalbox_contract.step import Step, TablePatch
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.sequences.sequence_table import SequenceTable
+from signalbox_worker.simulated.byte_tokenizer import (
+    END_OF_SEQUENCE,
+    END_OF_SEQUENCE_ID,
+    tokenizer_files,
+)
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import POISON, SimulatedRunner
 from tests.gpu_worker.builders import (
     make_config,
     make_mapping,

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.simulated.stage_times import StageTimes
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.simulated.stage_times import StageTimes
 from tests.signalbox.llm.make import assert_at_rest
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.trials import kept_verdicts
-from gpu_worker.trials.kept_verdicts import verdicts_of
-from gpu_worker.trials.trial import Trial, Verdict
+from signalbox_worker.trials import kept_verdicts
+from signalbox_worker.trials.kept_verdicts import verdicts_of
+from signalbox_worker.trials.trial import Trial, Verdict
 
 CPU = torch.device("cpu")
 GOOD = Verdict(seconds={"decode": 0.25})

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.trials.trial import Trial
-from gpu_worker.trials.trial_runner import run_trials
+from signalbox_worker.trials.trial import Trial
+from signalbox_worker.trials.trial_runner import run_trials
 
 CPU = torch.device("cpu")
 

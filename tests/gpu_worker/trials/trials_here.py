@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import torch
 
-from gpu_worker.trials.trial import Trial, Verdict, judge
+from signalbox_worker.trials.trial import Trial, Verdict, judge
 
 
 def run_here(trials: Sequence[Trial], device: torch.device) -> list[Verdict]:

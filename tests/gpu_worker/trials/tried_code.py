@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.trials.trial import Verdict
+from signalbox_worker.trials.trial import Verdict
 
 
 def say_process(device: torch.device, *, path: str) -> Verdict:

@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.hostile.case import Answer, Attack, Case, Target
 from tests.integration.fuzzing.bad_values import make_chat
 
@@ -100,7 +100,7 @@ CASES = (
         attack=post(COMPLETIONS, {"prompt": ["a"] * 1024, "n": 64, "logprobs": 20}),
         codes=BAD,
         says="prompt",
-        unbounded={"router.openai.requests.request_totals.MAX_REPORTED": MANY},
+        unbounded={"signalbox_router.openai.requests.request_totals.MAX_REPORTED": MANY},
     ),
     Case(
         name="two-million-wrong-ids",
@@ -122,8 +122,8 @@ CASES = (
         codes=REFUSED,
         says="tools",
         unbounded={
-            "rpc.limits.large_messages.MAX_FIELDS": MANY,
-            "router.prompt.conversation.MAX_TOOLS": MANY,
+            "signalbox_rpc.limits.large_messages.MAX_FIELDS": MANY,
+            "signalbox_router.prompt.conversation.MAX_TOOLS": MANY,
         },
     ),
     Case(
@@ -138,10 +138,10 @@ CASES = (
         codes=BOTH,
         says="chat_template_kwargs",
         unbounded={
-            "router.openai.bodies.body_parser.MAX_VALUES_OF": {},
-            "router.openai.bodies.body_parser.MAX_VALUES": MANY,
-            "router.openai.bodies.body_parser.MAX_UNCUT_VALUES": MANY,
-            "router.inference.chat_codec.MAX_TEMPLATE_VALUES": MANY,
+            "signalbox_router.openai.bodies.body_parser.MAX_VALUES_OF": {},
+            "signalbox_router.openai.bodies.body_parser.MAX_VALUES": MANY,
+            "signalbox_router.openai.bodies.body_parser.MAX_UNCUT_VALUES": MANY,
+            "signalbox_router.inference.chat_codec.MAX_TEMPLATE_VALUES": MANY,
         },
     ),
     Case(
@@ -150,8 +150,8 @@ CASES = (
         codes=BAD,
         says="the same key twice",
         unbounded={
-            "router.openai.bodies.json_values.MAX_PARAM_CHARS": MANY,
-            "router.openai.requests.errors.MAX_PARAM_CHARS": MANY,
+            "signalbox_router.openai.bodies.json_values.MAX_PARAM_CHARS": MANY,
+            "signalbox_router.openai.requests.errors.MAX_PARAM_CHARS": MANY,
         },
     ),
     Case(
@@ -165,6 +165,6 @@ CASES = (
         attack=nested_tools,
         codes=REFUSED,
         says="tools[0].parameters",
-        unbounded={"router.work_limits.json_text.MAX_DEPTH": MANY},
+        unbounded={"signalbox_router.work_limits.json_text.MAX_DEPTH": MANY},
     ),
 )

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.hostile.case import Answer, Case, Target
 
 NUM_SCHEMAS = 64
@@ -55,8 +55,8 @@ CASES = (
         codes=frozenset({"FAILED_PRECONDITION"}),
         says=" ms",
         unbounded={
-            "gpu_worker.sampling.compiled_grammar.MAX_MASK_CPU_S": 1e9,
-            "gpu_worker.sampling.grammar_masks.MAX_STEP_CPU_S": 1e9,
+            "signalbox_worker.sampling.compiled_grammar.MAX_MASK_CPU_S": 1e9,
+            "signalbox_worker.sampling.grammar_masks.MAX_STEP_CPU_S": 1e9,
         },
     ),
 )

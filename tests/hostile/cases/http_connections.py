@@ -20,7 +20,10 @@ LOCAL = b"Host: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n" + LOCAL + b"\r\n"
 BODY = {"prompt": "a", "max_tokens": 1}
 QUICK = Options(
-    constants=(("rpc.http.port_limits.BODY_GRACE_S", 1.0), ("rpc.http.port_limits.HEAD_S", 1.0))
+    constants=(
+        ("signalbox_rpc.http.port_limits.BODY_GRACE_S", 1.0),
+        ("signalbox_rpc.http.port_limits.HEAD_S", 1.0),
+    )
 )
 """The same bounds, sooner."""
 
@@ -172,14 +175,14 @@ CASES = (
         attack=slow_bodies,
         codes=frozenset({"503", "200"}),
         says="too many connections",
-        unbounded={"rpc.http.port_limits.SHARE_OF_FILES": 100.0},
+        unbounded={"signalbox_rpc.http.port_limits.SHARE_OF_FILES": 100.0},
     ),
     Case(
         name="slow-heads-on-more-connections-than-files",
         attack=slow_heads,
         codes=frozenset({"503", "200"}),
         says="too many connections",
-        unbounded={"rpc.http.port_limits.SHARE_OF_FILES": 100.0},
+        unbounded={"signalbox_rpc.http.port_limits.SHARE_OF_FILES": 100.0},
     ),
     Case(
         name="a-byte-at-a-time",
@@ -187,14 +190,14 @@ CASES = (
         codes=frozenset({"408"}),
         says="too slowly",
         options=QUICK,
-        unbounded={"rpc.http.port_limits.BODY_GRACE_S": 1e6},
+        unbounded={"signalbox_rpc.http.port_limits.BODY_GRACE_S": 1e6},
     ),
     Case(
         name="large-bodies-without-an-end",
         attack=unfinished_bodies,
         codes=frozenset({"503"}),
         says="unfinished bodies",
-        unbounded={"rpc.http.port_limits.MAX_UNFINISHED_BYTES": 1 << 40},
+        unbounded={"signalbox_rpc.http.port_limits.MAX_UNFINISHED_BYTES": 1 << 40},
     ),
     Case(
         name="heads-without-an-end",
@@ -202,8 +205,8 @@ CASES = (
         codes=frozenset({"431"}),
         says="headers",
         unbounded={
-            "rpc.http.port_limits.MAX_HEAD_BYTES": 1 << 30,
-            "rpc.http.port_limits.MAX_HEADERS": 1 << 30,
+            "signalbox_rpc.http.port_limits.MAX_HEAD_BYTES": 1 << 30,
+            "signalbox_rpc.http.port_limits.MAX_HEADERS": 1 << 30,
         },
     ),
     Case(

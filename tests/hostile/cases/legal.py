@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.hostile.case import VOCAB_SIZE, Answer, Attack, Case, Options, Target
 
 NUM_STREAMS = 1_000
-ACCEPTS_SLOWLY = Options(constants=(("rpc.limits.call_bounds.MAX_UNREQUESTED_S", 100),))
+ACCEPTS_SLOWLY = Options(constants=(("signalbox_rpc.limits.call_bounds.MAX_UNREQUESTED_S", 100),))
 """gRPC accepts one call in each turn of the event loop. A turn writes the tokens of all streams, so
 that on a loaded machine a thousand calls are not accepted within the usual time."""
 TEXT = 'Say "a, b", then {c: [d]}, and {{}}. '

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from router.inference.servicer import SERVICE_NAME
+from signalbox_router.inference.servicer import SERVICE_NAME
 from tests.chaos.hostile import (
     CANCEL,
     DATA,
@@ -30,8 +30,8 @@ NUM_STREAMS = 1000
 NUM_RAW = 20_000
 BATCH = 500
 UNBOUNDED = {
-    "rpc.limits.call_bounds.PART_OF_STREAMS": 1e-6,
-    "rpc.limits.call_bounds.MAX_PLACES": 1 << 30,
+    "signalbox_rpc.limits.call_bounds.PART_OF_STREAMS": 1e-6,
+    "signalbox_rpc.limits.call_bounds.MAX_PLACES": 1 << 30,
 }
 
 

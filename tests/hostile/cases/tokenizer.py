@@ -2,7 +2,7 @@
 
 import asyncio
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.hostile.case import Answer, Case, Target
 
 NUM_TEXTS = 2
@@ -53,13 +53,13 @@ CASES = (
         name="long-texts-of-one-letter",
         attack=long_texts,
         codes=frozenset({"OK", "200"}),
-        unbounded={"router.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
+        unbounded={"signalbox_router.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
     ),
     Case(
         name="long-texts-whose-clients-leave",
         attack=texts_nobody_waits_for,
         codes=frozenset({"OK"}),
-        unbounded={"router.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
+        unbounded={"signalbox_router.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
     ),
     Case(
         name="two-million-tokens-to-decode",

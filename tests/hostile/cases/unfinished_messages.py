@@ -25,7 +25,7 @@ FRAME_BYTES = 16 << 10
 CONNECTION = 0
 GIB = 1 << 30
 SEND_S = 20.0
-UNBOUNDED = {"rpc.limits.call_bounds.MAX_UNFINISHED_BYTES": 1 << 40}
+UNBOUNDED = {"signalbox_rpc.limits.call_bounds.MAX_UNFINISHED_BYTES": 1 << 40}
 
 
 class Unfinished:

@@ -6,10 +6,10 @@ from typing import Any
 
 import grpc
 
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from protos.worker.v1 import worker_pb2 as pb
-from protos.worker.v1 import worker_pb2_grpc
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_protos.worker.v1 import worker_pb2_grpc
 from tests.hostile.case import Answer, Case, Target
 
 EPOCH = 1
@@ -77,6 +77,6 @@ CASES = (
         attack=announce_blocks,
         codes=frozenset({"FAILED_PRECONDITION"}),
         says="a worker with 40000000 blocks has more than",
-        unbounded={"contract.model.MAX_BLOCKS": 1 << 31},
+        unbounded={"signalbox_contract.model.MAX_BLOCKS": 1 << 31},
     ),
 )

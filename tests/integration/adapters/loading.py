@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from contract.model import Adapter
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.model import Adapter
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.stack import (
     Router,
     RunningScheduler,

@@ -5,11 +5,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gpu_worker.parallel_config import ParallelConfig
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes

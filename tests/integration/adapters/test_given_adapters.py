@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from contract.errors import Code
-from contract.model import Adapter
-from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.errors import Code
+from signalbox_contract.model import Adapter
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.registration_client import RegistrationRefused
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.adapters.loading import NUM_TOKENS, PROMPT
 from tests.integration.stack import (
     assert_idle,

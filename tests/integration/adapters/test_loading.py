@@ -4,13 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from contract.errors import Code
-from contract.model import Adapter
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from rpc.metrics.registry import make_registry
-from scheduler_svc.replay.replay_codec import Replay
-from scheduler_svc.reports import metrics
+from signalbox_contract.errors import Code
+from signalbox_contract.model import Adapter
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_rpc.metrics.registry import make_registry
+from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_scheduler.reports import metrics
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.adapters.loading import (
     PROMPT,
     StatusCode,

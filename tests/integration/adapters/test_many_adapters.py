@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from scheduler_svc.adapters import adapter_loading
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_scheduler.adapters import adapter_loading
 from tests.integration.adapters.loading import (
     check_tokens,
     listed,

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
+from signalbox_scheduler.config import SchedulerConfig
 from tests.integration.adapters.loading import (
     StatusCode,
     check_tokens,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.model import Adapter
-from gpu_worker.registration_client import RegistrationRefused
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.model import Adapter
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.registration_client import RegistrationRefused
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.adapters.loading import (
     NUM_TOKENS,
     PROMPT,

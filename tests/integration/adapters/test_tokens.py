@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.common.v1 import common_pb2
-from scheduler_svc.config import SchedulerConfig
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_scheduler.config import SchedulerConfig
 from tests.gpu_worker.adapters.peft_adapters import KINDS
 from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
 from tests.gpu_worker.model_runners import make_runner

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from gpu_worker.runner.model_runner import ModelRunner
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
+from signalbox_worker.runner.model_runner import ModelRunner
 from tests.integration.demo_model.test_model_parity import make_stack
 from tests.transformers_demo import demo
 

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpu_worker import runner_factory as factory
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
+from signalbox_worker import runner_factory as factory
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from tests.gpu_worker.generation import Driver
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.integration.stack import (

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.kv_peers.peer_moves import LentBlocks
-from scheduler_svc.kv_moves import handover_rounds
-from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
 from signalbox.__main__ import main as run
+from signalbox_scheduler.kv_moves import handover_rounds
+from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
+from signalbox_worker.kv_peers.peer_moves import LentBlocks
 
 HOLD, STATE = "TEST_HOLD", "TEST_STATE"
 """Environment variables: path of the file, and "copying" or "paused"."""

@@ -7,13 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.columns import pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
-from contract.pooling import PoolingParams, encode
-from gpu_worker.servicer import WorkerServicer
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from protos.worker.v1 import worker_pb2 as pb
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.columns import (
+    pack_float32,
+    pack_int32,
+    pack_int64,
+    unpack_int32,
+    unpack_int64,
+)
+from signalbox_contract.pooling import PoolingParams, encode
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.servicer import WorkerServicer
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.integration import stack
 from tests.integration.stack import (
     Router,

@@ -15,10 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.hosts import Host
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
 from signalbox.client.scheduler_client import SchedulerClient
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.chaos.services import START_S, Service, stats_of, until_free
 from tests.integration.failures.held_handovers import HOLD, STATE
 from tests.integration.stack import running_router

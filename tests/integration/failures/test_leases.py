@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from gpu_worker.registration_client import Registration
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import NO_EPOCH
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.workers import worker_client
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.workers import worker_client
+from signalbox_worker.registration_client import Registration
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.worker import NO_EPOCH
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import running_scheduler, running_worker, simulated
 from tests.waiting import eventually

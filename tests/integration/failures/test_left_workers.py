@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_worker.registration_client import Registration
-from scheduler_svc.config import SchedulerConfig
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.registration_client import Registration
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,

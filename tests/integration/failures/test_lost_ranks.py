@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
+from signalbox_scheduler.config import SchedulerConfig
 from tests.integration.stack import (
     Router,
     RunningScheduler,

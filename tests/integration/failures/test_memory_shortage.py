@@ -1,10 +1,10 @@
 """A worker with less memory than it had when it was profiled: no request is lost, steps shrink."""
 
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from scheduler_svc.config import SchedulerConfig
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.integration.stack import router, running_scheduler, running_worker
 from tests.waiting import eventually
 

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from gpu_worker.servicer import WorkerServicer
-from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from protos.worker.v1 import worker_pb2 as pb
-from protos.worker.v1 import worker_pb2_grpc
+from signalbox_protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_protos.worker.v1 import worker_pb2_grpc
+from signalbox_worker.servicer import WorkerServicer
 from tests.chaos.services import Service, until_up
 from tests.integration import stack
 from tests.integration.stack import router, running_worker, simulated

@@ -5,14 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.integration.stack import running_router, running_scheduler, running_worker
 from tests.integration.test_stack import Answer, ask, make_request
 from tests.waiting import eventually

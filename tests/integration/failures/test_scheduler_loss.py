@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.kv_peers.peer_moves import PeerMoves
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from router.main import Router
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.kv_moves.handover_rounds import HandoverRounds
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_router.main import Router
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
+from signalbox_worker.kv_peers.peer_moves import PeerMoves
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import (
     RunningScheduler,

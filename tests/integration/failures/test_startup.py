@@ -9,18 +9,18 @@ import grpc
 import httpx2
 import pytest
 
-from contract.startup import StartupPhase, StartupProgress
-from gpu_worker import main as worker_main
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.startup_client import Startup
-from gpu_worker.worker_settings import WorkerSettings
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from router.main import Router
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import SchedulerConfig
+from signalbox_contract.startup import StartupPhase, StartupProgress
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_router.main import Router
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker import main as worker_main
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.startup_client import Startup
+from signalbox_worker.worker_settings import WorkerSettings
 from tests.integration.stack import running_scheduler, until_serving
 from tests.router.stack import make_config
 from tests.waiting import EVENT_S

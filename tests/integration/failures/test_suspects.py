@@ -10,18 +10,18 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.batch.runner_protocol import Runner
-from gpu_worker.device.device_errors import DeviceLost
-from gpu_worker.servicer import WorkerServicer
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from gpu_worker.worker import Worker
-from protos.scheduler.v1 import explain_pb2, stats_pb2
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.replay.replay_codec import Replay
-from scheduler_svc.requests import suspicion
+from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_scheduler.requests import suspicion
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.servicer import WorkerServicer
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.worker import Worker
 from tests.integration import stack
 from tests.integration.failures.test_faulty_worker import (
     Spoil,

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 
 VOCAB_SIZE = 512
 """Of the simulated model."""

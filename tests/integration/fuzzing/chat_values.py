@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf import struct_pb2
 from hypothesis import strategies as st
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.integration.fuzzing.bad_values import INT32, Bad, make_chat, too_long, unprintable
 
 TEXTS = st.text(max_size=12)

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc
-from router.inference.servicer import SERVICE_NAME
-from router.main import Router
-from scheduler_svc.config import SchedulerConfig
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.main import Router
+from signalbox_scheduler.config import SchedulerConfig
 from tests.integration.stack import (
     RunningScheduler,
     running_scheduler,

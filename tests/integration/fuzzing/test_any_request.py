@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.integration.fuzzing import bad_values, chat_values
 from tests.integration.fuzzing.bad_values import ANY, BAD, make_chat, make_request, make_rich
 from tests.integration.fuzzing.fuzzed_stack import (
@@ -333,7 +333,8 @@ def census() -> Counter[str]:
     gc.collect()
     # asyncio itself keeps cancelled timers until they are many.
     loops = ("_asyncio.", "asyncio.queues", "asyncio.locks")
-    ours = ("contract.", "router.", "scheduler_svc.", "gpu_worker.", "rpc.", *loops)
+    parts = ("contract", "router", "scheduler", "worker", "rpc")
+    ours = (*(f"signalbox_{part}." for part in parts), *loops)
     names = (f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
     return Counter(name for name in names if name.startswith(ours))
 

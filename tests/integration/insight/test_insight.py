@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from signalbox_protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
     Router,
     router,

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from rpc.metrics.registry import make_registry
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.reports import metrics, stats_log
-from scheduler_svc.reports.stats_log import StatsLog
+from signalbox_rpc.metrics.registry import make_registry
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.reports import metrics, stats_log
+from signalbox_scheduler.reports.stats_log import StatsLog
 from tests.integration.insight.test_trace import Spans, spans
 from tests.integration.stack import assert_idle, running_scheduler, running_worker, simulated
 from tests.integration.stack import router as bare_router

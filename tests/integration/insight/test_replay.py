@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from contract.columns import pack_int32
-from protos.common.v1 import common_pb2
-from protos.recording.v1 import recording_pb2
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from protos.scheduler.v1 import state_pb2
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
-from scheduler_svc.replay.recording_codec import VERSION
-from scheduler_svc.replay.replay_codec import NotARecording, Replay
+from signalbox_contract.columns import pack_int32
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.recording.v1 import recording_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_protos.scheduler.v1 import state_pb2
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
+from signalbox_scheduler.replay.recording_codec import VERSION
+from signalbox_scheduler.replay.replay_codec import NotARecording, Replay
 from tests.integration.stack import (
     Router,
     router,

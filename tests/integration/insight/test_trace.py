@@ -14,14 +14,14 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 
-from protos.common.v1.common_pb2 import TraceContext
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
-from rpc.telemetry import tracing
-from rpc.telemetry.span_exporters import FileSpanExporter
-from rpc.transport.channel import open_channel
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
 from signalbox.inspect.chrome_trace import chrome_trace
 from signalbox.inspect.span_file import read_spans
+from signalbox_protos.common.v1.common_pb2 import TraceContext
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_rpc.telemetry import tracing
+from signalbox_rpc.telemetry.span_exporters import FileSpanExporter
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
     assert_idle,
     restarted,

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
+from signalbox_scheduler.config import SchedulerConfig
 from tests.integration.failures.test_lost_ranks import (
     NUM_REQUESTS,
     add_requests,

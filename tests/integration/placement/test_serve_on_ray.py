@@ -11,8 +11,8 @@ import grpc
 import psutil
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.inference.v1 import inference_pb2_grpc as pb_grpc
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from tests.gpu_worker.tiny_models import make_model
 from tests.integration.failures.test_lost_ranks import has_ended
 from tests.integration.placement.ray_cluster import a_worker_node, add_node

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
+from signalbox_scheduler.config import SchedulerConfig
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.failures.test_lost_ranks import (
     NUM_REQUESTS,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.http.paths import NOT_SERVED, served_path
+from signalbox_router.http.paths import NOT_SERVED, served_path
 from tests.router.openai.clients import HI, Http, make_http
 
 CHAT = "/v1/chat/completions"

@@ -13,12 +13,12 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
-from router.config import RouterConfig
-from router.main import Router
-from rpc.http import port_limits
-from rpc.transport.listening_ports import PortInUse
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.config import RouterConfig
+from signalbox_router.main import Router
+from signalbox_rpc.http import port_limits
+from signalbox_rpc.transport.listening_ports import PortInUse
 from tests.router.fakes import finished, ids_of, make_files, step
 from tests.router.inference.test_chat import TEMPLATE
 from tests.router.insight.test_request_span import TRACE_ID, TRACEPARENT, attributes_of, exporter

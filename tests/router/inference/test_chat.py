@@ -7,8 +7,8 @@ import grpc
 import pytest
 from google.protobuf import struct_pb2
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import (
     EOS,
     bytewise_ids,

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import (
     BOS,
     EOS,

@@ -2,10 +2,10 @@
 
 from grpc import StatusCode
 
-from contract.columns import unpack_float32, unpack_int32
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_contract.columns import unpack_float32, unpack_int32
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.grpc_errors import code_of
 from tests.router.fakes import BOS, MAX_MODEL_LEN, finished, ids_of, step, token
 from tests.router.stack import Outputs, make_stack, saying, text_of

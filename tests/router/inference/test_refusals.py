@@ -10,8 +10,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.grpc_errors import code_of, details_of, error_of
 from tests.router.fakes import (
     finished,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from router.tokenization import long_texts
-from router.tokenization.tokenizer import LONG_DECODE_TOKENS, LONG_TEXT_CHARS
-from router.work_limits import list_pieces
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.tokenization import long_texts
+from signalbox_router.tokenization.tokenizer import LONG_DECODE_TOKENS, LONG_TEXT_CHARS
+from signalbox_router.work_limits import list_pieces
 from tests.grpc_errors import code_of
 from tests.router.fakes import BOS, token
 from tests.router.openai.clients import Http, make_http

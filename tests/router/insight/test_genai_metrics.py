@@ -4,7 +4,7 @@ import grpc
 import pytest
 from prometheus_client.samples import Sample
 
-from protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.router.stack import Stack, make_generate, make_stack, saying
 
 ATTRIBUTES = {

@@ -14,11 +14,11 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from protos.inference.v1 import inference_pb2 as pb
-from router.config import LoggedRequests
-from router.inference.servicer import SERVICE_NAME
-from router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
-from rpc.telemetry import logs
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.config import LoggedRequests
+from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
+from signalbox_rpc.telemetry import logs
 from tests.grpc_errors import code_of
 from tests.router.fakes import request_finished, step, token
 from tests.router.insight.test_request_span import TRACE_ID, TRACEPARENT, exporter
@@ -211,7 +211,7 @@ def capture(lines: list[dict[str, str]]) -> Iterator[None]:
     formatter = logs.formatter("router", "json")
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(json.loads(formatter.format(record)))  # type: ignore[method-assign]
-    named = logging.getLogger("router.insight.request_log")
+    named = logging.getLogger("signalbox_router.insight.request_log")
     level = named.level
     named.addHandler(handler)
     named.setLevel(logging.INFO)

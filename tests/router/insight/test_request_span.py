@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from protos.inference.v1 import inference_pb2 as pb
-from rpc.telemetry import tracing
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_rpc.telemetry import tracing
 from tests.grpc_errors import code_of
 from tests.router.openai.clients import make_http
 from tests.router.pooling.pooling_stack import EMBEDS, SCORES, embed, make_pooling_stack

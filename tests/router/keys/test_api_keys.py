@@ -14,14 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from contract.errors import PermissionDenied, ResourceExhausted
-from protos.inference.v1 import inference_pb2 as pb
-from router.http.key_middleware import KeyGate
-from router.keys.api_keys import ApiKey, KeyRing, parse_keys, read_keys
-from router.keys.key_file import KeyFileError
-from router.keys.key_quota import KeyLimits
-from router.keys.tenants import Caller
-from router.work_limits.payers import Payer
+from signalbox_contract.errors import PermissionDenied, ResourceExhausted
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.http.key_middleware import KeyGate
+from signalbox_router.keys.api_keys import ApiKey, KeyRing, parse_keys, read_keys
+from signalbox_router.keys.key_file import KeyFileError
+from signalbox_router.keys.key_quota import KeyLimits
+from signalbox_router.keys.tenants import Caller
+from signalbox_router.work_limits.payers import Payer
 from tests.grpc_errors import code_of
 from tests.router.stack import Stack, make_generate, make_stack, saying
 

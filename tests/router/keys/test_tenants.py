@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 import pytest
 
-from contract.errors import InvalidArgument
-from protos.inference.v1 import inference_pb2 as pb
-from router.keys.tenants import TENANT_HEADER, Tenants
+from signalbox_contract.errors import InvalidArgument
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.keys.tenants import TENANT_HEADER, Tenants
 from tests.grpc_errors import code_of
 from tests.router.fakes import finished, step
 from tests.router.inference.test_chat import make_chat

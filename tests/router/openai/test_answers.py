@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from contract.columns import unpack_int32
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_contract.columns import unpack_int32
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import (
     BOS,
     EOS,
@@ -587,7 +587,7 @@ async def _aborted(http: Http, number: int) -> None:
 async def test_prompt_logprobs_of_one_answer_are_bounded_over_all_its_choices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.openai.logprobs.MAX_PROMPT_LOGPROBS", 2 * 3 * 4)
+    monkeypatch.setattr("signalbox_router.openai.logprobs.MAX_PROMPT_LOGPROBS", 2 * 3 * 4)
 
     def script(add: scheduler_pb2.Request) -> Outputs:
         outputs = prompt_run(add.handle, first=1, count=len(add.prompt_token_ids) - 1, num_top=2)

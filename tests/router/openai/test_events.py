@@ -7,14 +7,14 @@ from unittest.mock import sentinel
 
 import pytest
 
-from contract.updates import Timings, Usage
-from router.openai.chat_response import ChatAnswer
-from router.openai.completion_response import CompletionAnswer
-from router.openai.requests.chat_types import ChatBody
-from router.openai.requests.types import CompletionBody
-from router.openai.response_fields import ResponseHead
-from router.requests.active_request import Update
-from router.requests.request_output import Delta, End, Finish, FinishReason, ToolCallDelta
+from signalbox_contract.updates import Timings, Usage
+from signalbox_router.openai.chat_response import ChatAnswer
+from signalbox_router.openai.completion_response import CompletionAnswer
+from signalbox_router.openai.requests.chat_types import ChatBody
+from signalbox_router.openai.requests.types import CompletionBody
+from signalbox_router.openai.response_fields import ResponseHead
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import Delta, End, Finish, FinishReason, ToolCallDelta
 
 TEXTS = ("A", ' "b"\\', "\0", "\n\u2028", "\N{GRINNING FACE}", "</data>", "Z")
 END = End(Usage(3, len(TEXTS), 0), Timings(0, 0, 0, 0))

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.logprobs import TokenLogprobs
-from router.openai.logprobs import CompletionLogprobs, Tokens, chat_logprobs
-from router.requests.request_output import Delta
-from router.tokenization.tokenizer import Tokenizer
+from signalbox_contract.logprobs import TokenLogprobs
+from signalbox_router.openai.logprobs import CompletionLogprobs, Tokens, chat_logprobs
+from signalbox_router.requests.request_output import Delta
+from signalbox_router.tokenization.tokenizer import Tokenizer
 from tests.router.fakes import POOL
 from tests.router.tokenizer_kinds import KINDS, backend_of
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.errors import InvalidArgument
-from protos.inference.v1 import inference_pb2 as pb
-from router.output_parsers.reasoning_formats import FORMATS
-from router.output_parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
-from router.prompt.conversation import Conversation
 from signalbox.client.terminal_answer import show
 from signalbox.llm.requests.conversations import conversation
 from signalbox_client import AsyncClient
+from signalbox_contract.errors import InvalidArgument
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.output_parsers.reasoning_formats import FORMATS
+from signalbox_router.output_parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
+from signalbox_router.prompt.conversation import Conversation
 from tests.router.fakes import make_files, make_tokenizer
 from tests.router.inference.test_chat import (
     ASSISTANT,

@@ -6,14 +6,14 @@ from functools import cache
 import pytest
 from llguidance import LLTokenizer
 
-from contract.structured_output.grammar import compile_grammar
-from router.output_parsers.tool_call_formats import HERMES, LLAMA3_JSON, MISTRAL, NONE
-from router.output_parsers.tool_call_grammar import with_calls
-from router.output_parsers.tool_call_parser import ToolCallParser
-from router.output_parsers.tool_call_reader import format_of
-from router.prompt.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from router.served_model import ServedModel
-from router.tokenization.tokenizer import Tokenizer
+from signalbox_contract.structured_output.grammar import compile_grammar
+from signalbox_router.output_parsers.tool_call_formats import HERMES, LLAMA3_JSON, MISTRAL, NONE
+from signalbox_router.output_parsers.tool_call_grammar import with_calls
+from signalbox_router.output_parsers.tool_call_parser import ToolCallParser
+from signalbox_router.output_parsers.tool_call_reader import format_of
+from signalbox_router.prompt.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
+from signalbox_router.served_model import ServedModel
+from signalbox_router.tokenization.tokenizer import Tokenizer
 from tests.router.fakes import BOS, EOS, POOL, make_files, make_model, token
 
 TOOLS = (Tool("get_weather"), Tool("add"))

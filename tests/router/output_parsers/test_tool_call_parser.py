@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.output_parsers.forced_call_parser import ForcedCallParser
-from router.output_parsers.parser_output import Parser
-from router.output_parsers.tool_call_formats import (
+from signalbox_router.output_parsers.forced_call_parser import ForcedCallParser
+from signalbox_router.output_parsers.parser_output import Parser
+from signalbox_router.output_parsers.tool_call_formats import (
     CHOICES,
     FORMATS,
     HERMES,
@@ -19,8 +19,8 @@ from router.output_parsers.tool_call_formats import (
     MISTRAL,
     choose,
 )
-from router.output_parsers.tool_call_parser import ToolCallParser
-from router.requests.request_output import ToolCallDelta
+from signalbox_router.output_parsers.tool_call_parser import ToolCallParser
+from signalbox_router.requests.request_output import ToolCallDelta
 
 TOOLS = ("get_weather", "add")
 PARIS = '{"city": "Paris"}'

@@ -7,17 +7,17 @@ from unittest.mock import sentinel
 import jsonschema
 import pytest
 
-from contract.errors import InvalidArgument
-from contract.structured_output.grammar import find_fault
-from protos.inference.v1 import inference_pb2 as pb
-from router.inference import generate_codec
-from router.openai.requests.error_params import param_of
-from router.output_parsers.tool_call_reader import reader_of
-from router.output_parsers.tool_call_schema import forced_schema
-from router.params.structured_output_check import GrammarChecker, closed_form
-from router.prompt.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from router.requests.active_request import Update
-from router.requests.request_output import Delta, Finish, FinishReason
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.structured_output.grammar import find_fault
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.inference import generate_codec
+from signalbox_router.openai.requests.error_params import param_of
+from signalbox_router.output_parsers.tool_call_reader import reader_of
+from signalbox_router.output_parsers.tool_call_schema import forced_schema
+from signalbox_router.params.structured_output_check import GrammarChecker, closed_form
+from signalbox_router.prompt.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import Delta, Finish, FinishReason
 from tests.contract.structured_output.matching import admits
 from tests.router.fakes import make_model
 from tests.router.inference.test_chat import make_chat

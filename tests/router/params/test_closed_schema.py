@@ -8,10 +8,10 @@ import httpx2
 import jsonschema
 import pytest
 
-from contract.structured_output.grammar import compile_grammar, find_fault
-from protos.inference.v1 import inference_pb2 as pb
-from router.params.closed_schema import close_schema
-from router.params.structured_output_check import closed_form
+from signalbox_contract.structured_output.grammar import compile_grammar, find_fault
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.params.closed_schema import close_schema
+from signalbox_router.params.structured_output_check import closed_form
 from tests.contract.structured_output import matching
 from tests.contract.structured_output.matching import TOKENIZER, walk
 from tests.router.inference.test_chat import ask, chat_stack, make_chat

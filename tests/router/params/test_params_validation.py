@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract.errors import InvalidArgument
-from contract.sampling_defaults import NO_DEFAULTS
-from protos.inference.v1 import inference_pb2 as pb
-from router.params import params_validation
-from router.params.params_validation import check_sampling, resolve_params
-from router.params.token_validation import MAX_STOPS
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.sampling_defaults import NO_DEFAULTS
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.params import params_validation
+from signalbox_router.params.params_validation import check_sampling, resolve_params
+from signalbox_router.params.token_validation import MAX_STOPS
 from tests.router.fakes import EOS, MAX_MODEL_LEN, make_model, token
 
 MODEL = make_model()

@@ -4,9 +4,9 @@ from itertools import permutations
 
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from router.params import request_seeds
-from router.params.request_seeds import RequestSeeds
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.params import request_seeds
+from signalbox_router.params.request_seeds import RequestSeeds
 from tests.router.stack import make_stack, saying
 
 PROMPTS = [[1, 2, 3], [4], [1, 2, 3], [1, 2, 3]]

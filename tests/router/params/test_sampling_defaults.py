@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from smg_grpc_proto import vllm_engine_pb2
 
-from contract.sampling_defaults import NO_DEFAULTS, DefaultParams, SamplingDefaults
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from router.params.generation_params import GenerationParams
-from router.params.params_validation import check_sampling, resolve_params
+from signalbox_contract.sampling_defaults import NO_DEFAULTS, DefaultParams, SamplingDefaults
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.params.params_validation import check_sampling, resolve_params
 from tests.router.fakes import MAX_MODEL_LEN, finished, make_model, step
 from tests.router.openai.clients import make_http
 from tests.router.stack import Outputs, make_stack

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from contract.errors import InvalidArgument
-from contract.structured_output import grammar
-from contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
-from router.params import structured_output_check
-from router.params.params_validation import check_sampling_values
-from router.params.structured_output_check import (
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.structured_output import grammar
+from signalbox_contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
+from signalbox_router.params import structured_output_check
+from signalbox_router.params.params_validation import check_sampling_values
+from signalbox_router.params.structured_output_check import (
     MAX_BYTES,
     MAX_CHOICES,
     GrammarChecker,

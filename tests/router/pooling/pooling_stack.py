@@ -7,10 +7,10 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from contract.columns import pack_float32
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_contract.columns import pack_float32
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import BOS, EOS, make_backend, make_files, request_finished, token
 from tests.router.stack import Stack, make_stack
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.pooling import Activation
-from router.pooling.activations import activated
-from router.pooling.similarity import cosine
+from signalbox_contract.pooling import Activation
+from signalbox_router.pooling.activations import activated
+from signalbox_router.pooling.similarity import cosine
 
 
 def softmax(x: Any) -> Any:

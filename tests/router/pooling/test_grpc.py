@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-from protos.common.v1 import common_pb2
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
-from router.pooler import MAX_OUTSTANDING
-from router.tokenization.pooling_texts import QWEN3_RERANKER
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.pooler import MAX_OUTSTANDING
+from signalbox_router.tokenization.pooling_texts import QWEN3_RERANKER
 from tests.router.fakes import BOS, EOS, IM_END, ids_of, make_backend, request_finished, token
 from tests.router.keys.test_api_keys import BEARER, entry, write_keys
 from tests.router.pooling.pooling_stack import (

@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from protos.common.v1 import common_pb2
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.common.v1 import common_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import ids_of
 from tests.router.openai.clients import MODEL, Http, make_http
 from tests.router.pooling.pooling_stack import (

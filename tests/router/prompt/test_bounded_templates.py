@@ -7,7 +7,7 @@ import grpc
 import psutil
 import pytest
 
-from protos.inference.v1 import inference_pb2_grpc
+from signalbox_protos.inference.v1 import inference_pb2_grpc
 from tests.router.fakes import FakeScheduler, make_files
 from tests.router.inference.test_chat import WEATHER, ask, chat_stack, make_chat, message, writing
 from tests.router.test_main import read_until, start_router

@@ -8,15 +8,15 @@ import pytest
 from google.protobuf import struct_pb2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from contract.errors import InvalidArgument
-from protos.inference.v1 import inference_pb2 as pb
-from router.inference import chat_codec
-from router.openai.requests.chat_types import ConversationBody
-from router.openai.requests.conversation_codec import conversation_of
-from router.prompt.chat_template import ChatTemplate
-from router.prompt.known_templates import known_templates, load_chat_template
-from router.prompt.template_facts import ContentForm, facts_of
 from signalbox.llm.requests.conversations import conversation
+from signalbox_contract.errors import InvalidArgument
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.inference import chat_codec
+from signalbox_router.openai.requests.chat_types import ConversationBody
+from signalbox_router.openai.requests.conversation_codec import conversation_of
+from signalbox_router.prompt.chat_template import ChatTemplate
+from signalbox_router.prompt.known_templates import known_templates, load_chat_template
+from signalbox_router.prompt.template_facts import ContentForm, facts_of
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM = {"role": "system", "content": " Be brief. "}

@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from router.prompt import template_sandbox
-from router.prompt.provenance import CLIENT, MODEL, TEMPLATE, Text, marked, writers_of
+from signalbox_router.prompt import template_sandbox
+from signalbox_router.prompt.provenance import CLIENT, MODEL, TEMPLATE, Text, marked, writers_of
 
 # Python warns of expressions such as 1.5[0], which templates may have.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::SyntaxWarning")]

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from router.prompt.chat_template import ChatTemplate
-from router.prompt.conversation import Conversation, Message, Tool, ToolCall, ToolChoice, ToolMode
-from router.prompt.known_templates import known_templates, load_chat_template
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.prompt.chat_template import ChatTemplate
+from signalbox_router.prompt.conversation import (
+    Conversation,
+    Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
+from signalbox_router.prompt.known_templates import known_templates, load_chat_template
 from tests.router.fakes import CHATML, make_files
 from tests.router.inference.test_chat import (
     ASSISTANT,

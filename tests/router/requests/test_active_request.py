@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract.errors import ResourceExhausted, Unavailable
-from contract.logprobs import TokenLogprobs
-from contract.sampling_params import SamplingParams
-from contract.updates import Timings, Usage
-from router.params.generation_params import GenerationParams
-from router.requests.active_request import ActiveRequest, Update
-from router.requests.request_output import (
+from signalbox_contract.errors import ResourceExhausted, Unavailable
+from signalbox_contract.logprobs import TokenLogprobs
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.updates import Timings, Usage
+from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.requests.active_request import ActiveRequest, Update
+from signalbox_router.requests.request_output import (
     Delta,
     End,
     Finish,

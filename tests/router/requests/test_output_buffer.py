@@ -5,11 +5,11 @@ from unittest.mock import sentinel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.logprobs import TokenLogprobs
-from contract.updates import Timings, Usage
-from router.requests.active_request import Update
-from router.requests.output_buffer import Delivery, OutputBuffer, OutputKind
-from router.requests.request_output import (
+from signalbox_contract.logprobs import TokenLogprobs
+from signalbox_contract.updates import Timings, Usage
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.output_buffer import Delivery, OutputBuffer, OutputKind
+from signalbox_router.requests.request_output import (
     Delta,
     Echo,
     End,

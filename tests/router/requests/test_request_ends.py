@@ -7,9 +7,9 @@ import grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protos.inference.v1 import inference_pb2_grpc
-from protos.scheduler.v1 import scheduler_pb2
-from router.requests.api_request import MAX_TIMEOUT_NS, timeout_ns
+from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.requests.api_request import MAX_TIMEOUT_NS, timeout_ns
 from tests.grpc_errors import code_of
 from tests.router.fakes import (
     finished,

@@ -4,7 +4,7 @@ from itertools import pairwise, product
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.requests.stop_strings import StopStringScanner, compile_patterns
+from signalbox_router.requests.stop_strings import StopStringScanner, compile_patterns
 
 # Few letters, so that matches, overlaps and false starts are common.
 TEXTS = st.text("ab😀", max_size=30)

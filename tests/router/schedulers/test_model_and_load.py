@@ -5,10 +5,10 @@ import asyncio
 import grpc
 import pytest
 
-from contract.errors import Unavailable
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import stats_pb2
-from router.schedulers.load_client import MAX_AGE_S, LoadClient
+from signalbox_contract.errors import Unavailable
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import stats_pb2
+from signalbox_router.schedulers.load_client import MAX_AGE_S, LoadClient
 from tests.grpc_errors import code_of
 from tests.router.fakes import (
     BOS,
@@ -93,7 +93,7 @@ async def test_the_load_is_the_routers_and_the_sum_of_the_workers(stack: Stack) 
 async def test_who_asks_for_the_load_at_once_costs_the_scheduler_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.schedulers.load_client.MAX_AGE_S", 60)
+    monkeypatch.setattr("signalbox_router.schedulers.load_client.MAX_AGE_S", 60)
     async with make_stack() as stack:
         asked = [stack.client.GetLoad(pb.GetLoadRequest()) for _ in range(50)]
         await asyncio.gather(*asked)

@@ -6,10 +6,10 @@ from typing import Any
 import grpc
 import pytest
 
-from contract.columns import unpack_int32
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
-from router.schedulers.scheduler_pool import MAX_FRUITLESS_ATTEMPTS
+from signalbox_contract.columns import unpack_int32
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.schedulers.scheduler_pool import MAX_FRUITLESS_ATTEMPTS
 from tests.grpc_errors import code_of
 from tests.integration.test_stack import Answer
 from tests.ports import free_port

@@ -8,12 +8,12 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
-from router.request_admission import EncodedPrompt
-from router.schedulers import scheduler_client
-from router.work_limits.payers import Payer
-from rpc.transport.tls import TlsError
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.request_admission import EncodedPrompt
+from signalbox_router.schedulers import scheduler_client
+from signalbox_router.work_limits.payers import Payer
+from signalbox_rpc.transport.tls import TlsError
 from tests.grpc_errors import code_of, details_of
 from tests.ports import free_port
 from tests.router.fakes import (

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from contract.errors import InvalidArgument, NotFound, Unavailable
-from contract.model import Adapter
-from contract.pooling import PoolingModel, Task
-from router.schedulers.served_models import (
+from signalbox_contract.errors import InvalidArgument, NotFound, Unavailable
+from signalbox_contract.model import Adapter
+from signalbox_contract.pooling import PoolingModel, Task
+from signalbox_router.schedulers.served_models import (
     ANY,
     CLASSIFYING,
     EMBEDDING,
@@ -16,7 +16,7 @@ from router.schedulers.served_models import (
     POOLING,
     ServedModels,
 )
-from router.served_model import ServedModel
+from signalbox_router.served_model import ServedModel
 from tests.router.fakes import make_model
 
 SQL = Adapter(name="sql", sha256="a1" * 32)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import openai
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import finished, request_finished, step
 from tests.router.openai.clients import Http, make_http
 from tests.router.stack import Stack, eventually, make_generate

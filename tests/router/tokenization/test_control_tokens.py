@@ -13,16 +13,16 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 
-from contract.errors import InvalidArgument
-from gpu_worker.loading.gguf_model import GGUFSource
-from router.prompt.chat_template import ChatTemplate
-from router.prompt.conversation import Conversation, Message, Tool, ToolCall
-from router.prompt.known_templates import known_templates
-from router.prompt.provenance import MODEL, plain, written_by
-from router.tokenization import control_tokens, tokenizer
-from router.tokenization.control_tokens import ControlTokens
-from router.tokenization.long_texts import Encoded
-from router.tokenization.tokenizer import Tokenizer
+from signalbox_contract.errors import InvalidArgument
+from signalbox_router.prompt.chat_template import ChatTemplate
+from signalbox_router.prompt.conversation import Conversation, Message, Tool, ToolCall
+from signalbox_router.prompt.known_templates import known_templates
+from signalbox_router.prompt.provenance import MODEL, plain, written_by
+from signalbox_router.tokenization import control_tokens, tokenizer
+from signalbox_router.tokenization.control_tokens import ControlTokens
+from signalbox_router.tokenization.long_texts import Encoded
+from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_worker.loading.gguf_model import GGUFSource
 from tests.router.fakes import CHATML, POOL
 from tests.router.inference.test_chat import TEMPLATE
 from tests.router.prompt.test_chat_template import (

@@ -4,7 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from router.tokenization.detokenizer import MAX_PENDING_TOKENS, Detokenizer, WindowDetokenizer
+from signalbox_router.tokenization.detokenizer import (
+    MAX_PENDING_TOKENS,
+    Detokenizer,
+    WindowDetokenizer,
+)
 from tests.router.fakes import EOS, POOL, bytewise_ids, ids_of, make_backend, make_tokenizer, token
 
 TOKENIZER = make_tokenizer()

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from contract.errors import InvalidArgument
-from router.tokenization import long_texts
-from router.tokenization.long_texts import LongTexts, TextProcess
-from router.work_limits.payers import Payer
+from signalbox_contract.errors import InvalidArgument
+from signalbox_router.tokenization import long_texts
+from signalbox_router.tokenization.long_texts import LongTexts, TextProcess
+from signalbox_router.work_limits.payers import Payer
 from tests.router.fakes import make_files
 from tests.waiting import eventually
 

@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 
-from router.tokenization.pooling_texts import QWEN3_RERANKER, PoolingTexts, read_pooling_texts
+from signalbox_router.tokenization.pooling_texts import (
+    QWEN3_RERANKER,
+    PoolingTexts,
+    read_pooling_texts,
+)
 
 
 def read(**files: Any) -> PoolingTexts:

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import models, processors
 
-from router.tokenization.segments import Affixes
+from signalbox_router.tokenization.segments import Affixes
 from tests.router.fakes import BOS, EOS, make_backend, token
 
 BERT = processors.BertProcessing((EOS, token(EOS)), (BOS, token(BOS)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tokenization.vocabulary import Vocabulary
+from signalbox_router.tokenization.vocabulary import Vocabulary
 from tests.router.tokenizer_kinds import KINDS, backend_of
 
 WORDS = st.sampled_from(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from contract.errors import FailedPrecondition, InvalidArgument
-from router.prompt.conversation import Conversation, Message
-from router.tokenization.tokenizer import LONG_DECODE_TOKENS, LONG_TEXT_CHARS, Tokenizer
+from signalbox_contract.errors import FailedPrecondition, InvalidArgument
+from signalbox_router.prompt.conversation import Conversation, Message
+from signalbox_router.tokenization.tokenizer import LONG_DECODE_TOKENS, LONG_TEXT_CHARS, Tokenizer
 from tests.router.fakes import (
     BOS,
     IM_END,
@@ -173,6 +173,6 @@ async def test_a_long_text_gets_the_same_places_in_another_process(
 ) -> None:
     tokenizer = make_tokenizer()
     there = await tokenizer.offsets(LONG, add_special_tokens=True, last=last)
-    monkeypatch.setattr("router.tokenization.tokenizer.LONG_TEXT_CHARS", len(LONG))
+    monkeypatch.setattr("signalbox_router.tokenization.tokenizer.LONG_TEXT_CHARS", len(LONG))
     assert there == await tokenizer.offsets(LONG, add_special_tokens=True, last=last)
     tokenizer.close()

@@ -17,9 +17,9 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from protos.common.v1.common_pb2 import TokenLogprobs
-from protos.scheduler.v1 import scheduler_pb2, stats_pb2
-from router.vllm.servicer import SERVICE_NAME
+from signalbox_protos.common.v1.common_pb2 import TokenLogprobs
+from signalbox_protos.scheduler.v1 import scheduler_pb2, stats_pb2
+from signalbox_router.vllm.servicer import SERVICE_NAME
 from tests.grpc_errors import code_of
 from tests.router.fakes import (
     BOS,

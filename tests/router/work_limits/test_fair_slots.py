@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from router.work_limits.fair_slots import FairSlots
-from router.work_limits.payers import Payer, grpc_address, payer_of
+from signalbox_router.work_limits.fair_slots import FairSlots
+from signalbox_router.work_limits.payers import Payer, grpc_address, payer_of
 
 BOMBER, HONEST, OTHER = Payer("bomber"), Payer("honest"), Payer("other")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.work_limits import json_scan
-from router.work_limits.json_scan import MAX_MEMBERS, TooManyMembers, measure, scan
+from signalbox_router.work_limits import json_scan
+from signalbox_router.work_limits.json_scan import MAX_MEMBERS, TooManyMembers, measure, scan
 
 pytestmark = pytest.mark.slow
 

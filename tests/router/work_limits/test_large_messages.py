@@ -10,12 +10,12 @@ import grpc
 import pytest
 from google.protobuf import struct_pb2
 
-from protos.inference.v1 import inference_pb2 as pb
-from router.inference import chat_codec
-from router.inference.servicer import SERVICE_NAME
-from router.prompt.conversation import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from router.work_limits.json_text import MAX_DEPTH
-from rpc.limits import large_messages, large_requests
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.inference import chat_codec
+from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.prompt.conversation import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from signalbox_router.work_limits.json_text import MAX_DEPTH
+from signalbox_rpc.limits import large_messages, large_requests
 from tests.grpc_errors import code_of
 from tests.router.fakes import make_files
 from tests.router.inference.test_chat import TEMPLATE, chat_stack, make_chat, message
@@ -236,7 +236,7 @@ def test_json_text_of_too_many_values_is_refused_before_it_is_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parsed: list[str] = []
-    monkeypatch.setattr("router.work_limits.json_text.json.loads", parsed.append)
+    monkeypatch.setattr("signalbox_router.work_limits.json_text.json.loads", parsed.append)
     text = '{"enum":[' + "0," * 400_000 + "0]}"
     with pytest.raises(chat_codec.InvalidArgument, match="400002 values"):
         chat_codec._object(text, "tools[0].parameters")

@@ -11,12 +11,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from router.params import structured_output_check
-from router.prompt import chat_templates
-from router.prompt.chat_template import ChatTemplate
-from router.prompt.template_renderer import TemplateFailed
-from router.work_limits import sandbox_process
-from rpc.lifetime.limited_program import ProgramLimits
+from signalbox_router.params import structured_output_check
+from signalbox_router.prompt import chat_templates
+from signalbox_router.prompt.chat_template import ChatTemplate
+from signalbox_router.prompt.template_renderer import TemplateFailed
+from signalbox_router.work_limits import sandbox_process
+from signalbox_rpc.lifetime.limited_program import ProgramLimits
 from tests.router.keys.test_api_keys import entry, write_keys
 from tests.router.openai.clients import HI, Http, make_http
 from tests.waiting import EVENT_S, eventually

@@ -9,8 +9,8 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rpc.http import client_connection
-from rpc.http.server import HttpPort
+from signalbox_rpc.http import client_connection
+from signalbox_rpc.http.server import HttpPort
 from tests.waiting import run_ready_tasks
 
 PARSERS = ("h11", "httptools")

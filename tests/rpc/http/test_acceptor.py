@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from rpc.http import acceptor, port_limits
-from rpc.http.connection_places import NoPlace, Places
-from rpc.http.port_limits import HttpLimits
-from rpc.limits import open_files
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.http import acceptor, port_limits
+from signalbox_rpc.http.connection_places import NoPlace, Places
+from signalbox_rpc.http.port_limits import HttpLimits
+from signalbox_rpc.limits import open_files
+from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.certificates import Authority
 from tests.rpc.http.http_parsers import PARSERS, accepted, serving, use_parser
 from tests.rpc.http.test_client_connection import error_of, say, status_of

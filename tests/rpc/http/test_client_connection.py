@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from rpc.http import parsing_share, port_limits
-from rpc.http.port_limits import HttpLimits
-from rpc.http.server import HttpPort
+from signalbox_rpc.http import parsing_share, port_limits
+from signalbox_rpc.http.port_limits import HttpLimits
+from signalbox_rpc.http.server import HttpPort
 from tests.rpc.http.http_parsers import PARSERS, accepted, echo, serving, use_parser
 from tests.waiting import EVENT_S, eventually
 
@@ -60,7 +60,9 @@ async def test_each_answer_has_the_date_of_its_second(
     port: HttpPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for second in (0, 86_400):
-        monkeypatch.setattr("rpc.http.server.time.time", lambda second=second: second + 0.5)
+        monkeypatch.setattr(
+            "signalbox_rpc.http.server.time.time", lambda second=second: second + 0.5
+        )
         answer = await say(port.port, b"GET / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
         head = answer.lower()
         assert head.count(b"\r\ndate: ") == 1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rpc.http.host_check import HostCheck, HttpAccess, is_same_origin
-from rpc.http.port_limits import OF_METRICS
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.http.host_check import HostCheck, HttpAccess, is_same_origin
+from signalbox_rpc.http.port_limits import OF_METRICS
+from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.http.http_parsers import PARSERS, serving, use_parser
 from tests.rpc.http.test_client_connection import error_of, say, status_of
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from rpc.http import port_limits
-from rpc.http.port_limits import HttpLimits
-from rpc.http.server import HttpPort
+from signalbox_rpc.http import port_limits
+from signalbox_rpc.http.port_limits import HttpLimits
+from signalbox_rpc.http.server import HttpPort
 from tests.rpc.http.http_parsers import PARSERS, accepted, serving, use_parser
 from tests.rpc.http.test_client_connection import say, status_of
 

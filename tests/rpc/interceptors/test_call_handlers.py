@@ -11,9 +11,9 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from rpc.interceptors import error_interceptor
-from rpc.interceptors.call_handlers import Context, wrap
-from rpc.telemetry import logs
+from signalbox_rpc.interceptors import error_interceptor
+from signalbox_rpc.interceptors.call_handlers import Context, wrap
+from signalbox_rpc.telemetry import logs
 from tests.rpc.echo import KINDS, Echo, call, serving, text
 from tests.waiting import run_ready_tasks
 

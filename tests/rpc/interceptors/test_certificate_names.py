@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rpc.interceptors.certificate_names import dns_names
-from rpc.transport.channel import open_channel
+from signalbox_rpc.interceptors.certificate_names import dns_names
+from signalbox_rpc.transport.channel import open_channel
 from tests.grpc_errors import code_of
 from tests.rpc.certificates import Authority
 from tests.rpc.echo import call, text

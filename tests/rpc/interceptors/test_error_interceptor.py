@@ -6,8 +6,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from contract import errors
-from rpc.interceptors.status import retry_after_s
+from signalbox_contract import errors
+from signalbox_rpc.interceptors.status import retry_after_s
 from tests.grpc_errors import code_of, details_of, error_of
 from tests.rpc.echo import KINDS, Echo, call, serving, text
 from tests.waiting import EVENT_S

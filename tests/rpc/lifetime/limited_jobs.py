@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from rpc.lifetime.limited_program import limit_job
+from signalbox_rpc.lifetime.limited_program import limit_job
 
 MIB = 1 << 20
 

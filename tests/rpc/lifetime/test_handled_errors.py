@@ -2,7 +2,7 @@
 
 import weakref
 
-from rpc.lifetime.handled_errors import release_frames
+from signalbox_rpc.lifetime.handled_errors import release_frames
 
 
 class Held:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rpc.lifetime.limited_program import NO_LIMITS, ProgramLimits, command
+from signalbox_rpc.lifetime.limited_program import NO_LIMITS, ProgramLimits, command
 from tests.rpc.lifetime import limited_jobs
 
 PARENT = """
 import subprocess
-from rpc.lifetime.limited_program import ProgramLimits, command
+from signalbox_rpc.lifetime.limited_program import ProgramLimits, command
 from tests.rpc.lifetime import limited_jobs
 started = command(limited_jobs.__name__, "wait", limits=ProgramLimits(ends_with_input=True))
 subprocess.Popen(started, stdin=subprocess.PIPE).wait()

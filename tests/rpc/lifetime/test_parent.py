@@ -9,14 +9,14 @@ import pytest
 CHILD = """
 import os, sys, tempfile, time
 {without}
-from rpc.lifetime.parent import end_with_parent
+from signalbox_rpc.lifetime.parent import end_with_parent
 end_with_parent()
 print("runs", flush=True)
 time.sleep(600)
 """
 PARENT = """
 import os, subprocess, sys
-from rpc.lifetime.parent import PARENT_PID
+from signalbox_rpc.lifetime.parent import PARENT_PID
 variables = os.environ | {{PARENT_PID: str(os.getpid())}}
 subprocess.run([sys.executable, "-c", {child!r}], env=variables)
 """

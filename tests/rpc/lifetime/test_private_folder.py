@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rpc.lifetime.private_folder import PrivateFolder, remove_leftovers
+from signalbox_rpc.lifetime.private_folder import PrivateFolder, remove_leftovers
 
 OWNER = """
 import sys
-from gpu_worker.adapters.received_adapters import FileChunk, ReceivedAdapters, write_chunk
+from signalbox_worker.adapters.received_adapters import FileChunk, ReceivedAdapters, write_chunk
 received = ReceivedAdapters()
 folder = received.begin()
 write_chunk(folder, FileChunk("adapter_config.json", b"{}"))

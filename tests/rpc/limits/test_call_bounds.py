@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from rpc.limits import call_bounds
-from rpc.limits.call_bounds import CallBounds, Places
+from signalbox_rpc.limits import call_bounds
+from signalbox_rpc.limits.call_bounds import CallBounds, Places
 from tests.chaos.hostile import END_HEADERS, HEADERS, HTTP2_PREFACE, SETTINGS, frame, headers
 from tests.rpc.echo import NAME, Echo, call, serving, text
 from tests.waiting import EVENT_S, eventually

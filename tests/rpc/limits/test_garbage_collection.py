@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc.limits import garbage_collection
-from rpc.limits.garbage_collection import without_full_collections
+from signalbox_rpc.limits import garbage_collection
+from signalbox_rpc.limits.garbage_collection import without_full_collections
 
 OFTEN = (100, 1, 1)
 FULL = 2

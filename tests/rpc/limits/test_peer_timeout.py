@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from rpc.limits.peer_timeout import wait_for_first
+from signalbox_rpc.limits.peer_timeout import wait_for_first
 
 
 async def test_a_pause_of_our_own_is_not_the_silence_of_a_peer() -> None:

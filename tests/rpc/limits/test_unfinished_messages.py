@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from rpc.limits import call_bounds
-from rpc.limits.call_bounds import CallBounds
-from rpc.limits.unfinished_messages import UnfinishedMessages, WaitingCall, bytes_received
+from signalbox_rpc.limits import call_bounds
+from signalbox_rpc.limits.call_bounds import CallBounds
+from signalbox_rpc.limits.unfinished_messages import UnfinishedMessages, WaitingCall, bytes_received
 from tests.chaos.hostile import DATA, END_HEADERS, HEADERS, HTTP2_PREFACE, SETTINGS, frame, headers
 from tests.rpc.echo import NAME, Echo, call, serving, text
 from tests.waiting import EVENT_S, eventually

@@ -5,8 +5,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.inference.v1 import inference_pb2 as pb
-from rpc.limits.wire_scan import TooManyFields, check_num_fields
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_rpc.limits.wire_scan import TooManyFields, check_num_fields
 
 
 def num_fields(message: Message) -> int:

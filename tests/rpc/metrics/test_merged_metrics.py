@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from rpc.metrics import metrics_socket
-from rpc.metrics.exposition import encode_openmetrics, encoder_for
-from rpc.metrics.merged_metrics import merged
-from rpc.metrics.metrics_socket import serving_socket
-from rpc.metrics.registry import PREFIXES, Families, make_registry
+from signalbox_rpc.metrics import metrics_socket
+from signalbox_rpc.metrics.exposition import encode_openmetrics, encoder_for
+from signalbox_rpc.metrics.merged_metrics import merged
+from signalbox_rpc.metrics.metrics_socket import serving_socket
+from signalbox_rpc.metrics.registry import PREFIXES, Families, make_registry
 from tests.rpc.metrics.test_registry import make_histogram
 from tests.rpc.metrics.test_registry import read as read_router
 from tests.waiting import EVENT_S

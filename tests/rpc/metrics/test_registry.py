@@ -9,12 +9,12 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from rpc.http import port_limits
-from rpc.metrics.histogram import Histogram
-from rpc.metrics.registry import Families, MetricsConfig, make_registry
-from rpc.metrics.serving_metrics import serving_metrics
-from rpc.transport.listening_ports import BindError, PortInUse
-from rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_rpc.http import port_limits
+from signalbox_rpc.metrics.histogram import Histogram
+from signalbox_rpc.metrics.registry import Families, MetricsConfig, make_registry
+from signalbox_rpc.metrics.serving_metrics import serving_metrics
+from signalbox_rpc.transport.listening_ports import BindError, PortInUse
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from tests.rpc.certificates import Authority
 from tests.rpc.http.http_parsers import accepted
 from tests.rpc.http.test_acceptor import connections

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from rpc.telemetry import log_limits, logs
-from rpc.telemetry.log_limits import LimitedHandler, LineLimit
+from signalbox_rpc.telemetry import log_limits, logs
+from signalbox_rpc.telemetry.log_limits import LimitedHandler, LineLimit
 from tests.clock import Clock
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rpc.telemetry import logs, trace_ids
+from signalbox_rpc.telemetry import logs, trace_ids
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"

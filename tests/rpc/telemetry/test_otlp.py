@@ -4,8 +4,8 @@ import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
 
-from rpc.telemetry import otlp
-from rpc.telemetry.span_exporters import make_exporter
+from signalbox_rpc.telemetry import otlp
+from signalbox_rpc.telemetry.span_exporters import make_exporter
 
 
 def test_the_environment_says_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:

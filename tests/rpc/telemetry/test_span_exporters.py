@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext
 
-from rpc.telemetry import span_exporters
-from rpc.telemetry.span_exporters import FileSpanExporter, HastyExporter, make_exporter
+from signalbox_rpc.telemetry import span_exporters
+from signalbox_rpc.telemetry.span_exporters import FileSpanExporter, HastyExporter, make_exporter
 
 
 def make_span(name: str) -> ReadableSpan:

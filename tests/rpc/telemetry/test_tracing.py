@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc.telemetry import tracing
+from signalbox_rpc.telemetry import tracing
 from tests.rpc.collector import Collector, grpc_collector, http_collector
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,8 @@ def run_with(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a process that makes spans below TRACEPARENT; it prints when they began and ended."""
     script = (
-        "import sys, time; from rpc.telemetry.tracing import configure, extract, get_tracer\n"
+        "import sys, time\n"
+        "from signalbox_rpc.telemetry.tracing import configure, extract, get_tracer\n"
         "configure(service_name='test', exporter=sys.argv[1])\n"
         f"parent = extract({TRACEPARENT!r})\n"
         "started = time.monotonic()\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpc.transport.addresses import address_fault, host_fault
+from signalbox_rpc.transport.addresses import address_fault, host_fault
 
 
 @pytest.mark.parametrize(

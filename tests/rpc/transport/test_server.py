@@ -12,10 +12,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from rpc.transport.channel import open_channel
-from rpc.transport.listening_ports import BindError, PortInUse
-from rpc.transport.server import Server
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.listening_ports import BindError, PortInUse
+from signalbox_rpc.transport.server import Server
+from signalbox_rpc.transport.tls import TlsConfig
 from tests.chaos.fault_proxy import fault_proxy
 from tests.grpc_errors import code_of
 from tests.rpc.echo import NAME, Echo, call, serving, text
@@ -189,7 +189,7 @@ async def test_a_drain_waits_for_running_calls_but_not_for_watches() -> None:
 async def test_a_drain_ends_after_what_a_call_does_when_it_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rpc.transport.server.CUT_OFF_S", EVENT_S)
+    monkeypatch.setattr("signalbox_rpc.transport.server.CUT_OFF_S", EVENT_S)
     may_end, is_cut_off, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def wait(_text: str) -> str:
@@ -230,10 +230,10 @@ async def test_a_drain_cuts_calls_off_after_the_grace_period() -> None:
 
 SLEEPER = """
 import asyncio, sys
-from rpc.transport.shutdown import run_until_signalled
-from rpc.transport.tls import TlsConfig
+from signalbox_rpc.transport.shutdown import run_until_signalled
+from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.echo import Echo, NAME, add_echo
-from rpc.transport.server import Server
+from signalbox_rpc.transport.server import Server
 
 async def sleep(text):
     print("called", flush=True)

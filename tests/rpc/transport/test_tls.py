@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from rpc.interceptors.peer_roles import PeerNames
-from rpc.transport.channel import open_channel
-from rpc.transport.listening_ports import BindError, check_exposure
-from rpc.transport.server import Server
-from rpc.transport.tls import TlsConfig, TlsError
+from signalbox_rpc.interceptors.peer_roles import PeerNames
+from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.listening_ports import BindError, check_exposure
+from signalbox_rpc.transport.server import Server
+from signalbox_rpc.transport.tls import TlsConfig, TlsError
 from tests.grpc_errors import code_of
 from tests.rpc.certificates import Authority
 from tests.rpc.echo import NAME, Echo, add_echo, call, text

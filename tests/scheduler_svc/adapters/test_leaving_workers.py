@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from contract.errors import NotFound, Unavailable
-from contract.model import Adapter
-from scheduler_svc.adapters.adapter_loading import AdapterLoading
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.workers.step_loop import StepLoop
+from signalbox_contract.errors import NotFound, Unavailable
+from signalbox_contract.model import Adapter
+from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.workers.step_loop import StepLoop
 from tests.scheduler_svc.make import MODEL
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from scheduler_svc.kv.block_allocator import BlockCopy
-from scheduler_svc.kv.block_manager import AllocStatus, BlockSpaceManager
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv.hold import Hold
-from scheduler_svc.kv.prefix_cache import FoundBlock
-from scheduler_svc.requests.sequence import Sequence, SequenceStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.sequence_ids import next_seq_id
+from signalbox_scheduler.kv.block_allocator import BlockCopy
+from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv.prefix_cache import FoundBlock
+from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_ids import next_seq_id
 from tests.scheduler_svc.fake_worker import copies_of
 from tests.scheduler_svc.make import make_request
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from scheduler_svc.config import PreemptionMode
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.planning.swapping import STEPS_TO_RETRY
-from scheduler_svc.requests.sequence import SequenceStatus
+from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.planning.swapping import STEPS_TO_RETRY
+from signalbox_scheduler.requests.sequence import SequenceStatus
 from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
 
 FAST_COPIES = CostModel(block_bytes=1000, copy_bytes_per_s=1e9, prefill_tokens_per_s=100)

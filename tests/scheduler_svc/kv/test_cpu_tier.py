@@ -2,9 +2,9 @@
 
 import pytest
 
-from scheduler_svc.config import PreemptionMode
-from scheduler_svc.kv.cost_model import MAX_KEEP_S, CostModel
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.kv.cost_model import MAX_KEEP_S, CostModel
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import (
     NOT_FINITE,

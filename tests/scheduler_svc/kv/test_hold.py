@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import scheduler_svc
-from scheduler_svc.kv.block_allocator import BlockAllocator, BlockCopy
-from scheduler_svc.kv.hold import Hold
+import signalbox_scheduler
+from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy
+from signalbox_scheduler.kv.hold import Hold
 
 
 def made(num_taken: int = 3, *, num_blocks: int = 8) -> Hold:
@@ -152,7 +152,7 @@ def test_only_the_folder_of_the_allocator_changes_pools() -> None:
     assert set(dir(BlockAllocator(1))) >= READS
     for line in ("self._blocks.gpu.share(1)", "cpu.free(1)", "self._pool.incoming = []"):
         assert changes(line)
-    root = Path(scheduler_svc.__file__).parent
+    root = Path(signalbox_scheduler.__file__).parent
     paths = [path for path in root.rglob("*.py") if path.parent != root / "kv"]
     assert paths
     assert not {str(path): found for path in paths if (found := changes(path.read_text("utf-8")))}

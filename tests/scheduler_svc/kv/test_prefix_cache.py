@@ -2,9 +2,9 @@
 
 import pytest
 
-from scheduler_svc.kv.block_allocator import BlockAllocator
-from scheduler_svc.kv.block_manager import AllocStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.kv.block_allocator import BlockAllocator
+from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
     NOT_FINITE,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from contract.request import BeamSearchParams
-from scheduler_svc.kv_moves.handovers import Handovers
-from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.request import BeamSearchParams
+from signalbox_scheduler.kv_moves.handovers import Handovers
+from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected

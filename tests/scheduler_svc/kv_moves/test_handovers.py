@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from contract.request import BeamSearchParams
-from contract.structured_output.grammar_cost import GROWTH_BYTES
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.block_exports import BlockExports
-from scheduler_svc.kv_moves.handover_rounds import GRACE_S
-from scheduler_svc.kv_moves.handovers import Handovers
-from scheduler_svc.kv_moves.moves_under_way import MoveKind
-from scheduler_svc.kv_moves.worker_handovers import RETRY_S, WorkerHandovers
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import EventKind
-from scheduler_svc.scheduler import LONG_STEP_S
+from signalbox_contract.request import BeamSearchParams
+from signalbox_contract.structured_output.grammar_cost import GROWTH_BYTES
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv_moves.block_exports import BlockExports
+from signalbox_scheduler.kv_moves.handover_rounds import GRACE_S
+from signalbox_scheduler.kv_moves.handovers import Handovers
+from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
+from signalbox_scheduler.kv_moves.worker_handovers import RETRY_S, WorkerHandovers
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import EventKind
+from signalbox_scheduler.scheduler import LONG_STEP_S
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.fake_worker import expected

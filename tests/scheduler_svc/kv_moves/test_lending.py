@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from contract.sections.store_moves import Fetch, Lend
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.block_exports import LEND_S
-from scheduler_svc.kv_moves.fetch_cost import RETRY_S
-from scheduler_svc.kv_moves.moves_under_way import MoveKind
-from scheduler_svc.kv_moves.peer_reads import PAUSE_S
-from scheduler_svc.kv_moves.peers import Peer, PeerIdentity, Peers
-from scheduler_svc.kv_moves.prefix_loader import GRACE_S
-from scheduler_svc.kv_moves.store_planning import POLL_S
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.requests.sequence import SequenceStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import EventKind
+from signalbox_contract.sections.store_moves import Fetch, Lend
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv_moves.block_exports import LEND_S
+from signalbox_scheduler.kv_moves.fetch_cost import RETRY_S
+from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
+from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
+from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S
+from signalbox_scheduler.kv_moves.store_planning import POLL_S
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.requests.sequence import SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import EventKind
 from tests.scheduler_svc.fake_store import BLOCK_BYTES, Block, FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

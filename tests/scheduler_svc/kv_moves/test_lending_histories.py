@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from contract.model import StoreCapacity
-from scheduler_svc.kv_moves.moves_under_way import MovesUnderWay
-from scheduler_svc.kv_moves.peers import PeerIdentity, Peers
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.model import StoreCapacity
+from signalbox_scheduler.kv_moves.moves_under_way import MovesUnderWay
+from signalbox_scheduler.kv_moves.peers import PeerIdentity, Peers
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_store import Block, Ending, FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

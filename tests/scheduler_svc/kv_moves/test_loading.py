@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from contract.model import StoreCapacity
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.fetch_cost import RETRY_S
-from scheduler_svc.kv_moves.peer_reads import PAUSE_S
-from scheduler_svc.kv_moves.peers import Peers
-from scheduler_svc.kv_moves.prefix_loader import GRACE_S, MAX_LOADING
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.requests.sequence import SequenceStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import EventKind
+from signalbox_contract.model import StoreCapacity
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv_moves.fetch_cost import RETRY_S
+from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
+from signalbox_scheduler.kv_moves.peers import Peers
+from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S, MAX_LOADING
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.requests.sequence import SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import EventKind
 from tests.scheduler_svc.fake_store import BLOCK_BYTES, Block, FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.kv_moves.handovers import LEAST_SURPLUS, SURPLUS_SHARE
-from scheduler_svc.kv_moves.peer_reads import PAUSE_S
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv_moves.handovers import LEAST_SURPLUS, SURPLUS_SHARE
+from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.kv_moves.test_handover_histories import HandoverHistory, of
 from tests.scheduler_svc.kv_moves.test_handovers import Pair, abort, fail_a_round, num_recomputed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from contract.model import StoreCapacity
+from signalbox_contract.model import StoreCapacity
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.kv_moves.test_lending_histories import History
 from tests.scheduler_svc.make import Loop

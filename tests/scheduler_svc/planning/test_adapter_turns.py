@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
     Loop,

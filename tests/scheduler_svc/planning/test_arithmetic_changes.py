@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from contract.model import Arithmetic
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.scheduler import Scheduler
+from signalbox_contract.model import Arithmetic
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.scheduler import Scheduler
 from tests.scheduler_svc.make import join_worker, make_cluster
 from tests.scheduler_svc.routers import Router, add_request, finish
 

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from typing import Any
 
-from contract.step import Step
+from signalbox_contract.step import Step
 from tests.scheduler_svc.make import make_request, make_scheduler
 
 

@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from contract.columns import int32s, int64s
-from contract.request import BeamSearchParams
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.results.result_validation import find_fault
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.request import BeamSearchParams
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.results.result_validation import find_fault
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, expected
 from tests.scheduler_svc.make import (

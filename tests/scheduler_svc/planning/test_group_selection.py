@@ -2,15 +2,15 @@
 
 import pytest
 
-from contract.errors import Code
-from contract.request import BeamSearchParams
-from scheduler_svc.config import PolicyName, PolicySettings, PreemptionMode
-from scheduler_svc.kv.block_manager import AllocStatus
-from scheduler_svc.planning.group_selection import MAX_PASSED_OVER
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.policies import make_policy
-from scheduler_svc.requests.sequence import SequenceStatus
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.errors import Code
+from signalbox_contract.request import BeamSearchParams
+from signalbox_scheduler.config import PolicyName, PolicySettings, PreemptionMode
+from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.planning.group_selection import MAX_PASSED_OVER
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_scheduler.requests.sequence import SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
 

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from contract.errors import Code
-from contract.pooling import PoolingModel
-from contract.step_result import StepResult
-from contract.updates import FinishReason
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import EventKind
+from signalbox_contract.errors import Code
+from signalbox_contract.pooling import PoolingModel
+from signalbox_contract.step_result import StepResult
+from signalbox_contract.updates import FinishReason
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import EventKind
 from tests.scheduler_svc.make import Loop, assert_all_free
 from tests.scheduler_svc.pooling import (
     BOTH_WAYS,

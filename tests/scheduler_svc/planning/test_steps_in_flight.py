@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.kv.cost_model import CostModel
-from scheduler_svc.planning.steps_in_flight import StepsInFlight
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.planning.steps_in_flight import StepsInFlight
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
 

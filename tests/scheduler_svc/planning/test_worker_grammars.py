@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from contract.errors import Code
-from contract.structured_output.grammar_cost import GrammarCost
-from scheduler_svc.config import PreemptionMode
-from scheduler_svc.planning.worker_grammars import Preparation
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.scheduler import Scheduler
+from signalbox_contract.errors import Code
+from signalbox_contract.structured_output.grammar_cost import GrammarCost
+from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.planning.worker_grammars import Preparation
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.scheduler import Scheduler
 from tests.scheduler_svc.fake_worker import FakeWorker, expected
 from tests.scheduler_svc.make import Loop, make_request, make_scheduler, outputs
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.errors import Code
-from contract.request import BeamSearchParams
-from contract.sampling_params import SamplingParams
-from contract.updates import RequestUpdates
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_contract.errors import Code
+from signalbox_contract.request import BeamSearchParams
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.updates import RequestUpdates
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.make import (
     MODEL,
     join_worker,
@@ -138,7 +138,7 @@ def test_a_prompt_too_long_for_every_worker_is_invalid_and_says_the_window() -> 
 
 def test_the_window_follows_workers_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     cluster = make_cluster()
-    with caplog.at_level(logging.INFO, "scheduler_svc.queue.effective_window"):
+    with caplog.at_level(logging.INFO, "signalbox_scheduler.queue.effective_window"):
         small, _ = join_worker(cluster, num_gpu_blocks=SMALL)
         large, _ = join_worker(cluster, num_gpu_blocks=LARGE)
         join_worker(cluster, num_gpu_blocks=SMALL)

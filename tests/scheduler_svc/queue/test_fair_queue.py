@@ -5,9 +5,9 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from scheduler_svc.queue import fair_queue
-from scheduler_svc.queue.fair_queue import Flows
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.queue import fair_queue
+from signalbox_scheduler.queue.fair_queue import Flows
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.make import make_request
 
 _arrivals = itertools.count()

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_svc.config import PolicySettings, PreemptionMode
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.policies import make_policy
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.config import PolicySettings, PreemptionMode
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
 
 PROMPT_TOKENS = 6

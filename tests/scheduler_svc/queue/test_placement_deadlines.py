@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from contract.errors import Code
-from scheduler_svc.cluster import Cluster
+from signalbox_contract.errors import Code
+from signalbox_scheduler.cluster import Cluster
 from tests.clock import Clock
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import MODEL, Loop, join_worker, make_cluster, outputs

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import PolicySettings
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.policies import FirstComeFirstServed, SchedulingPolicy, make_policy
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.config import PolicySettings
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import FirstComeFirstServed, SchedulingPolicy, make_policy
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how_to" / "choose_a_policy.md"

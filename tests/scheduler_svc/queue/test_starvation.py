@@ -14,11 +14,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, given, settings
 
-from scheduler_svc.config import PolicyName, PolicySettings
-from scheduler_svc.planning.group_selection import MAX_PASSED_OVER
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.queue.policies import make_policy
-from scheduler_svc.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.config import PolicyName, PolicySettings
+from signalbox_scheduler.planning.group_selection import MAX_PASSED_OVER
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
 
 MAX_PROMPT = 22  # with its tokens all blocks of the smaller pool

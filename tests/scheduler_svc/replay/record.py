@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from protos.recording.v1 import recording_pb2 as pb
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.replay.recording_file import RecordReader, RecordWriter
+from signalbox_protos.recording.v1 import recording_pb2 as pb
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.replay.recording_file import RecordReader, RecordWriter
 from tests.scheduler_svc.replay.recorded_histories import SCENARIOS, record_history
 
 FOLDER = Path(__file__).parent / "recordings"

@@ -11,33 +11,33 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from contract import request as request_codec
-from contract.columns import int32s, int64s
-from contract.errors import Code
-from contract.model import Adapter, ModelInfo, WorkerCapacity
-from contract.pooling import Vector
-from contract.request import Request
-from contract.step import encode_step
-from contract.step_result import (
+from signalbox_contract import request as request_codec
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.errors import Code
+from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
+from signalbox_contract.pooling import Vector
+from signalbox_contract.request import Request
+from signalbox_contract.step import encode_step
+from signalbox_contract.step_result import (
     StageTimings,
     StepResult,
     StepTimings,
     decode_result,
     encode_result,
 )
-from contract.updates import FinishedRequest, RequestFailure, RequestUpdates
-from contract.worker_role import WorkerRole
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning.worker_grammars import Preparation
-from scheduler_svc.queue.grammar_queue import Constraint
-from scheduler_svc.recorder import RouterRecorder, WorkerRecorder
-from scheduler_svc.replay.recording_codec import FileRecorder
-from scheduler_svc.replay.replay_codec import decision
-from scheduler_svc.replay.replayed_cluster import ReplayedCluster, ReplayedRouter
-from scheduler_svc.request_lifecycle import RequestLifecycle
-from scheduler_svc.service.scheduler_servicer import apply_message
-from scheduler_svc.workers.step_loop import StepLoop
+from signalbox_contract.updates import FinishedRequest, RequestFailure, RequestUpdates
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.planning.worker_grammars import Preparation
+from signalbox_scheduler.queue.grammar_queue import Constraint
+from signalbox_scheduler.recorder import RouterRecorder, WorkerRecorder
+from signalbox_scheduler.replay.recording_codec import FileRecorder
+from signalbox_scheduler.replay.replay_codec import decision
+from signalbox_scheduler.replay.replayed_cluster import ReplayedCluster, ReplayedRouter
+from signalbox_scheduler.request_lifecycle import RequestLifecycle
+from signalbox_scheduler.service.scheduler_servicer import apply_message
+from signalbox_scheduler.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import Block, FakeStore
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from contract.model import Adapter, StoreCapacity, WorkerCapacity
-from contract.pooling import PoolingModel, PoolingParams
-from contract.request import BeamSearchParams, DeliveredSequence, Request
-from contract.sampling_params import SamplingParams
-from contract.structured_output.grammar_cost import GrammarCost
-from contract.worker_role import WorkerRole
-from scheduler_svc.config import PreemptionMode, SchedulerConfig
+from signalbox_contract.model import Adapter, StoreCapacity, WorkerCapacity
+from signalbox_contract.pooling import PoolingModel, PoolingParams
+from signalbox_contract.request import BeamSearchParams, DeliveredSequence, Request
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.structured_output.grammar_cost import GrammarCost
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected, pooled_vector
 from tests.scheduler_svc.make import EOS, MODEL

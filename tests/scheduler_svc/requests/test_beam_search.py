@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
-from contract.request import BeamSearchParams
-from scheduler_svc.requests.beam_search import BeamSearch, Candidates, Hypothesis
+from signalbox_contract.request import BeamSearchParams
+from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
 from tests.rounding import relative_error
 
 VOCAB_SIZE, EOS, OTHER_STOP = 13, 5, 7

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler_svc.requests.phases import BlockUnit, Phase, phases_of
-from scheduler_svc.requests.timeline import Event, EventKind
-from scheduler_svc.requests.wait_accounting import Wait, WaitReason
+from signalbox_scheduler.requests.phases import BlockUnit, Phase, phases_of
+from signalbox_scheduler.requests.timeline import Event, EventKind
+from signalbox_scheduler.requests.wait_accounting import Wait, WaitReason
 
 BLOCK = BlockUnit(tokens=16, num_bytes=1000)
 BEGUN = [

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from contract.pooling import PoolingModel, PoolingParams
-from contract.request import BeamSearchParams, DeliveredSequence
-from contract.sampling_params import SamplingParams
-from scheduler_svc.requests.request_validation import find_fault
+from signalbox_contract.pooling import PoolingModel, PoolingParams
+from signalbox_contract.request import BeamSearchParams, DeliveredSequence
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_scheduler.requests.request_validation import find_fault
 from tests.scheduler_svc.make import MODEL, make_arrival
 
 POOLING_MODEL = replace(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from contract.sampling_params import SamplingParams
-from scheduler_svc.requests.request_validation import find_fault
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_scheduler.requests.request_validation import find_fault
 from tests.scheduler_svc.make import MODEL, make_arrival
 
 

@@ -1,10 +1,10 @@
 """What the stages of a worker have computed while a request was there."""
 
-from contract.model import WorkerRank
-from contract.step_result import StageTimings
-from scheduler_svc.requests.stage_use import StageAccount, StageUse
-from scheduler_svc.requests.timeline import Timeline
-from scheduler_svc.requests.wait_accounting import WaitLedger
+from signalbox_contract.model import WorkerRank
+from signalbox_contract.step_result import StageTimings
+from signalbox_scheduler.requests.stage_use import StageAccount, StageUse
+from signalbox_scheduler.requests.timeline import Timeline
+from signalbox_scheduler.requests.wait_accounting import WaitLedger
 
 RANKS = (
     WorkerRank(rank=0, stage=0, tensor_parallel_rank=0, host="a", first_layer=0, num_layers=2),

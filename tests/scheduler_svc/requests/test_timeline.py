@@ -4,13 +4,13 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import PreemptionMode
-from scheduler_svc.insight.explain import Explanation, RequestState
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import KEPT_FIRST, KEPT_LAST, Event, EventKind, Timeline
-from scheduler_svc.requests.wait_accounting import WaitLedger, WaitReason
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.insight.explain import Explanation, RequestState
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import KEPT_FIRST, KEPT_LAST, Event, EventKind, Timeline
+from signalbox_scheduler.requests.wait_accounting import WaitLedger, WaitReason
 from tests.scheduler_svc.make import (
     MODEL,
     Loop,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from contract.errors import Code
-from scheduler_svc.config import PreemptionMode
+from signalbox_contract.errors import Code
+from signalbox_scheduler.config import PreemptionMode
 from tests.scheduler_svc.beams import PROMPT, STOPS, assert_found, make_search
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

@@ -1,11 +1,11 @@
 """Each position of a prompt is told once, whatever is computed again, to a router that is there."""
 
-from contract.columns import int32s, int64s
-from contract.logprobs import PromptLogprobs, TokenLogprobs
-from contract.step_result import StepResult
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.results.step_outcome import StepOutcome
-from scheduler_svc.scheduler import Scheduler
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
+from signalbox_contract.step_result import StepResult
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.results.step_outcome import StepOutcome
+from signalbox_scheduler.scheduler import Scheduler
 from tests.scheduler_svc.make import make_request, make_scheduler
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]

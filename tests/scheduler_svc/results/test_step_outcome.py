@@ -1,9 +1,9 @@
 """Each router is told of its own requests' tokens, once and in order."""
 
-from contract.logprobs import TokenLogprobs
-from contract.updates import RequestUpdates
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.results.step_outcome import StepOutcome, router_updates
+from signalbox_contract.logprobs import TokenLogprobs
+from signalbox_contract.updates import RequestUpdates
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.results.step_outcome import StepOutcome, router_updates
 from tests.scheduler_svc.make import make_request
 
 LOGPROBS = [TokenLogprobs(-0.5, 1, [3], [-0.5]), TokenLogprobs(-0.25, 1, [4], [-0.25])]

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from contract.step_result import StepResult
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from scheduler_svc.adapters.adapter_loading import AdapterLoading
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
-from scheduler_svc.workers.engine import Engine
+from signalbox_contract.step_result import StepResult
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.service.registry_servicer import WorkerRegistryServicer
+from signalbox_scheduler.workers.engine import Engine
 from tests.scheduler_svc.make import make_scheduler
 from tests.waiting import eventually, run_ready_tasks
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from contract.errors import InvalidArgument, ResourceExhausted
-from contract.request import Request
-from contract.sampling_params import SamplingParams
-from contract.updates import RequestUpdates
-from scheduler_svc.service.router_session import HEARTBEAT, MODEL_CHANGED, Session
+from signalbox_contract.errors import InvalidArgument, ResourceExhausted
+from signalbox_contract.request import Request
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.updates import RequestUpdates
+from signalbox_scheduler.service.router_session import HEARTBEAT, MODEL_CHANGED, Session
 from tests.scheduler_svc.make import join_worker, make_cluster
 from tests.waiting import run_ready_tasks
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from contract.step_result import StepResult
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.results.step_outcome import StepOutcome
-from scheduler_svc.workers.engine import Engine
-from scheduler_svc.workers.worker_client import WorkerLostError
+from signalbox_contract.step_result import StepResult
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.results.step_outcome import StepOutcome
+from signalbox_scheduler.workers.engine import Engine
+from signalbox_scheduler.workers.worker_client import WorkerLostError
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
 from tests.waiting import EVENT_S, run_ready_tasks

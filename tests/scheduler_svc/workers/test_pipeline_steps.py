@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from contract.step_result import StepTimings
-from gpu_worker.simulated.stage_times import StageTimes
-from scheduler_svc.planning.step_division import StepDivision
+from signalbox_contract.step_result import StepTimings
+from signalbox_scheduler.planning.step_division import StepDivision
+from signalbox_worker.simulated.stage_times import StageTimes
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
 from tests.scheduler_svc.workers.test_step_loop import Driver

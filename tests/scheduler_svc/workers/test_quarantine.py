@@ -1,6 +1,11 @@
 """How long a worker that fails again and again has to pause, and when that is forgotten."""
 
-from scheduler_svc.workers.quarantine import FORGET_S, MAX_FAILURES, MAX_RECORDS, WorkerRecords
+from signalbox_scheduler.workers.quarantine import (
+    FORGET_S,
+    MAX_FAILURES,
+    MAX_RECORDS,
+    WorkerRecords,
+)
 from tests.clock import Clock
 
 

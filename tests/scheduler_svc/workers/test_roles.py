@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from contract.errors import Code
-from contract.worker_role import WorkerRole
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import Disaggregation
-from scheduler_svc.kv_moves.peers import PeerIdentity
-from scheduler_svc.kv_moves.worker_handovers import WorkerHandovers
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.requests.timeline import EventKind
-from scheduler_svc.workers.roles import resolve
-from scheduler_svc.workers.step_loop import StepLoop
+from signalbox_contract.errors import Code
+from signalbox_contract.worker_role import WorkerRole
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import Disaggregation
+from signalbox_scheduler.kv_moves.peers import PeerIdentity
+from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import EventKind
+from signalbox_scheduler.workers.roles import resolve
+from signalbox_scheduler.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from contract.errors import Aborted, InvalidArgument, ResourceExhausted
-from contract.startup import StartupPhase, StartupProgress
-from protos.scheduler.v1 import scheduler_pb2 as pb
-from scheduler_svc.adapters.adapter_loading import AdapterLoading
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.service import registry_servicer, startup_servicer
-from scheduler_svc.service.registry_servicer import WorkerRegistryServicer
-from scheduler_svc.workers import starting_workers
-from scheduler_svc.workers.starting_workers import StartingWorkers
+from signalbox_contract.errors import Aborted, InvalidArgument, ResourceExhausted
+from signalbox_contract.startup import StartupPhase, StartupProgress
+from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.service import registry_servicer, startup_servicer
+from signalbox_scheduler.service.registry_servicer import WorkerRegistryServicer
+from signalbox_scheduler.workers import starting_workers
+from signalbox_scheduler.workers.starting_workers import StartingWorkers
 from tests.clock import Clock
 from tests.waiting import run_ready_tasks
 

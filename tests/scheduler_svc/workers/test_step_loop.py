@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from contract.model import StoreCapacity
-from scheduler_svc.kv_moves.moves_under_way import MAX_CANCEL_S
-from scheduler_svc.kv_moves.store_planning import LOADING_POLL_S
-from scheduler_svc.planning.worker_grammars import Preparation
-from scheduler_svc.requests.sequence_group import SequenceGroup
-from scheduler_svc.results.step_outcome import StepOutcome
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.workers.step_loop import (
+from signalbox_contract.model import StoreCapacity
+from signalbox_scheduler.kv_moves.moves_under_way import MAX_CANCEL_S
+from signalbox_scheduler.kv_moves.store_planning import LOADING_POLL_S
+from signalbox_scheduler.planning.worker_grammars import Preparation
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.results.step_outcome import StepOutcome
+from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.step_loop import (
     FIRST_GUESS_S_PER_TOKEN,
     TIMEOUT_PER_PREDICTION,
     StepLoop,

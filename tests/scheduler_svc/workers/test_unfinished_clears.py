@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from contract.model import StoreCapacity
-from contract.sections.store_moves import Clear, ClearMark
-from scheduler_svc.cluster import Cluster
-from scheduler_svc.workers.step_loop import StepLoop
-from scheduler_svc.workers.unfinished_clears import MAX_EARLIER, MAX_TENANTS
+from signalbox_contract.model import StoreCapacity
+from signalbox_contract.sections.store_moves import Clear, ClearMark
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.unfinished_clears import MAX_EARLIER, MAX_TENANTS
 from tests.scheduler_svc.make import Loop, join_worker, make_cluster, make_loop
 
 

@@ -5,14 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from contract.columns import int32s, int64s
-from contract.step import decode_step
-from contract.step_result import StepResult, encode_result
-from protos.worker.v1 import worker_pb2 as pb
-from scheduler_svc.planning.plan import StepPlan
-from scheduler_svc.workers import worker_client
-from scheduler_svc.workers.probe_step import make_check_plan
-from scheduler_svc.workers.worker_client import WorkerClient
+from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.step import decode_step
+from signalbox_contract.step_result import StepResult, encode_result
+from signalbox_protos.worker.v1 import worker_pb2 as pb
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.workers import worker_client
+from signalbox_scheduler.workers.probe_step import make_check_plan
+from signalbox_scheduler.workers.worker_client import WorkerClient
 from tests.waiting import run_ready_tasks
 
 EPOCH = 7

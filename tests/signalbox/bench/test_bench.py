@@ -18,12 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from router.config import LoggedRequests
-from router.insight.request_log import RequestLog
-from router.prompt.conversation import Conversation, Message
-from router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
-from rpc.telemetry import logs
-from rpc.transport.tls import TlsConfig
 from signalbox.bench import flags, report, trace_file
 from signalbox.bench.http_stream import Endpoint, HttpStatusError, post_for_events
 from signalbox.bench.http_target import HttpTarget, TokenCounter
@@ -31,6 +25,12 @@ from signalbox.bench.load_loops import RequestFailed, closed_loop, open_loop
 from signalbox.bench.measurements import Measured, tokens_by_time
 from signalbox.bench.workload import BenchRequest, Synthetic, poisson
 from signalbox.client.connection import PLAIN, Connection
+from signalbox_router.config import LoggedRequests
+from signalbox_router.insight.request_log import RequestLog
+from signalbox_router.prompt.conversation import Conversation, Message
+from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from signalbox_rpc.telemetry import logs
+from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.certificates import Authority
 
 
@@ -170,7 +170,7 @@ def test_our_own_log_is_replayed_at_its_times(tmp_path: Path) -> None:
     with path.open("w") as sink:
         handler = logging.StreamHandler(sink)
         handler.setFormatter(logs.formatter("router", "json"))
-        logger = logging.getLogger("router.insight.request_log")
+        logger = logging.getLogger("signalbox_router.insight.request_log")
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         try:

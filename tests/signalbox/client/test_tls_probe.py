@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rpc.transport.server import Server
-from rpc.transport.tls import CLEAR, TlsConfig
 from signalbox.client.connection import Connection, router_client
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Unreachable
 from signalbox.client.terminal_answer import explained
 from signalbox.client.tls_probe import listens, tls_hint
+from signalbox_rpc.transport.server import Server
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from tests.ports import free_port
 from tests.rpc.certificates import Authority
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
 from signalbox.cli import main
 from signalbox.client.scheduler_client import SchedulerClient
+from signalbox_scheduler.config import SchedulerConfig
 from tests.gpu_worker.kv_disk.disks import held, make_store, write
 from tests.gpu_worker.kv_shared import redis_servers
 from tests.gpu_worker.kv_shared.redis_servers import needs_redis, write_secret

@@ -64,7 +64,7 @@ def test_without_kernels_and_pytorch_no_model_can_be_served(
         raise NativeUnavailable("no space left")
 
     install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0")
-    monkeypatch.setattr("gpu_worker.native.capabilities.best_isa", fail)
+    monkeypatch.setattr("signalbox_worker.native.capabilities.best_isa", fail)
     (problem,) = doctor.examine().problems
     assert "(none: no space left); pip install 'signalbox-serving[worker]'" in problem
 
@@ -89,14 +89,16 @@ def test_another_package_of_the_same_name_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(monkeypatch, grpcio="2.0", pydantic_settings="3.0")
-    other = ModuleSpec("router", None, is_package=True)
-    other.submodule_search_locations = [str(tmp_path / "router")]
+    other = ModuleSpec("signalbox_router", None, is_package=True)
+    other.submodule_search_locations = [str(tmp_path / "signalbox_router")]
     ours: Callable[[str], ModuleSpec | None] = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: other if name == "router" else ours(name)
+        importlib.util,
+        "find_spec",
+        lambda name: other if name == "signalbox_router" else ours(name),
     )
     (problem,) = doctor.examine().problems
-    assert "package router" in problem
+    assert "package signalbox_router" in problem
     assert str(tmp_path) in problem
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from router.keys.api_keys import KeyRing, read_keys
 from signalbox import cli
+from signalbox_router.keys.api_keys import KeyRing, read_keys
 from tests.signalbox.stacks import COMMAND, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S
 

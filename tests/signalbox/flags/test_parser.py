@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from router.config import RouterSettings
 from signalbox import cli
 from signalbox.settings.environment import own_variables
 from signalbox.settings.loading import check_environment, load
 from signalbox.settings.sources import SettingsError
+from signalbox_router.config import RouterSettings
 
 SECRET = "sk-do-not-show"
 

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from protos.scheduler.v1 import explain_pb2 as pb
 from signalbox.inspect.explain import render
+from signalbox_protos.scheduler.v1 import explain_pb2 as pb
 
 MS = 1_000_000
 

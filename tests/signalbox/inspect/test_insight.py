@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from scheduler_svc.replay.replay_codec import NotARecording
 from signalbox.cli import main, make_parser
 from signalbox.client.service_client import Refused
 from signalbox.inspect import dump, explain, replay
+from signalbox_scheduler.replay.replay_codec import NotARecording
 from tests.signalbox.stacks import Stack, run_here, serve
 from tests.waiting import EVENT_S
 

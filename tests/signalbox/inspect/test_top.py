@@ -6,11 +6,11 @@ import re
 import pytest
 from rich.console import Console
 
-from protos.scheduler.v1 import explain_pb2
-from protos.scheduler.v1 import stats_pb2 as pb
 from signalbox.inspect.load_rates import measure
 from signalbox.inspect.top import Watch, run
 from signalbox.inspect.top_view import render
+from signalbox_protos.scheduler.v1 import explain_pb2
+from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
 MS = 1_000_000
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from router.pooling.activations import normalized
 from signalbox import AsyncLLMEngine, EngineDeadError, PoolingParams, RequestOutput, SamplingParams
+from signalbox_router.pooling.activations import normalized
+from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,

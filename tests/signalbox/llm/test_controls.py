@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.kv.block_allocator import BlockAllocator
 from signalbox import LLM, LLMEngine
 from signalbox.llm.in_process.local_worker import LocalWorker
 from signalbox.llm.in_process.profiler import LocalProfiler
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.v1.metrics.reader import Counter, Gauge, Histogram
+from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.simulated.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
-from scheduler_svc.config import PreemptionMode, SchedulingSettings
-from scheduler_svc.planning.worker_state import WorkerState
-from scheduler_svc.queue.admission_queue import AdmissionQueue
-from scheduler_svc.results.output_processor import OutputProcessor
 from signalbox import LLM, EngineDeadError, LLMEngine, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
+from signalbox_scheduler.planning.worker_state import WorkerState
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.results.output_processor import OutputProcessor
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.simulated.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.router.tokenizer_kinds import backend_of
 from tests.signalbox.llm.make import (
     GREEDY,

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox import EngineArgs, LLMEngine, SamplingParams
 from signalbox.llm.in_process.local_worker import STEPS_IN_FLIGHT
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.signalbox.llm.make import GREEDY, make_runner, run
 from tests.waiting import EVENT_S
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_worker.batch.runner_protocol import Inspectable
 from signalbox import LLM, SamplingParams
+from signalbox_worker.batch.runner_protocol import Inspectable
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
 from tests.transformers_demo import DEMO, demo, greedy_texts

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_worker.simulated.byte_tokenizer import tokenizer_files
-from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, EngineArgs, SamplingParams
 from signalbox.llm.engine_options import SERVICE_ONLY, engine_fields
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_scheduler.config import SchedulingSettings
+from signalbox_worker.simulated.byte_tokenizer import tokenizer_files
 from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_llm
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
-from router.pooling.activations import normalized
 from signalbox import LLM, PoolingParams, PromptType, SamplingParams
+from signalbox_router.pooling.activations import normalized
+from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.signalbox.llm.make import assert_at_rest, make_llm
 
 MEAN, RERANK = SIMULATED_POOLING["mean"], SIMULATED_POOLING["rerank"]

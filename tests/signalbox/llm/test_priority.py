@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, LLMEngine
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_scheduler.config import SchedulingSettings
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,

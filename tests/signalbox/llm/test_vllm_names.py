@@ -282,7 +282,7 @@ async def test_an_async_engine_is_used_as_vllms() -> None:
 
 
 def test_models_are_registered_with_ours() -> None:
-    from gpu_worker.models import ModelSpec, model_spec
+    from signalbox_worker.models import ModelSpec, model_spec
 
     spec = ModelSpec("NamedForCausalLM", read_config=dict, build=lambda *_: None)  # type: ignore[arg-type,return-value]
     ModelRegistry.register_model("NamedForCausalLM", spec)

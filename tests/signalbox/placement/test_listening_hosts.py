@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpu_worker.worker_settings import WorkerSettings
 from signalbox.placement.listening_hosts import fault_of, host_of
 from signalbox.placement.node_probe import RankNode
+from signalbox_worker.worker_settings import WorkerSettings
 
 NODE = RankNode(host="10.0.0.7", name="seven", versions="", fault="")
 

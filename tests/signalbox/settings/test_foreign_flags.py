@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.worker_settings import WorkerSettings
-from router.config import RouterSettings
-from rpc.settings.service_settings import flag_name
-from scheduler_svc.config import SchedulerSettings
 from signalbox import cli
 from signalbox.flags.service_flags import spelling_of, to_environment, to_flags
 from signalbox.settings.all_settings import SERVICES
@@ -20,6 +16,10 @@ from signalbox.settings.serve_settings import RunSettings, ServeSettings
 from signalbox.settings.setting_names import translate
 from signalbox.settings.sources import SettingsError, Source
 from signalbox.settings.vllm_flags import SHORT_FLAGS, VLLM_FLAGS
+from signalbox_router.config import RouterSettings
+from signalbox_rpc.settings.service_settings import flag_name
+from signalbox_scheduler.config import SchedulerSettings
+from signalbox_worker.worker_settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 

@@ -8,16 +8,16 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from gpu_worker.worker_settings import WorkerSettings
-from router.config import RouterSettings
-from rpc.settings.service_settings import FilePath, Settings
-from scheduler_svc.config import SchedulerSettings
 from signalbox.flags.parser import CommandParser
 from signalbox.flags.service_flags import add_flags, to_flags
 from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings, ServeSettings
 from signalbox.settings.sources import SettingsError
+from signalbox_router.config import RouterSettings
+from signalbox_rpc.settings.service_settings import FilePath, Settings
+from signalbox_scheduler.config import SchedulerSettings
+from signalbox_worker.worker_settings import WorkerSettings
 
 COMMANDS = (RouterSettings, SchedulerSettings, WorkerSettings, ServeSettings)
 PATHS = sorted(

@@ -21,7 +21,7 @@ FORKING = """
 import json, logging, os, signal, sys, threading
 from pathlib import Path
 from types import SimpleNamespace
-from rpc.lifetime.stop_signals import stopping_later, take_stop_signals
+from signalbox_rpc.lifetime.stop_signals import stopping_later, take_stop_signals
 from signalbox.stack.child_processes import announce, may_fork, process_name, start
 
 def report():

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rpc.limits.open_files import WANTED_FILES
 from signalbox_kernels.native import ISA_VARIABLE
+from signalbox_rpc.limits.open_files import WANTED_FILES
 from tests.ports import free_port
 from tests.signalbox.stacks import COMMAND, Stack, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S, wait_until

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from protos.scheduler.v1 import stats_pb2
-from scheduler_svc.config import SchedulerConfig
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Refused
 from signalbox.stack.worker_report import report_workers
+from signalbox_protos.scheduler.v1 import stats_pb2
+from signalbox_scheduler.config import SchedulerConfig
 from tests.integration.stack import RunningScheduler, restarted, running_scheduler
 from tests.ports import free_port
 from tests.signalbox.stack.fake_workers import FakeLauncher

@@ -7,8 +7,8 @@ import {
   ANSWER, BAD_TEMPERATURE, COMPLETION_TOKENS, GRPC, PROMPT_TOKENS, QUESTION, REFUSAL, ROOT,
 } from "./demo.mjs";
 
-const options = { includeDirs: [ROOT], keepCase: true, enums: String, defaults: false };
-const definitions = loadSync("protos/inference/v1/inference.proto", options);
+const options = { includeDirs: [`${ROOT}/protos`], keepCase: true, enums: String, defaults: false };
+const definitions = loadSync("signalbox_protos/inference/v1/inference.proto", options);
 const { InferenceService } = grpc.loadPackageDefinition(definitions).signalbox.inference.v1;
 const client = new InferenceService(GRPC, grpc.credentials.createInsecure());
 

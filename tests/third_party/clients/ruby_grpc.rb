@@ -1,12 +1,12 @@
 # By generated code: text, usage, finish reason, order of the stream, `GRPC::InvalidArgument`
 
-root = File.expand_path("../../..", __dir__)
-proto = File.join(root, "protos/inference/v1/inference.proto")
+root = File.expand_path("../../../protos", __dir__)
+proto = File.join(root, "signalbox_protos/inference/v1/inference.proto")
 system(
   "grpc_tools_ruby_protoc", "-I", root, "--ruby_out=.", "--grpc_out=.", proto, exception: true
 )
 $LOAD_PATH.unshift(Dir.pwd)
-require "protos/inference/v1/inference_services_pb"
+require "signalbox_protos/inference/v1/inference_services_pb"
 
 include Signalbox::Inference::V1
 

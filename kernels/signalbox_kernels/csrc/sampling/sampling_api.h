@@ -1,6 +1,6 @@
 // The C ABI of sampling: a batch of draws from rows of logits, in plain arrays.
 //
-// gpu_worker/sampling/torch_sampler.py states the operations and their order, random.py the random
+// signalbox_worker/sampling/torch_sampler.py states the operations and their order, random.py the random
 // numbers. A pointer to an array that no draw of the batch uses may be null.
 #pragma once
 

@@ -10,8 +10,8 @@ winner among all is, if it is in the nucleus, the winner of the nucleus, so the 
 that of a sort.
 
 Draws are those of `signalbox_kernels.random`; what filters mean, ties included, is stated by
-gpu_worker/sampling/torch_sampler.py, which this must equal. Masses are summed in float64, as there;
-where the edge of a nucleus is as near as a rounding of exp, it may differ.
+signalbox_worker/sampling/torch_sampler.py, which this must equal. Masses are summed in float64, as
+there; where the edge of a nucleus is as near as a rounding of exp, it may differ.
 """
 
 from typing import NamedTuple

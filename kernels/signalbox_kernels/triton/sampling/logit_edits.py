@@ -3,7 +3,7 @@
 Rows are copied, because log probabilities are of the model's own logits. After the copy only the
 named tokens are changed. How often a token occurs is counted in a table of zeros; the program that
 reads a count resets it to zero, so each token of a row is penalised once, however often it occurs.
-The penalties are those of gpu_worker/sampling/logits_processors.py.
+The penalties are those of signalbox_worker/sampling/logits_processors.py.
 """
 
 from typing import NamedTuple

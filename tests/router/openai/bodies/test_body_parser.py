@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from router.openai.bodies import body_parser, json_values
-from router.openai.bodies.body_parser import parse
-from router.openai.requests.chat_types import ChatBody, DetokenizeBody
-from router.openai.requests.errors import BadRequest
-from router.openai.requests.types import Body, CompletionBody
-from router.work_limits import json_scan
+from signalbox_router.openai.bodies import body_parser, json_values
+from signalbox_router.openai.bodies.body_parser import parse
+from signalbox_router.openai.requests.chat_types import ChatBody, DetokenizeBody
+from signalbox_router.openai.requests.errors import BadRequest
+from signalbox_router.openai.requests.types import Body, CompletionBody
+from signalbox_router.work_limits import json_scan
 
 TEXTS = st.text(alphabet='a",:[]{}\\é\n', max_size=8)
 IDS = st.lists(st.integers(0, 300), max_size=8)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from router.openai.bodies.body_parser import SMALL_BODY_BYTES
-from router.openai.bodies.body_reader import BodyReader
-from router.openai.requests.types import Body
+from signalbox_router.openai.bodies.body_parser import SMALL_BODY_BYTES
+from signalbox_router.openai.bodies.body_reader import BodyReader
+from signalbox_router.openai.requests.types import Body
 from tests.router.openai.clients import HI, Http
 from tests.waiting import EVENT_S, eventually
 

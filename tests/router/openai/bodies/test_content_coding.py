@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.openai.bodies import content_coding
+from signalbox_router.openai.bodies import content_coding
 from tests.router.openai.clients import Http, make_http
 
 BODY = json.dumps({"prompt": "Hi " * 100}).encode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.openai.bodies import unknown_fields
+from signalbox_router.openai.bodies import unknown_fields
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.openai.test_answers import TOOL
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from protos.inference.v1 import inference_pb2 as pb
 from signalbox.llm.requests.conversations import conversation
 from signalbox.llm.requests.prompts import PromptEncoder
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from tests.router.fakes import (
     CHATML,
     IM_END,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protos.scheduler.v1 import scheduler_pb2
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import ids_of, make_backend, request_finished, step
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.openai.test_answers import TOOL

@@ -13,14 +13,14 @@ from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 from transformers import GenerationConfig
 
-from router.http.openapi_description import BODIES
-from router.openai.bodies.unknown_fields import check_unknown
-from router.openai.requests import foreign_fields
-from router.openai.requests.chat_types import ChatBody
-from router.openai.requests.errors import NotServed
-from router.openai.requests.foreign_fields import IGNORED, REFUSED, Foreign, Table
-from router.openai.requests.pooling_types import EmbeddingBody
-from router.openai.requests.types import Body, CompletionBody
+from signalbox_router.http.openapi_description import BODIES
+from signalbox_router.openai.bodies.unknown_fields import check_unknown
+from signalbox_router.openai.requests import foreign_fields
+from signalbox_router.openai.requests.chat_types import ChatBody
+from signalbox_router.openai.requests.errors import NotServed
+from signalbox_router.openai.requests.foreign_fields import IGNORED, REFUSED, Foreign, Table
+from signalbox_router.openai.requests.pooling_types import EmbeddingBody
+from signalbox_router.openai.requests.types import Body, CompletionBody
 from tests.router.inference.test_chat import writing
 from tests.router.openai.clients import HI, Http, make_http
 from tests.router.openai.requests.test_nulls import steady

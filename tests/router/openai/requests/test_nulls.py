@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from router.openai.requests.chat_types import (
+from signalbox_router.openai.requests.chat_types import (
     ChatBody,
     ChatMessage,
     DetokenizeBody,
@@ -13,7 +13,7 @@ from router.openai.requests.chat_types import (
     TokenizeBody,
     ToolCall,
 )
-from router.openai.requests.types import CompletionBody, JsonSchema, StreamOptions
+from signalbox_router.openai.requests.types import CompletionBody, JsonSchema, StreamOptions
 from tests.router.openai.clients import HI, Http
 
 SCHEMA = {"schema": {"type": "object"}}

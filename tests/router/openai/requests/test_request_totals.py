@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from contract.errors import InvalidArgument
-from router.inference import generate_codec
-from router.openai.requests import request_codec
-from router.openai.requests.request_totals import MAX_REPORTED, check_products
-from router.openai.requests.types import CompletionBody
-from router.params import params_validation
+from signalbox_contract.errors import InvalidArgument
+from signalbox_router.inference import generate_codec
+from signalbox_router.openai.requests import request_codec
+from signalbox_router.openai.requests.request_totals import MAX_REPORTED, check_products
+from signalbox_router.openai.requests.types import CompletionBody
+from signalbox_router.params import params_validation
 from tests.router.fakes import make_model
 from tests.router.openai.clients import MODEL, Http, make_http
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from contract.step import Step, decode_step, encode_step
-from scheduler_svc.config import PreemptionMode, SchedulingSettings
-from scheduler_svc.planning.plan import StepPlan
 from signalbox import SamplingParams
 from signalbox.llm.in_process.engine_core import EPOCH
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_contract.step import Step, decode_step, encode_step
+from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
+from signalbox_scheduler.planning.plan import StepPlan
 from tests.signalbox.llm.make import make_engine, run
 
 

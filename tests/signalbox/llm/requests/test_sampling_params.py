@@ -5,11 +5,6 @@ from typing import Any
 
 import pytest
 
-from contract.sampling_defaults import DefaultParams, SamplingDefaults
-from gpu_worker.batch.batch import Batch, BatchOutput
-from gpu_worker.simulated.simulated_config import SimulatedConfig
-from gpu_worker.simulated.simulated_draws import expected_tokens
-from gpu_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox import (
     LLM,
     AsyncLLMEngine,
@@ -21,6 +16,11 @@ from signalbox import (
     StructuredOutputsParams,
 )
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_contract.sampling_defaults import DefaultParams, SamplingDefaults
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,

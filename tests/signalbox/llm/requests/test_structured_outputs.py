@@ -12,10 +12,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpu_worker.sampling import grammars
-from scheduler_svc.config import SchedulingSettings
 from signalbox import LLM, SamplingParams, StructuredOutputsParams
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_scheduler.config import SchedulingSettings
+from signalbox_worker.sampling import grammars
 from tests.signalbox.llm.make import assert_at_rest, make_engine, make_llm, run
 from tests.signalbox.llm.requests.schemas import make_schema
 from tests.waiting import EVENT_S

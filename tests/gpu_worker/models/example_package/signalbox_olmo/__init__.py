@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu_worker.layers import (
+from signalbox_worker.layers import (
     Angles,
     ForwardContext,
     LayerNorm,
@@ -16,14 +16,14 @@ from gpu_worker.layers import (
     VocabParallelEmbedding,
     WeightTarget,
 )
-from gpu_worker.models import (
+from signalbox_worker.models import (
     DecoderConfig,
     ModelError,
     ModelSpec,
     decoder_shapes,
     register_model,
 )
-from gpu_worker.models.llama import Attention, FeedForward
+from signalbox_worker.models.llama import Attention, FeedForward
 
 _EPS = 1e-5
 
@@ -62,7 +62,7 @@ class OlmoLayer:
 
 
 class Olmo:
-    """Satisfies `gpu_worker.models.Model`."""
+    """Satisfies `signalbox_worker.models.Model`."""
 
     def __init__(
         self,

@@ -1,0 +1,52 @@
+"""Makes the batch that takes the most memory and time, to measure what a device can hold."""
+
+import numpy as np
+
+from signalbox_worker.batch.arrays import Int64Array
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows, neutral_filters
+
+
+def largest_batch(
+    *, num_tokens: int, num_seqs: int, max_model_len: int, block_size: int, top_p: float = 1.0
+) -> Batch:
+    """The most sequences and tokens in one step, all drawn at random; every block is block 0."""
+    query_lens = _spread(num_tokens=num_tokens, num_seqs=num_seqs, max_len=max_model_len)
+    query_start = np.concatenate([[0], query_lens.cumsum()])
+    positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1], query_lens)
+    max_blocks = -(-int(query_lens.max()) // block_size)
+    return Batch(
+        token_ids=np.zeros(len(positions), dtype=np.int64),
+        positions=positions,
+        slot_mapping=positions % block_size,
+        query_start=query_start,
+        context_lens=query_lens,
+        block_tables=np.zeros((num_seqs, max_blocks), dtype=np.int32),
+        rows=_random_rows(query_start[1:] - 1, top_p=top_p),
+    )
+
+
+def _spread(*, num_tokens: int, num_seqs: int, max_len: int) -> Int64Array:
+    """Returns the longest possible chunks, and one token for each of the other sequences."""
+    lens = np.ones(num_seqs, dtype=np.int64)
+    spare = min(num_tokens - num_seqs, num_seqs * (max_len - 1))
+    for i in range(num_seqs):
+        lens[i] += min(spare, max_len - 1)
+        spare -= int(lens[i]) - 1
+    return lens
+
+
+def _random_rows(token_index: Int64Array, *, top_p: float) -> SampleRows:
+    num_rows = len(token_index)
+    return SampleRows(
+        seq_ids=np.arange(num_rows),
+        token_index=token_index,
+        branch=np.zeros(num_rows, dtype=np.int64),
+        position=np.ones(num_rows, dtype=np.int64),
+        temperature=np.ones(num_rows, dtype=np.float32),
+        filters=neutral_filters(num_rows)._replace(
+            top_p=np.full(num_rows, top_p, dtype=np.float32)
+        ),
+        seed=np.zeros(num_rows, dtype=np.uint64),
+        num_logprobs=np.full(num_rows, NO_LOGPROBS),
+    )

@@ -1,0 +1,81 @@
+"""A rank's place in its worker: the layers of its stage, its tensor-parallel group, and the two
+collectives that layers need.
+
+The division of a transformer into column- and row-parallel halves follows Megatron-LM (Shoeybi et
+al., 2019).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from signalbox_worker.batch.stage_layers import StageLayers, all_layers
+from signalbox_worker.device.division import divided
+
+
+class Collectives(Protocol):
+    """Collective operations of a group's ranks. All ranks get the same bits."""
+
+    num_joined: int
+    """Number of collectives so far; ranks with equal numbers are at the same place."""
+
+    spent_ns: int
+    """Nanoseconds in collectives so far; 0 where a device runs them beside the host."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums a tensor over the ranks, in place."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Returns every rank's tensor; all have the same shape."""
+        ...
+
+    def abort(self) -> None:
+        """Makes the collectives that ranks wait in fail; safe from any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelGroup:
+    """Rank `rank` of `size` ranks; at size 1 the collectives do nothing."""
+
+    rank: int = 0
+    size: int = 1
+    collectives: Collectives | None = None
+    """None at size 1."""
+    layers: StageLayers | None = None
+    """Layers of this rank's pipeline stage; None has all."""
+
+    def stage(self, num_layers: int) -> StageLayers:
+        """Returns this rank's layers of a model's."""
+        return self.layers or all_layers(num_layers)
+
+    def divide(self, count: int, what: str) -> int:
+        """Returns this rank's share of `count`. Raises ModelError if there is a remainder."""
+        return divided(count, what, self.size)
+
+    def shard(self, tensor: Tensor, dim: int) -> Tensor:
+        """Returns this rank's slice of `tensor`."""
+        if self.size == 1:
+            return tensor
+        length = tensor.shape[dim] // self.size
+        return tensor.narrow(dim, self.rank * length, length)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums a tensor over the ranks, in place."""
+        if self.size > 1:
+            self._together.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Joins the ranks' tensors along the last dimension."""
+        if self.size == 1:
+            return tensor
+        return torch.cat(self._together.all_gather(tensor.contiguous()), dim=-1)
+
+    @property
+    def _together(self) -> Collectives:
+        assert self.collectives is not None, "a group of several ranks has collectives"
+        return self.collectives

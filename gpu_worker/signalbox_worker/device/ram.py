@@ -1,0 +1,29 @@
+"""Measures the free RAM of the machine or container, in bytes. Does not import PyTorch."""
+
+import os
+from pathlib import Path
+
+from signalbox_worker.device import cgroups
+
+_MEMORY = Path("/proc/meminfo")
+
+
+def available_ram() -> int:
+    """Returns free RAM in bytes: the machine's, or what is left up to a limit if that is less."""
+    free, left = _machine_available(), cgroups.memory_left()
+    return free if left is None else min(free, left)
+
+
+def _machine_available() -> int:
+    free = procfs_bytes("MemAvailable", _MEMORY)
+    # Without procfs nothing says what is free: count on half of what there is.
+    return free or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def procfs_bytes(name: str, file: Path) -> int:
+    """Reads a procfs line such as "VmRSS:  1234 kB", in bytes; 0 where there is none."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    for line in lines:
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

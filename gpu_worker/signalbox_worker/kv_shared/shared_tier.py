@@ -1,0 +1,110 @@
+"""The shared tier of a worker: opens a store on a server of the operator's.
+
+Nothing is asked of the server before blocks are looked up, so that a worker starts without it.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+from signalbox_contract.sections.store_moves import ClearMark
+from signalbox_worker.config import ModelError
+from signalbox_worker.kv_shared.block_seal import BlockSeal
+from signalbox_worker.kv_shared.block_server import BlockServer
+from signalbox_worker.kv_shared.bypass import Bypass
+from signalbox_worker.kv_shared.redis_server import RedisServer
+from signalbox_worker.kv_shared.secret_files import read_key, read_password
+from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.kv_store.late_store import Identify, LateStore
+from signalbox_worker.store_config import SharedConfig
+from signalbox_worker.store_url import REDIS_SCHEMES, redis_address
+
+logger = logging.getLogger(__name__)
+
+
+class SharedTier(LateStore[SharedStore]):
+    """Satisfies `BlockStore`."""
+
+    def __init__(self, config: SharedConfig, *, block_bytes: int, identify: Identify) -> None:
+        """Raises SecretFileError if the key or the password cannot be read."""
+        assert config.kv_store is not None
+        super().__init__(block_bytes=block_bytes, name="shared")
+        self._url = config.kv_store
+        self._identify = identify
+        self._secret, self._password = _secrets(config)
+        self.start()
+
+    def open(self) -> SharedStore:
+        identity = self._identify({}, self.is_called_off)
+        seal = BlockSeal(self._secret, identity=identity, block_bytes=self._block_bytes)
+        group, place = seal.names.group, place_of(self._url)
+        server = make_server(
+            self._url, group=group, sealed_bytes=seal.sealed_bytes, password=self._password
+        )
+        logger.info("shared tier of KV blocks: %s, blocks of model %s", place, group[:8])
+        return SharedStore(server, seal, Bypass(place))
+
+    def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
+        """Ends when the server is cleared: no scheduler has another worker repeat a clear that one
+        has confirmed. Before the tier is open it waits for that."""
+        super().clear(tenant, mark)
+        self.opened.wait()
+        if (store := self._store) is None:
+            raise StoreError("the shared tier is not open")
+        store.check_cleared()
+
+    def _clear(self, store: SharedStore, tenant: bytes | None, mark: ClearMark | None) -> None:
+        with suppress(StoreError):  # the store repeats it
+            store.clear(tenant, mark)
+
+
+def check_config(config: SharedConfig) -> None:
+    """Raises ModelError or ValueError if the store that is named, or a file, cannot be used.
+
+    Asks no server; it comes before a model is loaded, which may take minutes.
+    """
+    assert config.kv_store is not None
+    secret, _ = _secrets(config)
+    with _naming_the_extra("--kv-store-key"):
+        BlockSeal(secret, identity=b"", block_bytes=0)
+    make_server(config.kv_store, group="", sealed_bytes=0, password=None).close()
+
+
+def _secrets(config: SharedConfig) -> tuple[bytes, str | None]:
+    """Returns the key, empty for none, and the password. Raises SecretFileError."""
+    key, password = config.kv_store_key, config.kv_store_password
+    return (
+        b"" if key is None else read_key(key),
+        None if password is None else read_password(password),
+    )
+
+
+def make_server(url: str, *, group: str, sealed_bytes: int, password: str | None) -> BlockServer:
+    """Returns the server that a URL names. Raises ModelError or ValueError if it cannot be."""
+    if urlsplit(url).scheme in REDIS_SCHEMES:
+        return RedisServer(
+            redis_address(url), group=group, sealed_bytes=sealed_bytes, password=password
+        )
+    with _naming_the_extra(f"--kv-store {place_of(url)}"):
+        from signalbox_worker.kv_shared.object_server import ObjectServer
+    return ObjectServer(url, group=group, sealed_bytes=sealed_bytes)
+
+
+@contextmanager
+def _naming_the_extra(setting: str) -> Iterator[None]:
+    """Raises ModelError if a package that is imported cannot be."""
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        raise ModelError(
+            f"{setting} needs {package}, which is not installed, or too old;"
+            " pip install 'signalbox-serving[kv-store]'"
+        ) from None
+
+
+def place_of(url: str) -> str:
+    """Returns a URL for the log."""
+    return url.partition("?")[0]

@@ -1,0 +1,84 @@
+"""Derives what a rank's attention computes and stores from the model and the worker's settings."""
+
+from signalbox_worker.attention import AttentionShape
+from signalbox_worker.batch.stage_layers import StageLayers
+from signalbox_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
+from signalbox_worker.config import AUTO_BLOCK_SIZE, CacheConfig, ModelError
+from signalbox_worker.device.device_choice import compute_capability
+from signalbox_worker.device.division import kv_heads_per_rank
+from signalbox_worker.layers import ParallelGroup, Placement
+from signalbox_worker.loading.dummy_source import DummySource
+from signalbox_worker.loading.opened_model import OpenedModel
+from signalbox_worker.models import HasSinks, Pooled, SoftCapped
+
+_INT8, _FP8 = "int8", "fp8"
+_FP8_CAPABILITY = (8, 9)
+"""First compute capability whose instructions convert to and from E4M3."""
+
+
+def attention_shape(
+    opened: OpenedModel,
+    cache_config: CacheConfig,
+    placement: Placement,
+    group: ParallelGroup,
+    why_not_natively: str,
+) -> AttentionShape:
+    """Raises ModelError for a `kv_cache_dtype` that the model or the device does not take."""
+    config, kv_dtype = opened.config, cache_config.kv_cache_dtype
+    _check_kv_dtype(opened, kv_dtype, placement, why_not_natively)
+    stage = group.stage(config.num_layers)
+    windows = config.sliding_windows or (None,) * config.num_layers
+    return AttentionShape(
+        num_layers=len(stage),
+        num_heads=group.divide(config.num_heads, "num_attention_heads"),
+        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group.size),
+        head_size=config.head_size,
+        block_size=cache_config.block_size or AUTO_BLOCK_SIZE,
+        scale=config.scale,
+        sliding_windows=tuple(windows[i] for i in stage.indices),
+        soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
+        has_sinks=isinstance(config, HasSinks) and config.has_sinks,
+        is_bidirectional=_is_bidirectional(opened),
+        dtype=placement.dtype,
+        device=placement.device,
+        fp8_scales=_fp8_scales(opened, stage) if kv_dtype == _FP8 else None,
+        has_int8_cache=kv_dtype == _INT8,
+    )
+
+
+def _check_kv_dtype(
+    opened: OpenedModel, kv_dtype: str, placement: Placement, why_not_natively: str
+) -> None:
+    """Raises ModelError for a type that is neither activations' nor of 8 bits, for FP8 on a GPU
+    without it or with other scales, and for any beside an encoder."""
+    dtype = str(placement.dtype).removeprefix("torch.")
+    if kv_dtype not in ("auto", dtype, _INT8, _FP8):
+        raise ModelError(
+            f"kv_cache_dtype is {kv_dtype!r}, but PyTorch's attention takes K and V in the type of "
+            f"activations, which is {dtype}, and the native implementation is not used: "
+            f"{why_not_natively}; use 'auto', 'int8' or 'fp8'"
+        )
+    capability = compute_capability(placement.device)
+    if kv_dtype == _FP8 and capability is not None and capability < _FP8_CAPABILITY:
+        raise ModelError(
+            "kv_cache_dtype is 'fp8', which takes a GPU of compute capability 8.9 or later, and "
+            f"{placement.device} has {'.'.join(map(str, capability))}; use 'auto'"
+        )
+    check_kv_scheme(opened.source.config, kv_dtype)
+    if _is_bidirectional(opened) and kv_dtype not in ("auto", dtype):
+        raise ModelError(
+            f"kv_cache_dtype is {kv_dtype!r}, but {opened.spec.architecture} keeps no K and V; use "
+            "'auto'"
+        )
+
+
+def _is_bidirectional(opened: OpenedModel) -> bool:
+    return isinstance(opened.config, Pooled) and opened.config.is_bidirectional
+
+
+def _fp8_scales(opened: OpenedModel, stage: StageLayers) -> tuple[tuple[float, float], ...]:
+    """Returns those of the checkpoint; made-up weights have none."""
+    source = opened.source
+    stored = {} if isinstance(source, DummySource) else source.stored()
+    scales = read_kv_scales(stored, stage.total)
+    return tuple(scales[i] for i in stage.indices)

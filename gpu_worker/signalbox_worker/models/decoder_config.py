@@ -1,0 +1,268 @@
+"""Configuration of the decoders of the Llama family, read from a model's config.json."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.family_config import (
+    FamilyConfig,
+    UnsoundConfig,
+    counted,
+    family,
+    flag,
+    positive,
+    small,
+)
+from signalbox_worker.models.rope import RopeConfig
+from signalbox_worker.models.rope_config import Rotation, read_rotation
+
+HfConfig = Mapping[str, Any]
+MAX_NUM_LAYERS = 1 << 12
+"""More than any model has; the names of all tensors are in memory before one is looked for."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+_KINDS = {SLIDING: True, FULL: False, "attention": False}
+"""Types of layers; true for those with a window."""
+
+
+FUSED_PROJECTIONS = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Matrices of a layer that Phi-3's checkpoints have instead of several, in the order of rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Shapes and flags of a decoder; whole numbers of the model, not of a rank."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position: int
+    tie_embeddings: bool
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """True if Q and K pass an RMSNorm before rotation (Qwen3)."""
+    sliding_windows: tuple[int | None, ...] = ()
+    """Number of positions that a token sees in each layer; None sees all."""
+    attention_scale: float | None = None
+    """Factor of attention scores; None is that of the head size."""
+    embedding_scale: float = 1.0
+    """Factor of the table's rows where they are looked up."""
+    rounds_embedding_scale: bool = False
+    """True if that is rounded to the dtype of the weights, as Gemma was trained."""
+    logit_divisor: float = 1.0
+    has_fused_projections: bool = False
+    """True if checkpoints have FUSED_PROJECTIONS."""
+    activation: str = "silu"
+    """Function of the gate, as config.json names it."""
+    norm_offset: float = 0.0
+    """Number that all norms add to their weights."""
+    has_inner_norms: bool = False
+    """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
+    sliding_rope: RopeConfig | None = None
+    """Rotation of the layers with a window; None is `rope`."""
+    has_head: bool = True
+    """False of a model whose hidden states are pooled, and make no logits."""
+    is_bidirectional: bool = False
+    """True if tokens see those behind them too, by a window as wide on both sides."""
+
+    @property
+    def usual_length(self) -> int:
+        """Window in tokens, unless a longer one is configured; satisfies `Stretched`."""
+        return min(self.max_position, self.rope.original_length or self.max_position)
+
+    @property
+    def scale(self) -> float:
+        return self.attention_scale or float(self.head_size**-0.5)
+
+
+@family("LlamaConfig")
+def llama_config(config: HfConfig) -> DecoderConfig:
+    return _with_biases(config)
+
+
+@family("MistralConfig")
+def mistral_config(config: HfConfig) -> DecoderConfig:
+    return _decoder_config(config, sliding_windows=uniform_windows(config))
+
+
+@family("Qwen2Config")
+def qwen2_config(config: HfConfig) -> DecoderConfig:
+    return _decoder_config(config, qkv_bias=True, sliding_windows=_qwen_windows(config))
+
+
+@family("Qwen3Config")
+def qwen3_config(config: HfConfig) -> DecoderConfig:
+    return qwen3_like(config, _qwen_windows(config))
+
+
+def qwen3_like(config: HfConfig, windows: tuple[int | None, ...]) -> DecoderConfig:
+    """Reads what Qwen3 and its mixtures share."""
+    bias = flag(config, "attention_bias")
+    return _decoder_config(
+        config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=windows
+    )
+
+
+@family("GraniteConfig")
+def granite_config(config: FamilyConfig) -> DecoderConfig:
+    """Reads Granite, whose layers add `residual_multiplier` times what they compute.
+
+    Here hidden states are divided by that: layers add what they compute, as Llama's do. The norms
+    that read hidden states undo any factor but in their epsilon, which is divided by its square.
+    """
+    residual = positive(config, "residual_multiplier")
+    eps = small(config, "rms_norm_eps") / residual**2
+    return _with_biases(
+        config.replacing(rms_norm_eps=eps),
+        attention_scale=positive(config, "attention_multiplier"),
+        embedding_scale=positive(config, "embedding_multiplier") / residual,
+        logit_divisor=positive(config, "logits_scaling"),
+    )
+
+
+@family("Phi3Config")
+def phi3_config(config: HfConfig) -> DecoderConfig:
+    """Reads Phi-3 and Phi-4, whose first checkpoints call LongRoPE su or yarn; what is in blocks or
+    codes of a checkpoint's own is refused."""
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            f"{config['architectures'][0]} with quantization_config is not supported; use a GGUF "
+            "file, or a checkpoint in floats"
+        )
+    return _decoder_config(
+        config,
+        read_rotation(config, su="longrope", yarn="longrope"),
+        sliding_windows=uniform_windows(config),
+        has_fused_projections=True,
+    )
+
+
+def _with_biases(config: HfConfig, **fields: Any) -> DecoderConfig:
+    """Reads a family without windows whose projections may have biases."""
+    check_no_windows(config)
+    bias = flag(config, "attention_bias")
+    return _decoder_config(
+        config, qkv_bias=bias, o_bias=bias, mlp_bias=flag(config, "mlp_bias"), **fields
+    )
+
+
+def _decoder_config(
+    config: HfConfig, rotation: Rotation | None = None, **fields: Any
+) -> DecoderConfig:
+    architecture, activation = config["architectures"][0], config.get("hidden_act")
+    if activation not in ("silu", "swish"):
+        raise ModelError(
+            f"{architecture} with hidden_act {activation!r} is not supported; use silu"
+        )
+    return DecoderConfig(**decoder_shapes(config, rotation), **fields, architecture=architecture)
+
+
+def is_causal(config: HfConfig) -> bool:
+    """Says whether tokens see those before them alone; to transformers' masks null says no."""
+    return bool(config.get("is_causal", True))
+
+
+def decoder_shapes(config: HfConfig, rotation: Rotation | None = None) -> dict[str, Any]:
+    """Returns the fields of a DecoderConfig that have one name in all families.
+
+    Args:
+        rotation: None reads it as in most families.
+    """
+    sizes, rotation = decoder_sizes(config), rotation or read_rotation(config)
+    rope = rotation.config(sizes["head_size"])
+    return sizes | {"rope": rope, "max_position": rotation.served_length}
+
+
+def decoder_sizes(config: HfConfig) -> dict[str, Any]:
+    """Returns those of `decoder_shapes` that do not depend on the rotation."""
+    num_heads = counted(config, "num_attention_heads")
+    num_kv_heads = counted(config, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise UnsoundConfig(
+            f"config.json says num_attention_heads = {num_heads}, which num_key_value_heads = "
+            f"{num_kv_heads} does not divide"
+        )
+    hidden_size = counted(config, "hidden_size")
+    return {
+        "vocab_size": counted(config, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": counted(config, "intermediate_size"),
+        "num_layers": counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_size": counted(config, "head_dim", hidden_size // num_heads),
+        "rms_norm_eps": small(config, "rms_norm_eps"),
+        "tie_embeddings": flag(config, "tie_word_embeddings"),
+        "is_bidirectional": not is_causal(config),
+    }
+
+
+def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
+    """Returns the windows of Qwen: only if enabled, in the layers past max_window_layers."""
+    enabled, first_layer = flag(config, "use_sliding_window"), config["max_window_layers"]
+    window = config.get("sliding_window")
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
+    slides = [enabled and window is not None and i >= first_layer for i in range(num_layers)]
+    return sliding_windows(config, slides, window if enabled else None)
+
+
+def uniform_windows(config: HfConfig) -> tuple[int | None, ...]:
+    """Returns the windows of a family whose layers are all alike."""
+    window = config.get("sliding_window")
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
+    slides = [window is not None] * num_layers
+    windows = sliding_windows(config, slides, window)
+    if [one is not None for one in windows] != slides:
+        raise ModelError(
+            f"{config['architectures'][0]} with layer_types of several kinds is not supported, "
+            "since its layers are alike; use another model, or take the field out"
+        )
+    return windows
+
+
+def check_no_windows(config: HfConfig) -> None:
+    """Raises ModelError for a window of a family without, as transformers' caches read it."""
+    longest = counted(config, "max_position_embeddings")
+    if window := next((one for one in uniform_windows(config) if one and one < longest), None):
+        raise ModelError(
+            f"{config['architectures'][0]} with sliding_window {window} is not supported, since "
+            "its layers have none; use the family that the window is of, or take the field out"
+        )
+
+
+def sliding_windows(
+    config: HfConfig, slides: Sequence[bool], window: int | None
+) -> tuple[int | None, ...]:
+    """Returns the windows of layers.
+
+    Args:
+        slides: whether each layer has a window, unless layer_types says it.
+    """
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != len(slides):
+            raise UnsoundConfig(
+                f"config.json does not give the layer_types of {len(slides)} layers"
+            )
+        if others := [kind for kind in kinds if kind not in _KINDS]:
+            raise ModelError(f"layer_types of {str(others[0])[:40]!r} are not supported")
+        slides = [_KINDS[kind] for kind in kinds]
+    if not any(slides):
+        return (None,) * len(slides)
+    if window is None:
+        raise UnsoundConfig("config.json gives layer_types with a window, and no sliding_window")
+    # Without causality, transformers counts the distance instead of the tokens.
+    seen = counted({"sliding_window": window}, "sliding_window") + (not is_causal(config))
+    return tuple(seen if each else None for each in slides)

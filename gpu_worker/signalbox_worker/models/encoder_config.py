@@ -1,0 +1,189 @@
+"""Configuration of encoders, whose tokens see those behind them too: BERT, RoBERTa, ModernBERT."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.decoder_config import (
+    FULL,
+    MAX_NUM_LAYERS,
+    SLIDING,
+    HfConfig,
+    is_causal,
+    sliding_windows,
+)
+from signalbox_worker.models.family_config import (
+    FamilyConfig,
+    UnsoundConfig,
+    counted,
+    family,
+    flag,
+    required,
+    small,
+)
+from signalbox_worker.models.rope import RopeConfig
+from signalbox_worker.models.rope_config import MAX_POSITION, read_layer_rotations
+
+_OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.")
+_BUFFERS = (".position_ids", ".token_type_ids")
+_THETAS = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
+"""Names of ModernBERT's bases at the top level."""
+_OF_DECODERS = ("is_causal", "layer_types", "sliding_window")
+"""Names of transformers' masks and caches that say nothing to an encoder that has no field of
+them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """Configuration that all encoders have; satisfies `ServedConfig` and `Pooled`."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    max_position: int
+    """Longest sequence in tokens."""
+    activation: str
+    """Name of the activation in config.json."""
+    norm_eps: float
+    sliding_windows: tuple[int | None, ...] = ()
+    """A token of a layer sees those less than so many positions away; None sees all."""
+
+    @property
+    def is_bidirectional(self) -> bool:
+        return True
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_size**-0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig(EncoderConfig):
+    """BERT (Devlin et al., 2018) and RoBERTa (Liu et al., 2019), with learned positions."""
+
+    num_token_types: int
+    position_offset: int
+    """Rows before that of position 0 in the table of positions."""
+    prefix: str
+    """Beginning of the names of weights, in checkpoints of more than the encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModernBertConfig(EncoderConfig):
+    """ModernBERT (Warner et al., 2024): rotation, gated activations, norms before each part."""
+
+    rope: RopeConfig
+    sliding_rope: RopeConfig
+    """Rotation of the layers with a window."""
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    norm_bias: bool = False
+
+
+def is_ignored(name: str, prefix: str) -> bool:
+    """Says whether a tensor may be in a checkpoint although the encoder does not need it.
+
+    Args:
+        prefix: what names of the encoder's own tensors may begin with.
+    """
+    own = name.removeprefix(f"{prefix}.")
+    return own.startswith(_OTHER_HEADS) or name.endswith(_BUFFERS)
+
+
+@family("BertConfig")
+def bert_config(config: FamilyConfig) -> BertConfig:
+    return _learned_positions(config, prefix="bert", position_offset=0)
+
+
+@family("RobertaConfig")
+def roberta_config(config: FamilyConfig) -> BertConfig:
+    """Reads RoBERTa, whose positions begin behind that of padding."""
+    padding = config["pad_token_id"]
+    if type(padding) is not int or padding < 0:
+        raise UnsoundConfig(f"config.json says pad_token_id = {str(padding)[:40]}")
+    return _learned_positions(config, prefix="roberta", position_offset=padding + 1)
+
+
+@family("XLMRobertaConfig")
+def xlm_roberta_config(config: FamilyConfig) -> BertConfig:
+    return roberta_config(config)
+
+
+def _learned_positions(config: FamilyConfig, *, prefix: str, position_offset: int) -> BertConfig:
+    kind = config.get("position_embedding_type")
+    if kind not in (None, "absolute"):
+        raise _unserved(config, f"position_embedding_type {str(kind)[:40]!r}", "absolute")
+    config.disregard(*_OF_DECODERS)
+    shapes = _shapes(config, eps="layer_norm_eps")
+    max_position = shapes["max_position"] - position_offset
+    if max_position < 1:
+        raise UnsoundConfig("config.json leaves no position beside padding")
+    return BertConfig(
+        **shapes | {"max_position": max_position},
+        activation=config["hidden_act"],
+        num_token_types=counted(config, "type_vocab_size"),
+        position_offset=position_offset,
+        prefix=prefix,
+    )
+
+
+@family("ModernBertConfig")
+def modernbert_config(config: FamilyConfig) -> ModernBertConfig:
+    shapes = _shapes(config, eps="norm_eps")
+    head_size = shapes["hidden_size"] // shapes["num_heads"]
+    if counted(config, "head_dim", head_size) != head_size:
+        raise _unserved(config, f"head_dim {config['head_dim']}", str(head_size))
+    every = counted(config, "global_attn_every_n_layers")
+    rotations = read_layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
+    if others := set(config["rope_parameters"] or ()) - _THETAS.keys():
+        raise UnsoundConfig(f"config.json says rope_parameters.{min(others)[:40]} for all layers")
+    half = counted(config, "local_attention") // 2
+    if config.says("sliding_window"):
+        half = counted(config, "sliding_window")
+    window = half + 1  # half is on either side, and the token itself between them, causal or not
+    slides = [bool(i % every) for i in range(shapes["num_layers"])]
+    return ModernBertConfig(
+        **shapes | {"max_position": rotations[FULL].served_length},
+        activation=config["hidden_activation"],
+        sliding_windows=sliding_windows(config, slides, window - (not is_causal(config))),
+        rope=rotations[FULL].config(head_size),
+        sliding_rope=rotations[SLIDING].config(head_size),
+        attention_bias=flag(config, "attention_bias"),
+        mlp_bias=flag(config, "mlp_bias"),
+        norm_bias=flag(config, "norm_bias"),
+    )
+
+
+def _shapes(config: HfConfig, *, eps: str) -> dict[str, Any]:
+    hidden_size, num_heads = counted(config, "hidden_size"), counted(config, "num_attention_heads")
+    config.get("tie_word_embeddings")  # of a head that is not used
+    if hidden_size % num_heads:
+        raise UnsoundConfig(
+            f"config.json says hidden_size = {hidden_size}, which num_attention_heads = "
+            f"{num_heads} does not divide"
+        )
+    return {
+        "architecture": required(config, "architectures")[0],
+        "vocab_size": counted(config, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": counted(config, "intermediate_size"),
+        "num_layers": counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
+        "num_heads": num_heads,
+        "max_position": counted(config, "max_position_embeddings", most=MAX_POSITION),
+        "norm_eps": small(config, eps),
+    }
+
+
+def _unserved(config: HfConfig, what: str, remedy: str) -> ModelError:
+    return ModelError(f"{config['architectures'][0]} with {what} is not supported; use {remedy}")

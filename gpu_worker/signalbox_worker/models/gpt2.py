@@ -1,0 +1,80 @@
+"""GPT-2 (Radford et al., 2019): weights stored transposed, Q, K and V of a layer as one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from signalbox_worker.layers import WeightTarget, activation
+from signalbox_worker.models.absolute_positions import (
+    AbsoluteConfig,
+    AbsoluteDecoder,
+    AbsoluteLayer,
+)
+from signalbox_worker.models.family_config import counted, family, flag, small
+
+
+@family("GPT2Config")
+def gpt2_config(config: Mapping[str, Any]) -> AbsoluteConfig:
+    architecture, hidden_size = config["architectures"][0], counted(config, "n_embd")
+    return AbsoluteConfig(
+        architecture=architecture,
+        vocab_size=counted(config, "vocab_size"),
+        embedding_size=hidden_size,
+        hidden_size=hidden_size,
+        intermediate_size=counted(config, "n_inner", 4 * hidden_size),
+        num_layers=counted(config, "n_layer"),
+        num_heads=counted(config, "n_head"),
+        max_position=counted(config, "n_positions"),
+        activation=activation(config["activation_function"], architecture),
+        norm_eps=small(config, "layer_norm_epsilon"),
+        tie_embeddings=flag(config, "tie_word_embeddings"),
+    )
+
+
+class Gpt2Decoder(AbsoluteDecoder):
+    """Satisfies `Model`."""
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {}
+        if self.positions is not None:
+            targets["wpe.weight"] = self.positions.load_weight
+        if self.norm is not None:
+            targets |= self.norm.weight_targets("ln_f")
+        for index, layer in zip(self.stage.indices, self.layers, strict=True):
+            targets |= {f"h.{index}.{k}": v for k, v in _layer_targets(layer).items()}
+        targets = {f"transformer.{name}": target for name, target in targets.items()}
+        return targets | self.ends.weight_targets("transformer.wte.weight", "lm_head.weight")
+
+    def ignores(self, name: str) -> bool:
+        """Old checkpoints hold the causal mask of each layer."""
+        return super().ignores(name) or name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
+def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
+    attention = layer.attention
+    mlp = layer.feed_forward.weight_targets(up="mlp.c_fc", down="mlp.c_proj")
+    return {
+        "attn.c_attn.weight": _transposed(_split(attention.qkv.load_weight)),
+        "attn.c_attn.bias": _split(attention.qkv.load_bias),
+        "attn.c_proj.weight": _transposed(attention.out.load_weight),
+        "attn.c_proj.bias": attention.out.load_bias,
+        **{k: _transposed(v) if k.endswith(".weight") else v for k, v in mlp.items()},
+        **layer.attention_norm.weight_targets("ln_1"),
+        **layer.feed_forward_norm.weight_targets("ln_2"),
+    }
+
+
+def _transposed(target: WeightTarget) -> WeightTarget:
+    """[in_features, out_features] in the checkpoint."""
+    return lambda tensor: target(tensor.t())
+
+
+def _split(load: Callable[[Tensor, str], None]) -> WeightTarget:
+    """Q, K and V one after another in the checkpoint."""
+
+    def target(tensor: Tensor) -> None:
+        for part, rows in zip(("q", "k", "v"), tensor.chunk(3), strict=True):
+            load(rows, part)
+
+    return target

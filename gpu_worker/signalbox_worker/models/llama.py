@@ -1,0 +1,297 @@
+"""The decoder of the Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3, Granite.
+
+One implementation; `DecoderConfig` holds what differs. Attention itself, and the cache, are the
+caller's: a layer gives its rotated queries and its K and V to `context.attention`.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from signalbox_kernels import ops
+from signalbox_worker.layers import (
+    ForwardContext,
+    HeadNorms,
+    Linear,
+    MergedColumnParallelLinear,
+    ParallelGroup,
+    Placement,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    VocabularyEnds,
+    WeightTarget,
+)
+from signalbox_worker.layers.adapters import BatchAdapters
+from signalbox_worker.layers.rotary import Angles
+from signalbox_worker.models.decoder_config import DecoderConfig
+
+
+class Attention:
+    """Projections around attention, with rotation and perhaps norms of Q and K."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> None:
+        self._layer = layer - group.stage(config.num_layers).start  # in this rank's cache
+        self._head_size = config.head_size
+        self.qkv = QKVParallelLinear(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            bias=config.qkv_bias,
+            placement=placement,
+            group=group,
+        )
+        self.out = RowParallelLinear(
+            in_features=config.num_heads * config.head_size,
+            out_features=config.hidden_size,
+            bias=config.o_bias,
+            placement=placement,
+            group=group,
+        )
+        self.qk_norms: HeadNorms | None = None
+        if config.qk_norm:
+            eps = config.rms_norm_eps
+            self.qk_norms = HeadNorms(
+                RMSNorm(config.head_size, eps=eps, placement=placement),
+                RMSNorm(config.head_size, eps=eps, placement=placement),
+            )
+
+    def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
+        attended = self.attend(self.qkv(x, context.adapters), angles, context)
+        return self.out(attended, context.adapters)
+
+    def attend(self, projected: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
+        """Returns [num_tokens, num_heads * head_size] for Q, K and V as they are projected."""
+        num_heads, num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
+        heads = projected.view(-1, num_heads + 2 * num_kv_heads, self._head_size)
+        query, key_value = heads[:, :num_heads], heads[:, num_heads:]
+        key_value = key_value.view(-1, 2, num_kv_heads, self._head_size)
+        # No isinstance: of a protocol it takes microseconds, in each layer.
+        rotary_attend = getattr(context.attention, "attend_rotated", None)
+        if rotary_attend is not None:
+            norms, layer = self.qk_norms, self._layer
+            attended: Tensor = rotary_attend(query, key_value, angles, layer=layer, norms=norms)
+            return attended
+        if self.qk_norms is not None:
+            query.copy_(self.qk_norms.query(query))
+            key = key_value[:, 0]
+            key.copy_(self.qk_norms.key(key))
+        angles.rotate(heads[:, : num_heads + num_kv_heads])
+        return context.attention(query, key_value, layer=self._layer)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets = self.qkv.weight_targets(q="q_proj", k="k_proj", v="v_proj")
+        targets |= self.out.weight_targets("o_proj")
+        if self.qk_norms is not None:
+            targets["q_norm.weight"] = self.qk_norms.query.load_weight
+            targets["k_norm.weight"] = self.qk_norms.key.load_weight
+        return targets
+
+    def finish(self) -> None:
+        self.qkv.finish()
+        self.out.finish()
+
+
+class FeedForward:
+    """SwiGLU (Shazeer, 2020)."""
+
+    def __init__(self, config: DecoderConfig, placement: Placement, group: ParallelGroup) -> None:
+        self.gate_up = MergedColumnParallelLinear(
+            in_features=config.hidden_size,
+            out_features={"gate": config.intermediate_size, "up": config.intermediate_size},
+            bias=config.mlp_bias,
+            placement=placement,
+            group=group,
+        )
+        self.down = RowParallelLinear(
+            in_features=config.intermediate_size,
+            out_features=config.hidden_size,
+            bias=config.mlp_bias,
+            placement=placement,
+            group=group,
+        )
+
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
+        return self.down(ops.silu_and_mul(self.gate_up(x, adapters)), adapters)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets = self.gate_up.weight_targets(gate="gate_proj", up="up_proj")
+        return targets | self.down.weight_targets("down_proj")
+
+    def finish(self) -> None:
+        self.gate_up.finish()
+        self.down.finish()
+
+
+class ModelPart(Protocol):
+    """A part of a model that loads weights."""
+
+    def weight_targets(self) -> dict[str, WeightTarget]: ...
+    def finish(self) -> None: ...
+
+
+class FeedForwardLike(ModelPart, Protocol):
+    """The part of a layer that treats each token by itself."""
+
+    def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor: ...
+
+
+class DecoderLayer:
+    """Attention and feed-forward, each behind a norm."""
+
+    feed_forward_name = "mlp"
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(size, eps=eps, placement=placement)
+        self.attention = Attention(config, layer, placement, group)
+        self.post_norm = RMSNorm(size, eps=eps, placement=placement)
+        self.feed_forward = self.make_feed_forward(config, layer, placement, group)
+
+    def make_feed_forward(
+        self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
+    ) -> FeedForwardLike:
+        """Makes the part after attention, which other families make of experts."""
+        return FeedForward(config, placement, group)
+
+    def add_to(self, residual: Tensor, angles: Angles, context: ForwardContext) -> None:
+        """Adds attention and feed-forward to few rows; norms, activation and sums are parts of
+        products."""
+        assert isinstance(self.feed_forward, FeedForward)
+        projected = self.attention.qkv.after_norm(residual, self.input_norm)
+        self.attention.out.add_to(residual, self.attention.attend(projected, angles, context))
+        gate_up = self.feed_forward.gate_up
+        gated = gate_up.after_norm(residual, self.post_norm, is_gated=True)
+        self.feed_forward.down.add_to(residual, gated)
+
+    @property
+    def products(self) -> Iterator[Linear]:
+        """The products of `add_to`, in order."""
+        assert isinstance(self.feed_forward, FeedForward)
+        yield from (self.attention.qkv, self.attention.out)
+        yield from (self.feed_forward.gate_up, self.feed_forward.down)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {
+            "input_layernorm.weight": self.input_norm.load_weight,
+            "post_attention_layernorm.weight": self.post_norm.load_weight,
+        }
+        targets |= {f"self_attn.{k}": v for k, v in self.attention.weight_targets().items()}
+        of_feed_forward = self.feed_forward.weight_targets().items()
+        targets |= {f"{self.feed_forward_name}.{k}": v for k, v in of_feed_forward}
+        return targets
+
+    def finish(self) -> None:
+        self.attention.finish()
+        self.feed_forward.finish()
+
+
+LayerT = TypeVar("LayerT", bound=ModelPart)
+
+
+class DecoderStack(Generic[LayerT]):
+    """Embedding, layers, norm and head with Llama's names; a subclass adds the forward pass."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: list[LayerT],
+        norm: RMSNorm,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        self.stage = group.stage(config.num_layers)
+        self.layers = layers
+        self.norm = norm
+        self.ends = VocabularyEnds(
+            self.stage,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            is_tied=config.tie_embeddings,
+            has_head=config.has_head,
+            placement=placement,
+            group=group,
+        )
+        self._is_tied = config.tie_embeddings
+        self._has_head = config.has_head
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets = self.ends.weight_targets("model.embed_tokens.weight", "lm_head.weight")
+        if self.stage.is_last:
+            targets["model.norm.weight"] = self.norm.load_weight
+        for index, layer in zip(self.stage.indices, self.layers, strict=True):
+            targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
+        return targets
+
+    def ignores(self, name: str) -> bool:
+        is_unused = self._is_tied or not self._has_head
+        other_head = name == "score.weight" and not self._has_head  # a classifier's
+        is_unused = (is_unused and name == "lm_head.weight") or other_head
+        return is_unused or name.endswith(".rotary_emb.inv_freq")
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.finish()
+        self.ends.finish()
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.ends.head(self.norm(hidden))
+
+
+class Decoder(DecoderStack[DecoderLayer]):
+    """The whole model; satisfies `Model`."""
+
+    layer_type: type[DecoderLayer] = DecoderLayer
+    takes_adapters = True
+    fused_rows = 0
+    """Most rows of a step whose layers are computed by `DecoderLayer.add_to`."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        max_model_len: int,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        self.config = config
+        self.rotary = RotaryEmbedding(
+            config.rope, head_size=config.head_size, max_position=max_model_len, placement=placement
+        )
+        indices = group.stage(config.num_layers).indices
+        layers = [self.layer_type(config, i, placement, group) for i in indices]
+        norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
+        super().__init__(config, layers, norm, placement, group)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        angles = self.rotary(positions)
+        residual = self._embedded(token_ids) if self.stage.is_first else context.hidden_before
+        if len(residual) <= self.fused_rows and not context.adapters:
+            for layer in self.layers:
+                layer.add_to(residual, angles, context)
+            return residual
+        x = self.layers[0].input_norm(residual)
+        for index, layer in enumerate(self.layers):
+            if index:
+                x = layer.input_norm.add(x, residual)
+            x = layer.attention(x, angles, context)
+            x = layer.post_norm.add(x, residual)
+            x = layer.feed_forward(x, context.adapters)
+        return residual.add_(x)
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        embedded, scale = self.ends.embedded(token_ids), self.config.embedding_scale
+        return embedded if scale == 1 else embedded * scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits, divisor = super().logits(hidden), self.config.logit_divisor
+        return logits if divisor == 1 else logits / divisor

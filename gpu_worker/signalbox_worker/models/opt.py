@@ -1,0 +1,73 @@
+"""OPT (Zhang et al., 2022): positions from row 2 on, norms before or after, ReLU."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from signalbox_worker.layers import WeightTarget, activation
+from signalbox_worker.models.absolute_positions import (
+    AbsoluteConfig,
+    AbsoluteDecoder,
+    AbsoluteLayer,
+)
+from signalbox_worker.models.family_config import counted, family, flag
+
+_POSITION_OFFSET = 2
+
+
+@family("OPTConfig")
+def opt_config(config: Mapping[str, Any]) -> AbsoluteConfig:
+    hidden_size, norm_first = counted(config, "hidden_size"), flag(config, "do_layer_norm_before")
+    has_no_norm = flag(config, "_remove_final_layer_norm")
+    architecture = config["architectures"][0]
+    return AbsoluteConfig(
+        architecture=architecture,
+        vocab_size=counted(config, "vocab_size"),
+        embedding_size=counted(config, "word_embed_proj_dim", hidden_size),
+        hidden_size=hidden_size,
+        intermediate_size=counted(config, "ffn_dim"),
+        num_layers=counted(config, "num_hidden_layers"),
+        num_heads=counted(config, "num_attention_heads"),
+        max_position=counted(config, "max_position_embeddings"),
+        activation=activation(config["activation_function"], architecture),
+        norm_eps=1e-5,
+        tie_embeddings=flag(config, "tie_word_embeddings"),
+        position_offset=_POSITION_OFFSET,
+        bias=flag(config, "enable_bias"),
+        norm_first=norm_first,
+        final_norm=norm_first and not has_no_norm,
+        norm_affine=flag(config, "layer_norm_elementwise_affine"),
+    )
+
+
+class OptDecoder(AbsoluteDecoder):
+    """Satisfies `Model`."""
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {}
+        if self.positions is not None:
+            targets["embed_positions.weight"] = self.positions.load_weight
+        if self.norm is not None:
+            targets |= self.norm.weight_targets("final_layer_norm")
+        for name, projection in (("in", self.project_in), ("out", self.project_out)):
+            if projection is not None:
+                targets |= projection.weight_targets(out=f"project_{name}")
+        for index, layer in zip(self.stage.indices, self.layers, strict=True):
+            targets |= {f"layers.{index}.{k}": v for k, v in _layer_targets(layer).items()}
+        targets = {f"model.decoder.{name}": target for name, target in targets.items()}
+        return targets | self.ends.weight_targets(
+            "model.decoder.embed_tokens.weight", "lm_head.weight"
+        )
+
+
+def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
+    attention = layer.attention
+    targets = attention.out.weight_targets("self_attn.out_proj")
+    targets |= attention.qkv.weight_targets(
+        **{part: f"self_attn.{part}_proj" for part in ("q", "k", "v")}
+    )
+    return (
+        targets
+        | layer.attention_norm.weight_targets("self_attn_layer_norm")
+        | layer.feed_forward_norm.weight_targets("final_layer_norm")
+        | layer.feed_forward.weight_targets(up="fc1", down="fc2")
+    )

@@ -1,0 +1,378 @@
+"""Which architectures a worker can serve; open to models outside the tree.
+
+A model is registered under the architecture that its config.json names:
+
+    register_model(ModelSpec("MyForCausalLM", read_config=my_config, build=MyModel))
+
+What is not registered may run through transformers: see `find_model`.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.decoder_config import (
+    granite_config,
+    is_causal,
+    llama_config,
+    mistral_config,
+    phi3_config,
+    qwen2_config,
+    qwen3_config,
+)
+from signalbox_worker.models.encoder_config import (
+    bert_config,
+    modernbert_config,
+    roberta_config,
+    xlm_roberta_config,
+)
+from signalbox_worker.models.family_config import UnsoundConfig
+from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
+from signalbox_worker.models.rope_config import stretched_length
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
+
+
+class ServedConfig(Protocol):
+    """Properties of a model that the worker needs; satisfied by `DecoderConfig`."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def num_layers(self) -> int:
+        """Layers of the KV cache."""
+        ...
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """Number of positions that a token sees in each layer; empty if all see all."""
+        ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """Optional property of a model."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True if its layers read `ForwardContext.adapters`."""
+        ...
+
+
+@runtime_checkable
+class SoftCapped(Protocol):
+    """Optional property of a configuration whose attention scores are capped."""
+
+    @property
+    def attention_soft_cap(self) -> float | None:
+        """Scores become cap * tanh(score / cap) before the softmax."""
+        ...
+
+
+@runtime_checkable
+class HasSinks(Protocol):
+    """Optional property of a configuration with attention sinks."""
+
+    @property
+    def has_sinks(self) -> bool:
+        """True if layers call `SinkAttentionPlan.attend_with_sinks`."""
+        ...
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """Properties of the configuration of a model whose hidden states can be pooled."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def is_bidirectional(self) -> bool:
+        """True if tokens see those behind them too, so that sequences are computed whole."""
+        ...
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Optional property of a model."""
+
+    def normed(self, hidden: "Tensor") -> "Tensor":
+        """Returns the hidden states that are pooled, for forward's result."""
+        ...
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """Property of the configuration of a model with `ModelSpec.has_stages`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+
+@runtime_checkable
+class Tied(Protocol):
+    """Optional property of a configuration, a dataclass, whose head may be the table of
+    embeddings."""
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """True if config.json says so; the files may hold a head nevertheless."""
+        ...
+
+
+@runtime_checkable
+class Stretched(Protocol):
+    """Optional property of a configuration whose rotary embedding depends on the window."""
+
+    @property
+    def usual_length(self) -> int:
+        """Window in tokens, unless a longer one is configured."""
+        ...
+
+
+class Model(Protocol):
+    """A language model over a paged cache, or an encoder."""
+
+    def weight_targets(self) -> "dict[str, WeightTarget]":
+        """Returns where each tensor of a checkpoint goes, by its name there."""
+        ...
+
+    def ignores(self, name: str) -> bool:
+        """Says whether a checkpoint's tensor without a target is expected, and not needed."""
+        ...
+
+    def finish(self) -> None:
+        """Packs the weights, after all of them are loaded."""
+        ...
+
+    def forward(
+        self, token_ids: "Tensor", positions: "Tensor", context: "ForwardContext"
+    ) -> "Tensor":
+        """Returns the last layer's [num_tokens, hidden_size], not normed.
+
+        Args:
+            token_ids, positions: [num_tokens] int64.
+            context: what the layers read of the step.
+        """
+        ...
+
+    def logits(self, hidden: "Tensor") -> "Tensor":
+        """Returns [num_rows, vocab_size] for [num_rows, hidden_size] of forward's result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Functions that make a model of an architecture."""
+
+    architecture: str
+    read_config: Callable[[Mapping[str, Any]], ServedConfig]
+    build: "Callable[[Any, int, Placement, ParallelGroup], Model]"
+    """Takes what read_config returns, the longest sequence, the placement and the group."""
+    has_stages: bool = False
+    """True if the model holds the layers of `ParallelGroup.stage` alone, and reads and returns
+    hidden states at its ends."""
+    is_llama: bool = False
+    """True if `read_config` returns a `DecoderConfig` that describes the whole model: a native
+    program can compute it, and takes the weights by Llama's names, or in fused ones."""
+    generates: bool = True
+    """False for an architecture that only pools."""
+    table: str = "model.embed_tokens.weight"
+    """Name in checkpoints of the table of embeddings, of a `Tied` configuration."""
+    head: str = "lm_head.weight"
+    """Name of its head, which counts if its content is another than the table's."""
+
+
+_specs: dict[str, ModelSpec] = {}
+
+
+def register_model(spec: ModelSpec) -> None:
+    """Adds a model, or replaces the one of the same architecture."""
+    _specs[spec.architecture] = spec
+
+
+def architectures() -> frozenset[str]:
+    """Returns the architectures that have a model."""
+    return frozenset(_specs)
+
+
+def only_pools(config: Mapping[str, Any]) -> bool:
+    """Says whether a config.json names an architecture that generates no tokens."""
+    names = config.get("architectures") or ()
+    known = any(name in _specs and not _specs[name].generates for name in names)
+    return known or bool(config.get("use_bidirectional_attention")) or not is_causal(config)
+
+
+def has_native_program(names: Iterable[str]) -> bool:
+    """Says whether native programs are for one of the architectures that a config.json names."""
+    return any(name in _specs and _specs[name].is_llama for name in names)
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """Finds the model for a config.json."""
+    names = config.get("architectures") or []
+    for name in names:
+        if name in _specs:
+            return _specs[name]
+    named = ", ".join(names) if names else "none named in config.json"
+    raise ModelError(
+        f"architecture not supported: {named}; supported are {', '.join(sorted(_specs))}"
+    )
+
+
+def find_model(
+    config: Mapping[str, Any], *, impl: str, directory: Path | None, trust_remote_code: bool
+) -> ModelSpec:
+    """Finds our model for a config.json, or that of transformers.
+
+    Args:
+        impl: "signalbox", "transformers", or "auto": ours if it serves this configuration.
+        directory: where config.json lies, if it is a directory.
+    """
+    if impl == "signalbox":
+        return model_spec(config)
+    theirs = _transformers_spec(config, directory, trust_remote_code)
+    if impl == "transformers":
+        return theirs
+    try:
+        ours = model_spec(config)
+        ours.read_config(config)
+        return ours
+    except UnsoundConfig:
+        raise
+    except ModelError as refusal:
+        try:
+            read = theirs.read_config(config)
+        except ModelError as error:
+            known = any(name in _specs for name in config.get("architectures") or ())
+            raise (refusal if known else error) from None
+        return replace(theirs, read_config=lambda _: read)  # it ran the model, without weights
+
+
+def _transformers_spec(
+    config: Mapping[str, Any], directory: Path | None, trust_remote_code: bool
+) -> ModelSpec:
+    return ModelSpec(
+        (config.get("architectures") or ["unknown"])[0],
+        partial(
+            _read_transformers_config, directory=directory, trust_remote_code=trust_remote_code
+        ),
+        _build_transformers_model,
+    )
+
+
+def _read_transformers_config(
+    config: Mapping[str, Any], *, directory: Path | None, trust_remote_code: bool
+) -> ServedConfig:
+    from signalbox_worker.models.transformers.config import read_config  # its import takes seconds
+
+    return read_config(
+        config, directory, trust_remote_code=trust_remote_code, stretched=stretched_length
+    )
+
+
+def _build_transformers_model(
+    config: Any, max_model_len: int, placement: "Placement", group: "ParallelGroup"
+) -> Model:
+    from signalbox_worker.models.transformers.model import TransformersModel
+
+    return TransformersModel(config, max_model_len, placement, group)
+
+
+def _from(module: str, name: str) -> Callable[..., Any]:
+    """Returns a function of a module beside this one, which is imported by the first call."""
+
+    def call(*arguments: Any) -> Any:
+        function = getattr(importlib.import_module(f"signalbox_worker.models.{module}"), name)
+        return function(*arguments)
+
+    return call
+
+
+for _name, _reader in (
+    ("GraniteForCausalLM", granite_config),
+    ("LlamaForCausalLM", llama_config),
+    ("MistralForCausalLM", mistral_config),
+    ("Qwen2ForCausalLM", qwen2_config),
+    ("Qwen3ForCausalLM", qwen3_config),
+):
+    register_model(
+        ModelSpec(_name, _reader, _from("llama", "Decoder"), has_stages=True, is_llama=True)
+    )
+register_model(
+    ModelSpec(
+        "Phi3ForCausalLM",
+        phi3_config,
+        _from("phi3", "Phi3Decoder"),
+        has_stages=True,
+        is_llama=True,
+    )
+)
+for _name, _reader in (
+    ("GemmaForCausalLM", gemma_config),
+    ("Gemma2ForCausalLM", gemma2_config),
+    ("Gemma3ForCausalLM", gemma3_config),
+):
+    register_model(ModelSpec(_name, _reader, _from("gemma", "GemmaDecoder"), has_stages=True))
+# These are imported when they are asked for: a native program is compiled without PyTorch.
+for _name, _module, _reader_name, _model_name, _table in (
+    ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder", "transformer.wte"),
+    ("MixtralForCausalLM", "mixture", "mixtral_config", "MoeDecoder", "model.embed_tokens"),
+    ("OPTForCausalLM", "opt", "opt_config", "OptDecoder", "model.decoder.embed_tokens"),
+    ("Qwen3MoeForCausalLM", "mixture", "qwen3_moe_config", "MoeDecoder", "model.embed_tokens"),
+):
+    _read, _build = _from(_module, _reader_name), _from(_module, _model_name)
+    register_model(ModelSpec(_name, _read, _build, has_stages=True, table=f"{_table}.weight"))
+for _family, _reader in (
+    ("Llama", llama_config),
+    ("Mistral", mistral_config),
+    ("Qwen2", qwen2_config),
+    ("Qwen3", qwen3_config),
+):
+    for _end in ("Model", "ForSequenceClassification"):
+        register_model(
+            ModelSpec(
+                f"{_family}{_end}",
+                _reader,
+                _from("llama", "Decoder"),
+                is_llama=True,
+                generates=False,
+            )
+        )
+register_model(
+    ModelSpec(
+        "Gemma3TextModel",
+        gemma3_config,
+        _from("gemma", "GemmaDecoder"),
+        is_llama=True,
+        generates=False,
+    )
+)
+_encoder_reader: Callable[[Mapping[str, Any]], ServedConfig]
+for _family, _encoder_reader, _module, _model_name in (
+    ("Bert", bert_config, "bert", "BertEncoder"),
+    ("Roberta", roberta_config, "bert", "BertEncoder"),
+    ("XLMRoberta", xlm_roberta_config, "bert", "BertEncoder"),
+    ("ModernBert", modernbert_config, "modernbert", "ModernBertEncoder"),
+):
+    for _end in ("Model", "ForMaskedLM", "ForSequenceClassification"):
+        _build = _from(_module, _model_name)
+        register_model(ModelSpec(f"{_family}{_end}", _encoder_reader, _build, generates=False))

@@ -1,0 +1,221 @@
+"""Reads the rotation of a config.json: rope_parameters, or its older forms, as transformers does.
+
+`rope_scaling` counts instead of `rope_parameters` where both are there, as users write it beside.
+Its base is then that of `rope_parameters` unless it says one, or the top level does (transformers
+takes the class's).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.family_config import FamilyConfig, UnsoundConfig, counted
+from signalbox_worker.models.rope import (
+    DynamicScaling,
+    FrequencyDivisors,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
+
+Parameters = Mapping[str, Any]
+MAX_POSITION = 1 << 24
+"""More than any model has; the angles of each position are in memory, 512 bytes at a head size of
+64."""
+_ORIGINAL = "original_max_position_embeddings"
+_OF_ALIKE = (_ORIGINAL, "partial_rotary_factor", "rope_theta")
+"""Names at the top level that say nothing where kinds of layers rotate in several ways."""
+_WITH_ORIGINAL = ("llama3", "longrope", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The parameters of a rotation, complete."""
+
+    kind: str
+    theta: float
+    parameters: Parameters
+    max_position: int
+    """Window in tokens by max_position_embeddings."""
+
+    @property
+    def served_length(self) -> int:
+        """Longest window in tokens; linear, dynamic and YaRN scaling make it longer, as in vLLM."""
+        length = self.max_position
+        if self.kind in ("linear", "dynamic"):
+            length = int(self._number("factor") * self.max_position)
+        if self.kind == "yarn":
+            length = int(self._factor * self._original)
+        return counted(
+            {"max_position_embeddings": length}, "max_position_embeddings", most=MAX_POSITION
+        )
+
+    def config(self, head_size: int) -> RopeConfig:
+        """Returns the frequencies' configuration. Raises ModelError for what is not served."""
+        return RopeConfig(theta=self.theta, scaling=self._scaling(head_size))
+
+    def _scaling(self, head_size: int) -> RopeScaling | None:
+        match self.kind:
+            case "default":
+                return None
+            case "linear":
+                return FrequencyDivisors((self._number("factor"),) * (head_size // 2))
+            case "dynamic":
+                return DynamicScaling(factor=self._number("factor"), original=self.max_position)
+            case "divisors":  # written by our GGUF loader
+                return FrequencyDivisors(tuple(self.parameters["divisors"]))
+            case "llama3":
+                return Llama3Scaling(
+                    factor=self._number("factor"),
+                    low_freq_factor=self._number("low_freq_factor"),
+                    high_freq_factor=self._number("high_freq_factor"),
+                    original_max_position=self._original,
+                )
+            case "longrope":
+                return self._longrope(head_size)
+            case "yarn":
+                return self._yarn()
+        raise ModelError(
+            f"rope scaling {self.kind!r} is not supported; use a model with default, linear, "
+            "dynamic, llama3, longrope or yarn"
+        )
+
+    def _longrope(self, head_size: int) -> LongRopeScaling:
+        short, long = (self.parameters.get(f"{one}_factor") for one in ("short", "long"))
+        if not all(isinstance(one, list) and len(one) == head_size // 2 for one in (short, long)):
+            raise UnsoundConfig(
+                f"config.json has LongRoPE without a factor for each of {head_size // 2} "
+                "frequencies"
+            )
+        stretch = math.log(self._factor) / math.log(self._original) if self._factor > 1 else 0.0
+        return LongRopeScaling(
+            short=tuple(map(float, short or ())),
+            long=tuple(map(float, long or ())),
+            original_max_position=self._original,
+            attention_factor=self._number("attention_factor", math.sqrt(1 + stretch)),
+        )
+
+    def _yarn(self) -> YarnScaling:
+        factor = self._factor
+        scales = [self._number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+        by_factor = _magnitude(factor, 1.0)
+        if all(scales):
+            by_factor = _magnitude(factor, scales[0]) / _magnitude(factor, scales[1])
+        return YarnScaling(
+            factor=factor,
+            original_max_position=self._original,
+            beta_fast=self._number("beta_fast", 32.0) or 32.0,
+            beta_slow=self._number("beta_slow", 1.0) or 1.0,
+            attention_factor=self._number("attention_factor", by_factor),
+            truncates=bool(self.parameters.get("truncate", True)),
+        )
+
+    @property
+    def _factor(self) -> float:
+        """Factor of YaRN and LongRoPE, whose windows say it too."""
+        if self.kind == "yarn" and "factor" not in self.parameters:
+            raise UnsoundConfig("config.json has YaRN without 'factor'; it is incomplete")
+        return self._number("factor", self.max_position / self._original)
+
+    @property
+    def _original(self) -> int:
+        return int(self._number(_ORIGINAL))
+
+    def _number(self, name: str, default: float | None = None) -> float:
+        """Returns a parameter that is a number, `default` if it is null or missing."""
+        value = self.parameters.get(name)
+        value = default if value is None else value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not 0 <= value < math.inf:
+            raise UnsoundConfig(
+                f"config.json says {name} = {str(value)[:40]} of rope scaling {self.kind!r}"
+            )
+        return float(value)
+
+
+def stretched_length(parameters: Parameters, max_position: int) -> int:
+    """Returns the longest window of complete parameters whose frequencies do not depend on it."""
+    kind = str(parameters.get("rope_type"))
+    kind = kind if kind in ("linear", "yarn") else "default"
+    return Rotation(kind, 1.0, parameters, max_position).served_length
+
+
+def _magnitude(factor: float, scale: float) -> float:
+    """Returns YaRN's factor of queries and keys."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def read_rotation(config: Mapping[str, Any], **names: str) -> Rotation:
+    """Reads the rotation of a model whose layers all rotate alike.
+
+    Args:
+        names: of kinds of scaling that the family has other names for.
+    """
+    own = FamilyConfig.of(config)
+    before, scaling = _parameters(own, "rope_parameters"), _parameters(own, "rope_scaling")
+    parameters = dict(scaling or before)
+    if any(isinstance(one, Mapping) for one in parameters.values()):
+        raise ModelError("rotations of several kinds of layers are not supported for this family")
+    theta = own["rope_theta"]
+    if not own.says("rope_theta"):
+        theta = before.get("rope_theta", theta)
+    parameters.setdefault("rope_theta", theta)
+    parameters.setdefault("partial_rotary_factor", own["partial_rotary_factor"])
+    if (original := own[_ORIGINAL]) is not None:
+        parameters[_ORIGINAL] = original
+    return _complete(own, parameters, names)
+
+
+def read_layer_rotations(
+    config: Mapping[str, Any], thetas: Mapping[str, str], scaled: Sequence[str]
+) -> dict[str, Rotation]:
+    """Reads the rotations of each kind of layer.
+
+    Args:
+        thetas: names at the top level of the kinds' bases.
+        scaled: kinds that `rope_scaling` is for.
+    """
+    own = FamilyConfig.of(config)
+    nested, scaling = _parameters(own, "rope_parameters"), _parameters(own, "rope_scaling")
+    rotations = {}
+    for kind, name in thetas.items():
+        found = nested.get(kind)
+        if not isinstance(found, Mapping | None):
+            raise UnsoundConfig(f"config.json says rope_parameters.{kind} = {str(found)[:40]}")
+        parameters = {"rope_type": "default"} if found is None else dict(found)
+        if kind in scaled:
+            parameters |= scaling
+        if "type" in scaling and parameters.get("rope_type", scaling["type"]) != scaling["type"]:
+            raise UnsoundConfig("config.json says rope_scaling.type; its name is rope_type")
+        theta = own[name]
+        parameters.setdefault("rope_theta", theta)
+        rotations[kind] = _complete(own, parameters, {})
+    own.disregard(*_OF_ALIKE)
+    return rotations
+
+
+def _parameters(config: FamilyConfig, name: str) -> Parameters:
+    value = config[name]
+    if not isinstance(value, Mapping | None):
+        raise UnsoundConfig(f"config.json says {name} = {str(value)[:40]}")
+    return value or {}
+
+
+def _complete(
+    config: FamilyConfig, parameters: dict[str, Any], names: Mapping[str, str]
+) -> Rotation:
+    kind = str(parameters.get("rope_type", parameters.get("type", "default")))
+    kind, theta = names.get(kind, kind), parameters["rope_theta"]
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise UnsoundConfig(f"config.json says rope_theta = {str(theta)[:40]}")
+    partial = parameters.get("partial_rotary_factor")
+    if partial not in (None, 1.0):
+        raise ModelError(f"partial_rotary_factor {partial} is not supported; use a model with 1.0")
+    max_position = counted(config, "max_position_embeddings", most=MAX_POSITION)
+    if kind in _WITH_ORIGINAL:
+        parameters.setdefault(_ORIGINAL, max_position)
+    return Rotation(kind, float(theta), parameters, max_position)

@@ -1,0 +1,263 @@
+"""Any causal language model of transformers, on our paged cache.
+
+The model's own code runs on packed tokens, [1, num_tokens], with attention replaced (see
+`transformers_attention.py`). The head is whatever the model does after its base model, so scaled
+and capped logits need no knowledge of ours. The idea of a backend of models that are not ours is
+vLLM's.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalbox_contract.startup import ReportProgress
+from signalbox_kernels.torch.linear import PackedWeight, pack_weight
+from signalbox_worker.config import ModelError
+from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
+from signalbox_worker.layers.weight_placement import copy_checked
+from signalbox_worker.models.transformers.attention import (
+    IMPLEMENTATION,
+    PagedStep,
+    Recorder,
+    answering,
+    register,
+)
+from signalbox_worker.models.transformers.config import TransformersConfig, make_model, prepared
+from signalbox_worker.models.transformers.longrope import pin_longrope
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersModel:
+    """Satisfies `Model`."""
+
+    def __init__(
+        self,
+        config: TransformersConfig,
+        max_model_len: int,
+        placement: Placement,
+        group: ParallelGroup,
+    ) -> None:
+        if group.size > 1:
+            raise ModelError(
+                f"{config.architecture} runs through transformers, which is not divided over "
+                "ranks; use tensor_parallel_size 1"
+            )
+        self._config = config
+        self._max_model_len = max_model_len
+        self._placement = placement
+        self._model: Any = None
+        self._body: Any = None
+        """The part of the model that its head follows."""
+
+    def load(self, directory: Path, progress: ReportProgress) -> None:
+        """Loads the checkpoint as transformers does, which knows the names of older ones."""
+        from transformers.utils.logging import disable_progress_bar
+
+        register()
+        disable_progress_bar()  # type: ignore[no-untyped-call]
+        logger.info("loading %s through transformers", self._config.architecture)
+        try:
+            self._model, info = self._config.model_class.from_pretrained(
+                directory,
+                config=self._config.hf_config,
+                dtype=self._placement.dtype,
+                attn_implementation=IMPLEMENTATION,
+                output_loading_info=True,
+                **_decoding(self._config.hf_config),
+            )
+        except Exception as error:  # safetensors and each conversion raise their own
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"{directory} cannot be loaded ({line}); fetch it again") from None
+        _refuse_incomplete(info)
+        prepared(self._model.to(self._placement.device))
+        pin_longrope(self._model, self._max_model_len)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """Returns targets by transformers' names, for sources that are not a directory."""
+        with self._placement.device, _no_initialisation():
+            self._model = make_model(
+                self._config.model_class, self._config.hf_config, self._placement.dtype
+            )
+        self._model.tie_weights()  # made without initialisation, a tied head is still its own
+        pin_longrope(self._model, self._max_model_len)
+        return {
+            name: partial(_copy, parameter.data)
+            for name, parameter in self._model.named_parameters()
+        }
+
+    def ignores(self, name: str) -> bool:
+        return False
+
+    def finish(self) -> None:
+        """Packs the plain matrices; refuses a model whose tokens meet outside of attention."""
+        try:
+            self._body = _find_body(self._model)
+        except Exception as error:  # whatever the model's code meets, it cannot be served
+            reason = f"it does not run on packed tokens ({error})"
+            raise _unsupported(self._config, reason) from None
+        if self._body is None:
+            raise _unsupported(self._config, "its head cannot be told apart from its layers")
+        if _mixes_tokens(self._model, self._body, self._config.vocab_size):
+            raise _unsupported(
+                self._config,
+                "its tokens depend on each other outside of attention (recurrent state, "
+                "convolution), or it ignores position_ids",
+            )
+        embeddings = self._model.get_input_embeddings().weight
+        for parent in list(self._model.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear and child.weight is not embeddings:
+                    setattr(parent, name, _PackedLinear(child))
+
+    def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        step = PagedStep(self._config.layers, context.attention, self._placement.dtype)
+        with answering(step):
+            return _hidden(self._body, token_ids, positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Runs what the model does after its base model."""
+        return _head(self._model, self._body, _Given(hidden))[:, : self._config.vocab_size]
+
+
+class _PackedLinear(nn.Module):
+    """A linear layer in the device's own layout."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.weight = torch.empty(0, dtype=linear.weight.dtype, device=linear.weight.device)
+        """Empty; it is there because some models read its dtype."""
+        self._packed: PackedWeight = pack_weight(linear.weight.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self._packed.apply(x.reshape(-1, x.shape[-1]), self.bias)
+        return rows.view(*x.shape[:-1], self.out_features)
+
+
+class _Output(tuple[Tensor]):
+    """Output of a body for a head: hidden states, and None for every other name."""
+
+    def __new__(cls, hidden: Tensor) -> "_Output":
+        return super().__new__(cls, (hidden,))
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, _: str) -> None:
+        return None
+
+
+class _Given:
+    """Stands in for a body's forward pass: returns hidden states that were computed before."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+        self.was_called = False
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.was_called = True
+        return _Output(self.hidden[None])
+
+
+def _hidden(body: Any, token_ids: Tensor, positions: Tensor) -> Tensor:
+    """[num_tokens] each, to [num_tokens, hidden_size]."""
+    out = body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+    hidden: Tensor = out[0][0]
+    return hidden
+
+
+def _head(model: Any, body: Any, given: _Given) -> Tensor:
+    """Returns the model's logits for a body's result: [num_tokens, size of the vocabulary]."""
+    ids = torch.zeros(1, given.hidden.shape[0], dtype=torch.long, device=given.hidden.device)
+    previous = body.forward
+    body.forward = given
+    try:
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        body.forward = previous
+    return logits
+
+
+def _find_body(model: Any) -> Any:
+    """Returns the module whose result becomes logits; None if it is not in a known place."""
+    base = model.base_model
+    ids = torch.zeros(1, dtype=torch.long, device=model.device)
+    for body in (base, getattr(base, "decoder", None), getattr(base, "language_model", None)):
+        if body is None or body is model:
+            continue
+        with answering(Recorder()):
+            given = _Given(_hidden(body, ids, ids))
+            _head(model, body, given)
+        if given.was_called:
+            return body
+    return None
+
+
+def _mixes_tokens(model: Any, body: Any, vocab_size: int) -> bool:
+    """Runs a token at one position behind different tokens, with attention cut off.
+
+    What a token becomes must not depend on its neighbours: recurrent states and convolutions have
+    no place in a KV cache. Nor may it depend on its place in the batch.
+    """
+    ids = torch.tensor([5, 9, 5, 7, 5], device=model.device) % vocab_size
+    recorder = Recorder()
+    with answering(recorder):
+        hidden = _hidden(body, ids, torch.full_like(ids, 3))
+    for states in [hidden, *(s[0].transpose(0, 1).flatten(1) for s in recorder.inputs)]:
+        first, last = states[0].float(), states[4].float()
+        if not torch.allclose(first, last, rtol=0.05, atol=0.02 * float(first.abs().max())):
+            return True
+    return False
+
+
+def _unsupported(config: TransformersConfig, reason: str) -> ModelError:
+    return ModelError(
+        f"architecture not supported: {config.architecture}: {reason}, so it cannot run through "
+        "transformers either; use another model"
+    )
+
+
+def _decoding(hf_config: Any) -> dict[str, Any]:
+    """Returns the arguments that make transformers decode the experts of GPT-OSS, whatever kernels
+    for MXFP4 it finds."""
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    described = getattr(hf_config, "quantization_config", None) or {}
+    if described.get("quant_method") != "mxfp4":
+        return {}
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
+
+
+def _refuse_incomplete(info: Mapping[str, Any]) -> None:
+    missing = info["missing_keys"]
+    if missing:
+        raise ModelError(
+            f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
+        )
+    if info["mismatched_keys"]:
+        raise ModelError(
+            f"weight {min(map(str, info['mismatched_keys']))} has an unexpected shape; "
+            "config.json does not belong to these weights"
+        )
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    copy_checked(target, source)
+
+
+@contextmanager
+def _no_initialisation() -> Iterator[None]:
+    """Skips the random initialisation of weights that are loaded next."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        yield

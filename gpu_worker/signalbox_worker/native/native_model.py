@@ -1,0 +1,212 @@
+"""Loads an opened model into a native program, with the sampler that shares its threads."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from signalbox_contract.model import Arithmetic, ModelInfo
+from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
+from signalbox_kernels.floats import DTYPES
+from signalbox_kernels.group import Group
+from signalbox_kernels.native import best_isa, multiplies_bfloat16
+from signalbox_kernels.program import Program
+from signalbox_kernels.structs import Row
+from signalbox_worker.adapters.adapter_opener import AdapterOpener
+from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.batch.stage_layers import StageLayers
+from signalbox_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
+from signalbox_worker.checkpoints.quantization import (
+    Quantization,
+    choose_quantization,
+    describe_form,
+)
+from signalbox_worker.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.loading.dummy_source import DummySource
+from signalbox_worker.loading.model_source import ModelSource
+from signalbox_worker.loading.opened_model import OpenedModel, model_info
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.native.decoder_compiler import compile_decoder
+from signalbox_worker.native.fused_weights import without_fused
+from signalbox_worker.native.native_adapters import NativeAdapters
+from signalbox_worker.native.random_weights import random_tensors
+from signalbox_worker.native.tensor_share import tensor_share
+from signalbox_worker.native.threads import default_num_threads
+from signalbox_worker.native.weight_shapes import NORM, module_shapes, weight_shapes
+from signalbox_worker.native.weights import Weights
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.pooling.pooler import Pooler
+from signalbox_worker.sampling.native_sampler import CpuSampler
+
+logger = logging.getLogger(__name__)
+
+_CODES = {"8 bits": "int8", "16 bits": "int16"}
+"""Types of factors by the arithmetic of programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """The RMSNorm behind the last layer, for [num_rows, hidden_size]."""
+
+    weight: FloatArray
+    eps: float
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        squares = np.square(x, dtype=np.float32).mean(axis=-1, keepdims=True)
+        normed: FloatArray = x / np.sqrt(squares + np.float32(self.eps)) * self.weight
+        return normed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePooling:
+    """Maker of vectors from a program's hidden states."""
+
+    norm: FinalNorm | None
+    """None if the program ends with it."""
+    pooler: Pooler
+    num_token_types: int = 0
+    """Types that the model has embeddings of; tokens of later types have the last one's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeModel:
+    """A program with its weights, without a cache."""
+
+    info: ModelInfo
+    program: Program
+    sampler: CpuSampler
+    adapters: NativeAdapters
+    pooling: NativePooling | None
+    """None of a model that generates."""
+
+
+def load_natively(
+    opened: OpenedModel,
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    device_config: DeviceConfig,
+    *,
+    parallel: ParallelConfig,
+    layers: StageLayers,
+    group: Group | None,
+    progress: ReportProgress,
+) -> NativeModel:
+    """Loads a rank's share of a model of which `why_not_natively` is None. Raises ModelError.
+
+    Args:
+        layers: those of the rank's stage.
+        group: tensor-parallel ranks of the stage; None if there is one.
+    """
+    dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
+    info = model_info(model_config, opened, dtype)
+    num_threads = device_config.num_threads or default_num_threads()
+    quantization = choose_quantization(model_config, opened.source, None)
+    sizes, rounds = opened.source.sizes, model_config.quantization != "none"
+    logger.info("%s", describe_form(sizes, dtype, quantization, None, rounds_activations=rounds))
+    config = opened.config
+    assert isinstance(config, DecoderConfig), "of a family that is Llama's"
+    stored, kv_dtype = _stored(opened.source, config, progress), cache_config.kv_cache_dtype
+    check_kv_scheme(opened.source.config, kv_dtype)
+    kv_scales = read_kv_scales(stored, config.num_layers) if kv_dtype == "fp8" else None
+    share = tensor_share(config, parallel, stored)
+    weights = Weights(
+        config,
+        stored,
+        dtype=DTYPES[dtype],
+        quantization=quantization,
+        num_threads=num_threads,
+        rounds_activations=rounds,
+        share=share,
+        stage=layers,
+        on_taken=partial(report_taken, progress),
+    )
+    opener = AdapterOpener(model_config, info.name, module_shapes(config))
+    given = opener.open_given()
+    program = compile_decoder(
+        share.config,
+        weights,
+        block_size=cache_config.block_size or USUAL_BLOCK_SIZE,
+        max_model_len=info.max_model_len,
+        num_threads=num_threads,
+        stage=layers,
+        factors=_factors(model_config.dtype, quantization),
+        kv_dtype=kv_dtype,
+        kv_scales=kv_scales,
+        max_lora_rank=opener.max_rank(given),
+        group=group,
+        first_token=share.tokens.start,
+    )
+    activations = sizes.activations if sizes is not None and rounds else ""
+    sampler = CpuSampler(program=program, num_threads=num_threads)
+    describe_steps(program)
+    logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
+    adapters = NativeAdapters(opener, program, given, share)
+    info = replace(
+        info, arithmetic=arithmetic_of(program, activations), adapters=adapters.slots.loaded
+    )
+    pooling = None
+    if opened.pooling is not None:
+        norm = FinalNorm(weights.norm(NORM), config.rms_norm_eps)
+        pooling = NativePooling(norm=norm, pooler=opened.pooling.outputs.make_pooler(opened.source))
+    return NativeModel(
+        info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling
+    )
+
+
+def describe_steps(program: Program) -> None:
+    """Logs how a program computes."""
+    kv_dtype = arithmetic_of(program).kv_cache_dtype
+    logger.debug(
+        "steps run natively on %s, products in %s, K and V in %s; %s",
+        program.isa.name,
+        program.arithmetic,
+        kv_dtype if kv_dtype == "float32" else f"{kv_dtype}, which rounds them",
+        program.weights,
+    )
+
+
+def arithmetic_of(program: Program, activations: str = "") -> Arithmetic:
+    """Args: activations: type of codes that the checkpoint rounds them to, or empty."""
+    return Arithmetic(
+        factors=activations or _CODES.get(program.arithmetic, program.arithmetic),
+        kernels=f"native {program.isa.name.lower()}",
+        kv_cache_dtype=program.shape.kv_element.name.lower(),
+    )
+
+
+def _stored(
+    source: ModelSource, config: DecoderConfig, progress: ReportProgress
+) -> Mapping[str, StoredTensor]:
+    progress(StartupProgress(StartupPhase.LOAD))
+    if isinstance(source, DummySource):
+        return random_tensors(weight_shapes(config))
+    return without_fused(source.stored(), config)
+
+
+def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> None:
+    """Reports how many tensors are loaded."""
+    progress(StartupProgress(StartupPhase.LOAD, num_taken, num_total))
+
+
+def _factors(dtype: str, quantization: Quantization | None) -> Row:
+    """Returns the rows that blocks and whole numbers are multiplied with."""
+    if dtype == "float32" or quantization is None:
+        return Row.ELEMENTS
+    return Row.WIDE_CODES if dtype == INT16 else Row.CODES
+
+
+def dtype_name(name: str, *, is_half: bool) -> str:
+    """Returns the type of activations and of weights in floats."""
+    if name == INT16:
+        return "float32"
+    if name != "auto":
+        return name
+    return dtype_for_half() if is_half else "float32"
+
+
+def dtype_for_half() -> str:
+    """Returns the dtype of activations of 16-bit models: bfloat16 where its products are fast."""
+    return "bfloat16" if multiplies_bfloat16(best_isa()) else "float32"

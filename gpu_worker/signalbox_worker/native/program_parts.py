@@ -1,0 +1,68 @@
+"""Parts that native programs of decoders and of encoders share."""
+
+from typing import Any
+
+import numpy as np
+
+from signalbox_kernels.floats import BFLOAT16
+from signalbox_kernels.native import Isa, multiplies_bfloat16
+from signalbox_kernels.program import ProgramShape
+from signalbox_kernels.structs import Activation, Element
+from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.encoder_config import EncoderConfig
+from signalbox_worker.models.rope import RopeConfig
+
+ACTIVATIONS = {
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "silu": Activation.SILU,
+}
+"""Functions that native programs have, by their names in config.json."""
+
+RESIDUAL = 0
+"""Buffer of floats that layers add to: the hidden states at both ends of a pipeline stage, and at
+the end of a model that is pooled."""
+
+_KV_ELEMENTS = {
+    "float32": Element.FLOAT32,
+    "bfloat16": Element.BFLOAT16,
+    "int8": Element.INT8,
+    "fp8": Element.FP8_E4M3,
+}
+
+
+def program_shape(
+    config: DecoderConfig | EncoderConfig,
+    dtype: np.dtype[Any],
+    *,
+    isa: Isa,
+    block_size: int,
+    num_layers: int,
+    kv_dtype: str = "auto",
+) -> ProgramShape:
+    """Returns the shape of a program whose weights have `dtype`.
+
+    Without instructions for bfloat16, a program of that dtype computes in float32.
+    """
+    is_bfloat16 = dtype == BFLOAT16 and multiplies_bfloat16(isa)
+    element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
+    return ProgramShape(
+        element=element,
+        kv_element=element if kv_dtype == "auto" else _KV_ELEMENTS[kv_dtype],
+        num_layers=num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        block_size=block_size,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        scale=config.scale,
+    )
+
+
+def rotary_table(rope: RopeConfig, head_size: int, max_model_len: int) -> FloatArray:
+    """Returns [max_model_len, 2, head_size / 2] float32, cosines and sines."""
+    return np.stack(rope.cos_sin(head_size, max_model_len), axis=1)

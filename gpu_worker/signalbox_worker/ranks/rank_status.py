@@ -1,0 +1,83 @@
+"""Answers health and shows the metrics of a rank but the first, where others start ranks.
+
+Rank 0 is the worker, which does both itself. The server is on an event loop of a thread of its own,
+so that it answers while the rank loads, computes or waits.
+"""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+from signalbox_contract.step_result import StageTimings
+from signalbox_rpc.metrics.registry import PER_NS, Families, MetricsConfig
+from signalbox_rpc.metrics.serving_metrics import serving_metrics
+from signalbox_rpc.transport.server import Server
+from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_worker.ranks.service.rank_servicer import SERVICE_NAME
+from signalbox_worker.ranks.stage import Stage
+
+
+class RankStatus:
+    """The health of a rank, which is not serving until `set_ready`, and its metrics."""
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        local_rank: int,
+        host: str,
+        port: int,
+        metrics: MetricsConfig,
+        tls: TlsConfig,
+    ) -> None:
+        """Listens. Raises BindError or TlsError.
+
+        Args:
+            local_rank: is added to both ports, of which rank 0 has the ones that are configured.
+        """
+        self._rank = rank
+        self._stage: Stage | None = None
+        self._stage_number = 0
+        self._host, self._tls = host, tls
+        self._port = port + local_rank if port else 0
+        metrics_port = metrics.port + local_rank if metrics.port else metrics.port
+        self._metrics = replace(metrics, port=metrics_port, socket=None)
+        listening: Future[asyncio.AbstractEventLoop] = Future()
+        threading.Thread(
+            target=lambda: asyncio.run(self._serve(listening)), name="status", daemon=True
+        ).start()
+        self._loop = listening.result()
+
+    def set_ready(self, stage: Stage, number: int) -> None:
+        """Turns the health to serving, and shows the stage's times; safe from any thread."""
+        self._stage_number, self._stage = number, stage
+        self._loop.call_soon_threadsafe(
+            lambda: self._server.set_serving(SERVICE_NAME, serving=True)
+        )
+
+    async def _serve(self, listening: "Future[asyncio.AbstractEventLoop]") -> None:
+        """Serves until the process ends."""
+        try:
+            self._server = Server(host=self._host, port=self._port, tls=self._tls, callers={})
+            self._server.set_serving(SERVICE_NAME, serving=False)
+            await self._server.start()
+            async with serving_metrics(self._metrics, self._read, host=self._host, tls=self._tls):
+                listening.set_result(asyncio.get_running_loop())
+                await asyncio.Event().wait()
+        except Exception as error:
+            listening.set_exception(error)
+
+    def _read(self, families: Families) -> None:
+        if self._stage is not None:
+            read_times(self._stage.sums, families, rank=self._rank, stage=self._stage_number)
+
+
+def read_times(times: StageTimings, families: Families, *, rank: int, stage: int) -> None:
+    """Adds the times of a rank as they are now."""
+    for phase, total_ns in times.phases_ns().items():
+        families.counter(
+            "worker_rank_phase_seconds",
+            "Where the time of steps went on a rank but the first.",
+            total_ns * PER_NS, rank=str(rank), stage=str(stage), phase=phase,
+        )  # fmt: skip

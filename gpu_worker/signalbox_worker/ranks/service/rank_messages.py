@@ -1,0 +1,321 @@
+"""Commands of rank 0 to the other ranks, their reports, and hidden states; see rank.proto.
+
+A batch is sent as a `Batch` whose rows say which tokens draw, and nothing of how: rank 0 draws.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalbox_contract.model import ModelInfo, WorkerCapacity
+from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_contract.step import Step
+from signalbox_contract.step_result import Stages
+from signalbox_worker.batch.arrays import Int64Array
+from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.sampling_rows import (
+    NO_LOGPROBS,
+    PromptRows,
+    SampleRows,
+    neutral_filters,
+)
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.store_config import DiskConfig, SharedConfig
+
+
+class RankAddress(NamedTuple):
+    """The address on which a rank listens."""
+
+    address: str
+    certified_name: str = ""
+    """Name that its certificate is for; empty without certificates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Command to load a share of a model."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    parallel: ParallelConfig
+    device: DeviceConfig
+    disk: DiskConfig = field(default_factory=DiskConfig)
+    shared: SharedConfig = field(default_factory=SharedConfig)
+    addresses: tuple[RankAddress, ...] = ()
+    """Addresses of all ranks, by rank."""
+
+    @property
+    def next_rank(self) -> int | None:
+        """The rank that takes this one's hidden states; None on the last stage."""
+        below = self.parallel.rank - self.parallel.tensor_parallel_size
+        return below if below >= 0 else None
+
+
+class Meet(NamedTuple):
+    """Command to reach all other ranks, or to one of them to measure its links."""
+
+    addresses: tuple[RankAddress, ...]
+    """Addresses of all ranks, by rank."""
+    measuring: int | None = None
+    """The rank that measures."""
+
+
+class Link(NamedTuple):
+    """The link to a rank."""
+
+    rank: int
+    round_trip_ns: int
+    """Median of short messages and their answers."""
+    bytes_per_s: int
+
+
+class Ask(Enum):
+    """Commands without arguments."""
+
+    PROFILE = "profile"
+    SYNC = "sync"
+    ENDED_MOVES = "ended_moves"
+
+
+class InitCacheEngine(NamedTuple):
+    """Sizes of both pools."""
+
+    num_gpu_blocks: int
+    num_cpu_blocks: int
+
+
+class RemoveBlock(NamedTuple):
+    """Command to remove a block from the rank's store, as another rank lacks it."""
+
+    key: bytes
+
+
+class OpenBlocks(NamedTuple):
+    """Command to let blocks of the CPU pool be copied beside the other commands."""
+
+    number: int
+    """Number of the blocks in the next commands; none is used again."""
+    cpu_blocks: tuple[int, ...]
+
+
+class CloseBlocks(NamedTuple):
+    """Command to copy no more of what was opened."""
+
+    number: int
+
+
+class CopyBlock(NamedTuple):
+    """Command to read an open block, or to write it, beside the other commands."""
+
+    number: int
+    place: int
+    """Place of the block among those that were opened."""
+    data: bytes | None = None
+    """Bytes that it is to hold; None reads it."""
+
+
+class OpenAdapter(NamedTuple):
+    """Command to read a share of an adapter, beside the commands that compute."""
+
+    number: int
+    """Number of the adapter in the next commands; none is used again."""
+    name: str
+    folder: str
+
+
+class ForgetAdapter(NamedTuple):
+    """Command to free what was read of an adapter, unless it has a slot."""
+
+    number: int
+
+
+class AddAdapter(NamedTuple):
+    """Command to give an adapter that was read its slot."""
+
+    number: int
+
+
+class RemoveAdapter(NamedTuple):
+    """Command to free the slot of an adapter."""
+
+    name: str
+    sha256: str
+
+
+Command = (
+    Meet
+    | Start
+    | Ask
+    | InitCacheEngine
+    | RemoveBlock
+    | OpenBlocks
+    | CloseBlocks
+    | CopyBlock
+    | Step
+    | Batch
+    | OpenAdapter
+    | ForgetAdapter
+    | AddAdapter
+    | RemoveAdapter
+)
+"""A `Step` is of one section alone, which every rank applies to its share of the KV cache."""
+
+
+class Hello(NamedTuple):
+    """First report of a rank."""
+
+    rank: int
+    versions: str
+    address: str
+    pid: int
+    told: Start | None = None
+    """Settings of its own command line; None for a rank that rank 0 has started."""
+
+
+class Met(NamedTuple):
+    """The rank has tried to reach others, or measured its links."""
+
+    faults: tuple[str, ...] = ()
+    """Ranks that cannot be reached, with address and reason."""
+    links: tuple[Link, ...] = ()
+
+
+class Loaded(NamedTuple):
+    """The rank holds its share; all fields are the same on all ranks."""
+
+    fingerprint: str
+    arithmetic: str
+    adapters: str
+    """Names and hashes of the adapters of its start."""
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> "Loaded":
+        adapters = ", ".join(map(str, model.adapters))
+        return cls(model.fingerprint, str(model.arithmetic), adapters)
+
+
+class CacheReady(NamedTuple):
+    """Both pools are allocated."""
+
+    num_graphs: int
+    """Graphs that the rank has recorded; ranks with and without graphs compute different logits."""
+
+
+class InStep(NamedTuple):
+    """Number of collectives that a rank has joined."""
+
+    num_collectives: int
+
+
+class EndedMoves(NamedTuple):
+    """Moves between the rank's CPU pool and its store that have ended since the last report."""
+
+    results: tuple[MoveResult, ...]
+    is_open: bool
+    """False while the rank's store finds and keeps nothing yet."""
+
+
+class BlocksOpened(NamedTuple):
+    """Blocks may be copied on the rank."""
+
+    number: int
+
+
+class BlockCopied(NamedTuple):
+    """An open block was copied, or is open no more."""
+
+    number: int
+    place: int
+    data: bytes | None
+    """Bytes of a block that was read; empty of one that was written; None of one that is closed."""
+
+
+class AdapterOpened(NamedTuple):
+    """An adapter was read, or could not be."""
+
+    number: int
+    sha256: str
+    error: str
+    """Reason why it could not be; empty if it was."""
+
+
+class Failure(NamedTuple):
+    """A command that failed."""
+
+    message: str
+    out_of_memory: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        message = str(error).partition("\n")[0] or type(error).__name__
+        return cls(message, isinstance(error, MemoryError))
+
+
+class LogLine(NamedTuple):
+    """A line of a rank's log."""
+
+    level: int
+    logger: str
+    message: str
+
+
+Report = (
+    Hello
+    | Met
+    | Loaded
+    | CacheReady
+    | WorkerCapacity
+    | InStep
+    | EndedMoves
+    | BlocksOpened
+    | BlockCopied
+    | AdapterOpened
+    | Failure
+    | LogLine
+)
+
+
+class HiddenStates(NamedTuple):
+    """The result of a stage for one command, or why it has none."""
+
+    command: int
+    values: NDArray[np.uint8] | None
+    """[T, bytes of a row], which may be written to; None if a stage failed."""
+    failure: Failure | None
+    stages: Stages = ()
+    """Times of the stages so far."""
+
+
+def rows_of(tokens: Int64Array) -> SampleRows:
+    """Rows that ask for the logits of these tokens, and of which nothing else is known."""
+    num_rows = len(tokens)
+    nothing = np.zeros(num_rows, dtype=np.int64)
+    return SampleRows(
+        seq_ids=nothing,
+        token_index=tokens,
+        branch=nothing,
+        position=nothing,
+        temperature=np.zeros(num_rows, dtype=np.float32),
+        filters=neutral_filters(num_rows),
+        seed=np.zeros(num_rows, dtype=np.uint64),
+        num_logprobs=np.full(num_rows, NO_LOGPROBS),
+    )
+
+
+def prompt_rows_of(tokens: Int64Array) -> PromptRows | None:
+    """Likewise for tokens whose log probabilities are reported; None if there are none."""
+    if not len(tokens):
+        return None
+    nothing = np.zeros(0, dtype=np.int64)
+    return PromptRows(
+        seq_index=nothing,
+        first_position=nothing,
+        lengths=nothing,
+        token_index=tokens,
+        targets=np.zeros(len(tokens), dtype=np.int32),
+        num_logprobs=np.zeros(len(tokens), dtype=np.int64),
+    )

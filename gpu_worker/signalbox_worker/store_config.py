@@ -1,0 +1,78 @@
+"""Settings of the tiers of KV blocks beyond the worker's pools: on a disk, and on a server."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from signalbox_rpc.settings.service_settings import SettingsGroup
+from signalbox_worker.config import GIB, MAX_GIB
+from signalbox_worker.store_url import checked_url
+
+STORE_WRITE_BYTES_PER_S = 256 << 20
+"""Half of what a SATA SSD writes, so that reads do not wait behind writes."""
+_USUAL_DISK_SPACE = 16.0
+
+
+def _store_url(url: str | None) -> str | None:
+    return None if url is None else checked_url(url)
+
+
+class DiskConfig(SettingsGroup):
+    """The tier of KV blocks on a disk."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    kv_disk: Path | None = Field(
+        None,
+        description="folder on a local disk for KV blocks that outlive the worker; only its user"
+        " may enter it, as prompts can be computed from them. Several workers may name one"
+        " (default: none)",
+    )
+    kv_disk_space: float | None = Field(
+        None,
+        ge=0.25,
+        le=MAX_GIB,
+        allow_inf_nan=False,
+        description="GiB that all files in --kv-disk may take together (default: 16)",
+    )
+    kv_disk_daily_writes: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_GIB,
+        allow_inf_nan=False,
+        description="GiB that this worker may write to --kv-disk in a day of UTC (default: four"
+        " times --kv-disk-space)",
+    )
+
+    @property
+    def kv_disk_bytes(self) -> int:
+        return int((self.kv_disk_space or _USUAL_DISK_SPACE) * GIB)
+
+    @property
+    def disk_write_bytes_per_day(self) -> int:
+        daily = self.kv_disk_daily_writes
+        return 4 * self.kv_disk_bytes if daily is None else int(daily * GIB)
+
+
+class SharedConfig(SettingsGroup):
+    """The tier of KV blocks on a server that several hosts share."""
+
+    GROUP: ClassVar[str] = "model and device"
+
+    kv_store: Annotated[str | None, AfterValidator(_store_url)] = Field(
+        None,
+        description="server for KV blocks that workers on several hosts share:"
+        " redis://[USER@]HOST[:PORT][/DB] or valkey://, with TLS rediss:// or valkeys://, which"
+        " take ?ssl_ca_certs=FILE; or s3://, gs:// or az://BUCKET[/PREFIX] or file:///FOLDER"
+        " (default: none)",
+    )
+    kv_store_key: Path | None = Field(
+        None,
+        description="file of at least 32 random bytes, for its user alone, that all workers of"
+        " --kv-store have: blocks are encrypted there with a key derived from it, and those that"
+        " others have written or changed are not used",
+    )
+    kv_store_password: Path | None = Field(
+        None, description="file with the password of --kv-store, for its user alone"
+    )

@@ -1,0 +1,144 @@
+"""The ASGI application: its routes, and its answers to failures."""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
+from prometheus_client.registry import Collector
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from signalbox_contract.errors import Internal, RpcError
+from signalbox_router.http.docs_page import add_docs
+from signalbox_router.http.openapi_description import (
+    ABOUT,
+    BODIES,
+    LOAD_ADAPTER,
+    NAMED,
+    UNLOAD_ADAPTER,
+    DescribedApp,
+    description_of,
+)
+from signalbox_router.http.paths import advice_on
+from signalbox_router.openai.adapter_routes import AdapterApi
+from signalbox_router.openai.pooling_routes import PoolingApi
+from signalbox_router.openai.requests.errors import CLIENT_CLOSED_REQUEST
+from signalbox_router.openai.routes import Api
+from signalbox_router.openai.streaming import error_response, json_response
+from signalbox_rpc.metrics.exposition import encoder_for
+
+_NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""FastAPI's own telemetry would double our spans, and make a trace of each probe and scrape."""
+
+
+UNKNOWN_PATH_CODE = "unknown_url"
+MAX_PATH_CHARS = 100
+"""Characters of an unknown method and path that the error message repeats."""
+
+Collect = Callable[[], Awaitable[Collector]]
+
+
+def make_app(
+    api: Api,
+    pooling: PoolingApi,
+    adapters: AdapterApi,
+    *,
+    version: str,
+    metrics: Collect | None = None,
+) -> FastAPI:
+    """Returns the application, with /metrics if `metrics` is given."""
+    app = DescribedApp(
+        title="Signalbox",
+        description=ABOUT,
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        telemetry=_NO_TELEMETRY,
+    )
+    for path, handler in (
+        ("/", api.about),
+        ("/health", api.health),
+        ("/version", api.version),
+        ("/load", api.load),
+        ("/tokenizer_info", api.tokenizer_info),
+        ("/v1/models", api.models),
+        (NAMED, api.model),
+        ("/v1/completions", api.completions),
+        ("/v1/chat/completions", api.chat_completions),
+        ("/v1/embeddings", pooling.embeddings),
+        ("/v1/embed", pooling.cohere_embed),
+        ("/v2/embed", pooling.cohere_embed),
+        ("/v1/score", pooling.score),
+        ("/score", pooling.score),
+        ("/v1/rerank", pooling.rerank),
+        ("/v2/rerank", pooling.rerank),
+        ("/rerank", pooling.rerank),
+        ("/classify", pooling.classify),
+        ("/pooling", pooling.pooling),
+        ("/tokenize", api.tokenize),
+        ("/detokenize", api.detokenize),
+        (LOAD_ADAPTER, adapters.load),
+        (UNLOAD_ADAPTER, adapters.unload),
+    ):
+        app.add_api_route(
+            path,
+            handler,
+            methods=["POST" if path in BODIES else "GET"],
+            response_class=Response,
+            openapi_extra=description_of(path),
+        )
+    add_docs(app)
+    if metrics is not None:
+        app.add_route("/metrics", _metrics(metrics), include_in_schema=False)
+    app.add_exception_handler(RpcError, _on_rpc_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_bug)
+    return app
+
+
+def _metrics(collect: Collect) -> Callable[[Request], Awaitable[Response]]:
+    async def show(request: Request) -> Response:
+        encode, content_type = encoder_for(request.headers.get("accept", ""))
+        return Response(encode(await collect()), headers={"content-type": content_type})
+
+    return show
+
+
+async def _on_rpc_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RpcError)
+    return error_response(error, getattr(request.state, "body", None))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answers unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    asked_for = f"{request.method} {request.url.path}"[:MAX_PATH_CHARS]
+    is_unknown = error.status_code == HTTPStatus.NOT_FOUND
+    hint = "; OpenAI's API is below /v1" if is_unknown and " /v1/" not in asked_for else ""
+    message = f"{asked_for}: {error.detail}{hint}; /docs lists what is served"
+    if is_unknown and (advice := advice_on(request.url.path)):
+        message = f"{asked_for}: not served; {advice}"
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":  # HEAD comes here as GET
+        headers["Allow"] = "GET, HEAD"
+    code = UNKNOWN_PATH_CODE if is_unknown else None
+    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return json_response({"error": body}, status=error.status_code, headers=headers)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    """Answers with INTERNAL; uvicorn logs the exception."""
+    return error_response(Internal("internal error; the server's log says more"))

@@ -1,0 +1,29 @@
+"""Allows chosen web pages to call the HTTP API from a browser (CORS). By default none may."""
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from signalbox_router.openai.bodies.unknown_fields import IGNORED_HEADER
+from signalbox_rpc.http import request_ids
+
+READABLE_HEADERS = (request_ids.HEADER, IGNORED_HEADER, "retry-after", "x-should-retry")
+
+
+def shared_with(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Returns the application, callable by pages of these origins; "*" is any.
+
+    It runs before the key middleware, because a browser asks whether it may call before it shows a
+    key. Keys travel in a header that the page sets, so no credentials of the browser's own are
+    allowed.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=READABLE_HEADERS,
+    )

@@ -1,0 +1,95 @@
+"""Paths of the HTTP API: the spellings that clients use for one, and those of other APIs.
+
+Clients build a path from a base URL with or without `/v1` and with or without a final slash.
+"""
+
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from signalbox_router.http.docs_page import PAGE
+
+_MODEL = re.compile("/+(v1/+)?models/(?P<name>.*[^/].*)", re.DOTALL)
+"""Path of one model, whose name may hold slashes anywhere."""
+_WITHOUT_V1 = frozenset({"/chat/completions", "/completions", "/embeddings", "/models"})
+_SLASHES = re.compile("//+")
+_RESPONSES = "use /v1/chat/completions"
+_OLLAMA = "Ollama's API is not served; use"
+_FILES = "files are not stored here; send each request by itself, for example to"
+NOT_SERVED = {
+    "/v1/responses": _RESPONSES,
+    "/v1/conversations": f"conversations are not stored here; {_RESPONSES} with all messages",
+    "/v1/assistants": f"conversations are not stored here; {_RESPONSES} with all messages",
+    "/v1/threads": f"conversations are not stored here; {_RESPONSES} with all messages",
+    "/v1/realtime": f'{_RESPONSES} with "stream": true',
+    "/v1/messages": _RESPONSES,
+    "/v1/messages/count_tokens": "use /tokenize, whose answer has a count",
+    "/v1/complete": "use /v1/completions",
+    "/v1/files": f"{_FILES} /v1/chat/completions",
+    "/v1/uploads": f"{_FILES} /v1/chat/completions",
+    "/v1/batches": f"{_FILES} /v1/chat/completions; many may run at once",
+    "/v1/vector_stores": "vectors are not stored here; /v1/embeddings makes them",
+    "/v1/fine_tuning": "models are not trained here; LoRA adapters are served beside a model",
+    "/v1/moderations": "a classifying model answers at /classify",
+    "/v1/audio": "the models here read and write text alone",
+    "/v1/images": "the models here read and write text alone",
+    "/v1/videos": "the models here read and write text alone",
+    "/v1beta/models": _RESPONSES,
+    "/v1/chat": _RESPONSES,
+    "/v2/chat": _RESPONSES,
+    "/api": f"{_OLLAMA} OpenAI's below /v1",
+    "/api/chat": f"{_OLLAMA} /v1/chat/completions",
+    "/api/generate": f"{_OLLAMA} /v1/completions",
+    "/api/embed": f"{_OLLAMA} /v1/embeddings",
+    "/api/embeddings": f"{_OLLAMA} /v1/embeddings",
+    "/api/tags": f"{_OLLAMA} /v1/models",
+    "/api/ps": f"{_OLLAMA} /v1/models",
+    "/api/show": f"{_OLLAMA} /v1/models",
+    "/api/version": f"{_OLLAMA} /version",
+    "/completion": "use /v1/completions",
+    "/infill": "use /v1/completions; the prompt has the model's tokens for prefix and suffix",
+    "/props": "use /v1/models, and /tokenizer_info for the chat template",
+    "/slots": "use /load",
+    "/apply-template": "use /tokenize with messages",
+    "/lora-adapters": "use /v1/models, which lists adapters",
+    "/generate": "use /v1/completions",
+    "/generate_stream": 'use /v1/completions with "stream": true',
+    "/info": "use /v1/models",
+    "/get_model_info": "use /v1/models",
+    "/server_info": "use /version and /v1/models",
+    "/embed": "use /v1/embeddings",
+    "/predict": "use /classify",
+    "/invocations": "use /v1/chat/completions or /v1/completions",
+    "/ping": "use /health",
+}
+"""Paths of APIs that are not served, and what to use in place of each and of all below it."""
+
+
+class Paths:
+    """Gives the application each path in the form that its routes have."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["path"] = served_path(scope["path"])
+        await self._app(scope, receive, send)
+
+
+def served_path(path: str) -> str:
+    """Returns the path without a final slash and empty parts, and with the /v1 that it lacks."""
+    if path.startswith(PAGE):  # the page's links are relative to it
+        return path
+    if model := _MODEL.fullmatch(path):
+        return f"/v1/models/{model['name']}"
+    path = _SLASHES.sub("/", path).removesuffix("/") or "/"
+    return f"/v1{path}" if path in _WITHOUT_V1 else path
+
+
+def advice_on(path: str) -> str:
+    """Returns what to use in place of a path of another API; empty for any other path."""
+    while path:
+        if advice := NOT_SERVED.get(path) or NOT_SERVED.get(f"/v1{path}"):
+            return advice
+        path = path.rpartition("/")[0]
+    return ""

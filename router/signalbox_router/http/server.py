@@ -1,0 +1,99 @@
+"""Runs the HTTP server: start, serve, drain."""
+
+import asyncio
+import contextlib
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from signalbox_contract.errors import Unavailable
+from signalbox_router.openai.streaming import error_response
+from signalbox_rpc.http.host_check import NO_ACCESS, HttpAccess
+from signalbox_rpc.http.port_limits import NORMAL, HttpLimits
+from signalbox_rpc.http.server import HttpPort
+from signalbox_rpc.transport.listening_ports import HTTP_REMEDY
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+
+KEEP_ALIVE_S = 75
+RETRY_AFTER_S = 1.0
+FLUSH_S = 1
+"""Seconds for clients to read the ends of their answers."""
+
+
+class HttpServer:
+    """Serves an application; refuses new requests while it drains."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        tls: TlsConfig = CLEAR,
+        access: HttpAccess = NO_ACCESS,
+        limits: HttpLimits = NORMAL,
+    ) -> None:
+        self._gate = _Gate(app)
+        self._listener = HttpPort(
+            self._gate,
+            host=host,
+            port=port,
+            tls=tls,
+            remedy=HTTP_REMEDY,
+            access=access,
+            limits=limits,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    @property
+    def address(self) -> str:
+        """The server's listening address, "host:port"."""
+        return self._listener.address
+
+    async def start(self) -> int:
+        """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
+        return await self._listener.start()
+
+    def stop_serving(self) -> None:
+        """Answers new requests with 503 from now on; running ones continue."""
+        self._gate.is_open = False
+
+    async def drain(self, *, grace_s: float) -> None:
+        """Returns when the running requests have ended, cut off after grace_s."""
+        self.stop_serving()
+        is_idle = await self._gate.wait_idle(timeout_s=grace_s)
+        await self._listener.stop(flush_s=FLUSH_S if is_idle else 0)
+
+
+class _Gate:
+    """Counts requests, and refuses new ones once it is closed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.is_open = True
+        self._app = app
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self, *, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        return self._idle.is_set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.is_open:
+            error = Unavailable("this server is shutting down", RETRY_AFTER_S)
+            await error_response(error)(scope, receive, send)
+            return
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()

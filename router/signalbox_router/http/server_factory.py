@@ -1,0 +1,80 @@
+"""Builds a router's HTTP server: the API and the limits of its clients."""
+
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from signalbox_router.config import RouterConfig
+from signalbox_router.generator import Generator
+from signalbox_router.http.app import make_app
+from signalbox_router.http.cors import shared_with
+from signalbox_router.http.key_middleware import KeyGate
+from signalbox_router.http.paths import Paths
+from signalbox_router.http.server import HttpServer
+from signalbox_router.http.write_timeout import StallGate
+from signalbox_router.keys.api_keys import KeyRing
+from signalbox_router.keys.tenants import Tenants
+from signalbox_router.openai.adapter_routes import AdapterApi
+from signalbox_router.openai.bodies.body_reader import BodyReader
+from signalbox_router.openai.pooling_routes import PoolingApi
+from signalbox_router.openai.routes import Api
+from signalbox_router.schedulers.adapter_client import AdapterClient
+from signalbox_rpc.http.host_check import HttpAccess
+from signalbox_rpc.http.port_limits import HttpLimits
+from signalbox_rpc.metrics.merged_metrics import merged
+from signalbox_rpc.metrics.registry import PREFIXES
+from signalbox_rpc.settings.quantities import texts
+
+
+def make_http_server(
+    config: RouterConfig,
+    generator: Generator,
+    tenants: Tenants,
+    keys: KeyRing | None,
+    registry: CollectorRegistry,
+    adapters: AdapterClient,
+) -> HttpServer:
+    """Returns the HTTP server of a router."""
+    bodies = BodyReader(
+        max_bytes=config.max_http_body_bytes, refuses_unknown=config.unknown_fields == "refuse"
+    )
+    api = Api(generator, tenants=tenants, version=config.version, bodies=bodies)
+    pooling_api = PoolingApi(generator, tenants=tenants, bodies=bodies)
+    adapter_api = AdapterApi(
+        adapters if config.allow_adapter_loading else None, tenants=tenants, bodies=bodies
+    )
+    # Keys separate several clients, and no client may see the traffic of the others.
+    shown = _metrics_page(config, registry) if keys is None else None
+    app = make_app(api, pooling_api, adapter_api, version=config.version, metrics=shown)
+    guarded = app if keys is None else KeyGate(app, keys)
+    origins = texts(config.allowed_origins or "")
+    bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)
+    return HttpServer(
+        Paths(bounded),
+        host=config.host,
+        port=config.http_port,
+        tls=config.tls,
+        access=HttpAccess(hosts=texts(config.allowed_hosts or ""), origins=origins),
+        limits=HttpLimits(
+            max_connections=config.max_http_connections,
+            max_connections_per_address=config.max_http_connections_per_address,
+            min_body_rate=config.min_http_body_rate,
+        ),
+    )
+
+
+def _metrics_page(
+    config: RouterConfig, registry: CollectorRegistry
+) -> Callable[[], Awaitable[Collector]]:
+    """Returns the function that collects the metrics of the HTTP API's page."""
+    named = (one.partition("=") for one in texts(config.metrics_sources or ""))
+    sources = {name: socket for name, _, socket in named}
+    prefix = PREFIXES[config.metrics_prefix]
+
+    async def collect() -> Collector:
+        if not sources:
+            return registry
+        return await merged(registry, name="router", sources=sources, prefix=prefix)
+
+    return collect

@@ -1,0 +1,95 @@
+"""A request as decoded by one of the APIs, before it is checked or tokenised."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from signalbox_contract.errors import DeadlineExceeded
+from signalbox_contract.pooling import Task
+from signalbox_router.prompt.conversation import Conversation
+from signalbox_router.requests.output_buffer import Delivery
+
+MAX_TIMEOUT_NS = (1 << 63) - 1
+"""Longest timeout that the wire can hold; a client may set one of tens of thousands of years."""
+
+TimeRemaining = Callable[[], float | None]
+"""Returns the seconds until the RPC's deadline; None is unlimited."""
+
+
+class TextPrompt(NamedTuple):
+    text: str
+    add_special_tokens: bool
+    field: str = "text"
+    """Name of the field in the client's API."""
+
+
+class TokensPrompt(NamedTuple):
+    token_ids: list[int]
+    field: str = "token_ids.ids"
+    """Name of the field in the client's API."""
+
+
+class PairPrompt(NamedTuple):
+    """A query, and a document that may answer it."""
+
+    query: str
+    document: str
+    instruction: str | None = None
+    """Instruction for the template of a reranker; None is the template's."""
+    query_field: str = "queries"
+    """Name of the query's field in the client's API."""
+    document_field: str = "documents"
+
+
+class PoolingRequest(NamedTuple):
+    """Task and parameters of a request to a model that pools, beside the prompt."""
+
+    task: Task
+    prefix: str = ""
+    """Text before a text prompt."""
+    truncate_start: bool = False
+    """True if truncation keeps the end of the prompt."""
+    is_first: bool = True
+    """True of one of the requests that a call makes of its inputs; the others are not refused
+    because a key's tokens are used up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRequest:
+    """A request as the client sent it."""
+
+    prompt: TextPrompt | TokensPrompt | PairPrompt | Conversation
+    request_id: str = ""
+    """Id of the request; one is made if it is empty."""
+    model: str = ""
+    """Name of the model; empty is the served one."""
+    priority: int = 0
+    cache_salt: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that are set, by proto name."""
+    max_default_tokens: int | None = None
+    """Default of an API for max_tokens, if `sampling` does not contain it."""
+    truncate_prompt_tokens: int | None = None
+    """Tokens to keep of the prompt: its last; if it is pooled, its first, and -1 is all that
+    fit."""
+    truncate_end: bool = False
+    """True if truncation keeps the first tokens of a prompt that is continued."""
+    delivery: Delivery = field(default_factory=Delivery)
+    pooled: PoolingRequest | None = None
+    """None continues the prompt."""
+
+
+def timeout_ns(time_remaining: TimeRemaining) -> int | None:
+    """Returns the nanoseconds left. Raises DeadlineExceeded if there are none."""
+    remaining_s = time_remaining()
+    if remaining_s is None:
+        return None
+    if remaining_s <= 0:
+        raise DeadlineExceeded("the deadline has passed")
+    return min(max(1, int(remaining_s * 1e9)), MAX_TIMEOUT_NS)
+
+
+def now_ns() -> int:
+    """Returns the current time on the clock of `arrived_ns`."""
+    return time.monotonic_ns()

@@ -1,0 +1,305 @@
+"""All schedulers of a router: chooses the scheduler of a request, and its next one.
+
+Schedulers may serve different models; a request goes to those of its own.
+
+A request that loses its scheduler is sent again, with all its tokens so far, to the same scheduler
+once it is back or to another: the scheduler recomputes them as it does when a worker is lost. The
+tokens of a sequence depend on its seed and position alone, so the stream continues unchanged.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from signalbox_contract.errors import NotFound, RpcError, Unavailable
+from signalbox_contract.wording import counted
+from signalbox_router.insight.request_span import route_span
+from signalbox_router.requests.active_request import ActiveRequest
+from signalbox_router.requests.request_output import end_unmeasured
+from signalbox_router.schedulers.model_client import ModelClient
+from signalbox_router.schedulers.scheduler_client import SchedulerConnection
+from signalbox_router.schedulers.served_models import RETRY_AFTER_S, ServedModels
+from signalbox_router.served_model import ServedModel
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_FRUITLESS_ATTEMPTS = 5
+"""Losses in a row without a new token after which a request is not sent again: it may be the
+cause."""
+
+HEARS_WITHIN_S = 10.0
+"""Seconds in which this router hears of the adapter that has replaced another one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Placement:
+    """A live request, the model that it was admitted for, and its connection."""
+
+    request: ActiveRequest
+    model: ServedModel
+    connection: SchedulerConnection | None = None
+    """None while it waits for a scheduler."""
+    gives_up_at: float = 0.0
+    """Time on the loop's clock when it ends if it still waits."""
+    num_tokens: int = 0
+    """Tokens that it had when it was sent."""
+    num_fruitless: int = 0
+    lost_at_ns: int | None = None
+    """Wall-clock time when it lost its last scheduler, in nanoseconds."""
+    refusal: NotFound | None = None
+    """Error of the scheduler that does not have its adapter any more; the request waits until this
+    router hears whether the adapter was replaced or unloaded."""
+
+
+class Schedulers:
+    """Connections to the schedulers: each request's `SchedulerHandle`, and the
+    `ConnectionListener` of each connection."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        *,
+        tokenizer_threads: int,
+        chat_template: str | None = None,
+        model_poll_s: float,
+        resume_wait_s: float,
+        on_serving: Callable[[bool], None],
+        tls: TlsConfig = CLEAR,
+        model_names: tuple[str, ...] = (),
+    ) -> None:
+        """`on_serving` is called whenever serving begins or ends.
+
+        Args:
+            model_names: names that requests may use beside the model's own.
+            resume_wait_s: seconds that a request that has lost its scheduler waits for one.
+        """
+        self.models = ServedModels(model_names, absence_of=self._absence_of)
+        self._model_client = ModelClient(
+            tokenizer_threads=tokenizer_threads, chat_template=chat_template
+        )
+        self._connections = [
+            SchedulerConnection(
+                address,
+                models=self._model_client,
+                model_poll_s=model_poll_s,
+                listener=self,
+                tls=tls,
+            )
+            for address in addresses
+        ]
+        self._resume_wait_s = resume_wait_s
+        self._on_serving = on_serving
+        self._handles = itertools.count(1)
+        self._placements: dict[int, _Placement] = {}
+
+    @property
+    def num_live(self) -> int:
+        return len(self._placements)
+
+    @property
+    def num_serving(self) -> int:
+        """Schedulers that may get new requests."""
+        return sum(
+            one.is_open and one.served is not None and one.served in self.models.served
+            for one in self._connections
+        )
+
+    def addresses_of(self, model: ServedModel) -> list[str]:
+        """Returns the addresses of the schedulers that serve the model, or did when they were
+        lost."""
+        return [one.address for one in self._connections if one.last_served == model]
+
+    def new_handle(self) -> int:
+        return next(self._handles)
+
+    async def run(self) -> None:
+        """Keeps all connections until it is cancelled, which ends the live requests."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for connection in self._connections:
+                    tasks.create_task(connection.run(), name=f"scheduler {connection.address}")
+        finally:
+            self._model_client.close()
+            for placement in list(self._placements.values()):
+                self._fail(placement, Unavailable("the router is shutting down", RETRY_AFTER_S))
+
+    # Called by requests
+
+    def submit(self, request: ActiveRequest, model: ServedModel) -> None:
+        """Sends a request to the scheduler of its model with the fewest of ours. Raises
+        Unavailable."""
+        if model not in self.models.served:
+            raise Unavailable("the served model has just changed", RETRY_AFTER_S)
+        placement = _Placement(request, model)
+        if not self._place(placement):
+            raise Unavailable("the scheduler is lost", RETRY_AFTER_S)
+        self._placements[request.handle] = placement
+
+    def abort(self, handle: int) -> None:
+        """Ends a request; does nothing if it has ended."""
+        placement = self._placements.pop(handle, None)
+        if placement is not None and placement.connection is not None:
+            placement.connection.abort(handle)
+
+    def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
+        """Ends one sequence; does nothing if the request has ended."""
+        placement = self._placements.get(handle)
+        if placement is None:
+            return
+        if placement.connection is not None:
+            placement.connection.stop_sequence(handle, index=index, keep_tokens=keep_tokens)
+        elif placement.request.is_complete:
+            self._end_complete(placement)
+
+    # Called by connections
+
+    def model_changed(self) -> None:
+        """Tells when serving begins or ends; resumes the requests that wait."""
+        before = self.models.served
+        self.window_changed()
+        if before[:1] != self.models.served[:1]:
+            self._on_serving(bool(self.models.served))
+        self._resume()
+
+    def window_changed(self) -> None:
+        """Takes over the windows and adapters, which may have changed."""
+        offered = [one.served for one in self._connections if one.served is not None]
+        lost = [one.last_served for one in self._connections if one.served is None]
+        known = [one for one in lost if one is not None]
+        self.models.update(offered, known, num_silent=len(lost) - len(known))
+        self._place_refused()
+
+    def _absence_of(self, model: ServedModel | None) -> str:
+        of_model = [one for one in self._connections if model in (None, one.last_served)]
+        return next((one.absence for one in of_model if one.absence), "")
+
+    def lost(self, requests: list[ActiveRequest], *, is_faulty: bool) -> None:
+        """Resumes requests whose scheduler is lost, or ends them if their tokens may be wrong."""
+        for request in requests:
+            placement = self._placements[request.handle]
+            if is_faulty:
+                self._fail(placement, Unavailable("the scheduler sent bad updates", RETRY_AFTER_S))
+            elif request.is_complete:
+                self._end_complete(placement)
+            else:
+                self._begin_again(placement)
+        self._resume()
+
+    def failed(self, request: ActiveRequest, error: RpcError, by: SchedulerConnection) -> None:
+        """Ends a request, unless another scheduler may accept it or it was accepted before."""
+        placement = self._placements[request.handle]
+        others = [one for one in self._serving(placement.model) if one is not by]
+        if isinstance(error, NotFound) and request.adapter and not request.attempt:
+            self._await_successor(placement, error)
+        elif isinstance(error, Unavailable) and (others or request.attempt):
+            if self._begin_again(placement) and others:
+                self._send(placement, _least_loaded(others))
+        else:
+            self._fail(placement, error)
+
+    # Adapters that were replaced before their requests arrived
+
+    def _await_successor(self, placement: _Placement, error: NotFound) -> None:
+        """Makes a request wait until this router knows what has become of its adapter."""
+        loop = asyncio.get_running_loop()
+        placement.connection, placement.refusal = None, error
+        placement.gives_up_at = loop.time() + HEARS_WITHIN_S
+        loop.call_at(placement.gives_up_at, self._give_up)
+        self._place_refused()
+
+    def _place_refused(self) -> None:
+        """Sends requests whose adapter was replaced; ends those whose adapter was unloaded."""
+        for one in list(self._placements.values()):
+            if (refusal := one.refusal) is None:
+                continue
+            model = next((served for served in self.models.served if served == one.model), None)
+            name = next(it.name for it in one.model.adapters if it.sha256 == one.request.adapter)
+            adapter = None if model is None else model.adapter(name)
+            if model is None:
+                self._fail(one, Unavailable("the model is no longer served", RETRY_AFTER_S))
+            elif adapter is None:
+                self._fail(one, refusal)
+            elif adapter.sha256 != one.request.adapter:
+                one.model, one.refusal = model, None
+                one.request.adapter = adapter.sha256
+                if not self._place(one):
+                    self._begin_again(one)
+
+    # Continuing on another scheduler
+
+    def _begin_again(self, placement: _Placement) -> bool:
+        """Makes a request wait for a scheduler; returns False if it ends instead."""
+        placement.lost_at_ns = time.time_ns()
+        is_fruitless = placement.request.num_generated_tokens == placement.num_tokens
+        placement.num_fruitless = placement.num_fruitless + 1 if is_fruitless else 0
+        if placement.num_fruitless >= MAX_FRUITLESS_ATTEMPTS:
+            reason = f"lost its scheduler {MAX_FRUITLESS_ATTEMPTS} times without a token between"
+            self._fail(placement, Unavailable(f"the request has {reason}", RETRY_AFTER_S))
+            return False
+        loop = asyncio.get_running_loop()
+        placement.request.begin_again()
+        placement.connection, placement.gives_up_at = None, loop.time() + self._resume_wait_s
+        loop.call_at(placement.gives_up_at, self._give_up)
+        return True
+
+    def _resume(self) -> None:
+        waiting = [
+            one
+            for one in self._placements.values()
+            if one.connection is None and one.refusal is None
+        ]
+        resumed = [one for one in waiting if self._place(one)]
+        if resumed:
+            logger.warning("going on, here or elsewhere: %s", counted(len(resumed), "request"))
+        if len(resumed) < len(waiting) and all(one.served for one in self._connections):
+            for one in waiting:
+                if one.connection is None:
+                    self._fail(one, Unavailable("the model is no longer served", RETRY_AFTER_S))
+
+    def _place(self, placement: _Placement) -> bool:
+        """Sends a request to the least loaded scheduler; returns False if there is none."""
+        serving = self._serving(placement.model)
+        num_needed = placement.request.num_needed_tokens
+        # What was loaded, or the window, may have grown since the last query.
+        adapter = placement.request.adapter
+        serving = [one for one in serving if one.served and one.served.has(adapter)] or serving
+        roomy = [one for one in serving if one.served and one.served.window >= num_needed]
+        serving = roomy or serving
+        if serving:
+            self._send(placement, _least_loaded(serving))
+        return bool(serving)
+
+    def _send(self, placement: _Placement, connection: SchedulerConnection) -> None:
+        request, placement.connection = placement.request, connection
+        placement.num_tokens = request.num_generated_tokens
+        with route_span(request, scheduler=connection.address, since_ns=placement.lost_at_ns):
+            connection.submit(request)
+
+    def _serving(self, model: ServedModel) -> list[SchedulerConnection]:
+        return [one for one in self._connections if one.is_open and one.served == model]
+
+    def _give_up(self) -> None:
+        """Ends requests that have waited too long."""
+        now = asyncio.get_running_loop().time()
+        for one in list(self._placements.values()):
+            if one.connection is None and one.gives_up_at <= now and one.refusal is not None:
+                self._fail(one, one.refusal)
+            elif one.connection is None and one.gives_up_at <= now:
+                waited = f"and none took the request over within {self._resume_wait_s:g} s"
+                self._fail(one, Unavailable(f"the scheduler is lost, {waited}", RETRY_AFTER_S))
+
+    def _end_complete(self, placement: _Placement) -> None:
+        del self._placements[placement.request.handle]
+        placement.request.end(end_unmeasured(len(placement.request.prompt_token_ids)))
+
+    def _fail(self, placement: _Placement, error: RpcError) -> None:
+        del self._placements[placement.request.handle]
+        placement.request.fail(error)
+
+
+def _least_loaded(connections: list[SchedulerConnection]) -> SchedulerConnection:
+    return min(connections, key=lambda connection: connection.num_live)

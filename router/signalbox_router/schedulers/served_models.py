@@ -1,0 +1,167 @@
+"""The models that the schedulers serve, and the one that a request's `model` names.
+
+`Schedulers` updates them; all others read. Schedulers of one model are replicas. A name belongs to
+one model for as long as a scheduler serves it: a model or an adapter that comes later with the same
+name is not served, and the log says so.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from signalbox_contract.errors import InvalidArgument, NotFound, RpcError, Unavailable
+from signalbox_contract.model import Adapter
+from signalbox_router.schedulers.model_names import (
+    name_models,
+    replicas_merged,
+    without_shared_texts,
+)
+from signalbox_router.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which clients are told to retry while no scheduler serves."""
+MAX_NAME_CHARS = 100
+"""Characters of an unknown name that the error message repeats."""
+
+GENERATING = frozenset({"generate"})
+EMBEDDING, CLASSIFYING = frozenset({"embed"}), frozenset({"classify"})
+POOLING = EMBEDDING | CLASSIFYING
+"""Tasks of the models that can answer a kind of call."""
+ANY = GENERATING | POOLING
+
+
+class ServedModels:
+    """Maps names to models. A model is the same object until the next update."""
+
+    def __init__(
+        self,
+        given_names: tuple[str, ...] = (),
+        *,
+        absence_of: Callable[[ServedModel | None], str] = lambda _: "",
+    ) -> None:
+        """Makes a map without models.
+
+        Args:
+            given_names: names that requests may use for a model beside its own.
+            absence_of: returns why the model is not served any more, or why none is, in a
+                scheduler's words; empty if no scheduler says anything.
+        """
+        self._given_names = tuple(dict.fromkeys(given_names))
+        self._absence_of = absence_of
+        self._served: tuple[ServedModel, ...] = ()
+        self._lost: tuple[ServedModel, ...] = ()
+        self._by_name: Mapping[str, ServedModel] = {}
+        self._refusals: Sequence[str] = ()
+        self._num_silent = 0
+
+    def update(
+        self,
+        offered: Iterable[ServedModel],
+        lost: Iterable[ServedModel] = (),
+        *,
+        num_silent: int = 0,
+    ) -> None:
+        """Takes over what the schedulers serve.
+
+        Args:
+            offered: the model of each scheduler that serves one.
+            lost: the last model of each other scheduler that has served one.
+            num_silent: schedulers that have not served a model yet.
+        """
+        models = replicas_merged(offered)
+        names = {model.name for model in models}
+        gone = [one for one in replicas_merged(lost) if one.name not in names]
+        known = without_shared_texts([*models, *gone])
+        models, gone = known[: len(models)], known[len(models) :]
+        named = name_models(models, before=self._by_name, given=self._given_names, lost=gone)
+        for refusal in named.refusals:
+            if refusal not in self._refusals:
+                logger.error(refusal)
+        self._served, self._by_name, self._refusals = named
+        self._lost, self._num_silent = tuple(gone), num_silent
+
+    @property
+    def served(self) -> tuple[ServedModel, ...]:
+        """Models that a scheduler serves, in the order of the schedulers."""
+        return self._served
+
+    def all(self) -> tuple[ServedModel, ...]:
+        """Returns `served`. Raises Unavailable if no model is."""
+        if not self._served:
+            raise self._no_model()
+        return self._served
+
+    @property
+    def only_name(self) -> str:
+        """Name of the served model if no other is known; else empty."""
+        return self._served[0].name if len(self._served) == 1 and not self._lost else ""
+
+    def of(self, name: str = "", tasks: frozenset[str] = ANY) -> ServedModel:
+        """Returns the model of a name; for an empty one, the only model with one of the tasks.
+
+        Where no model has such a task, it is the only model, which refuses what it cannot do.
+
+        Raises NotFound for an unknown name, Unavailable if no scheduler serves the model, and
+        InvalidArgument for an empty name that may mean several models.
+        """
+        if not name:
+            return self._only(tasks)
+        found = self._by_name.get(name)
+        if found is None:
+            raise self._error_of(name)
+        return found
+
+    def knows(self, name: str) -> bool:
+        """Returns whether a served model or adapter has this name."""
+        return name in self._by_name
+
+    def adapter(self, name: str) -> Adapter | None:
+        """Returns the adapter that requests name so."""
+        model = self._by_name.get(name)
+        return None if model is None else model.adapter(name)
+
+    def only(self, tasks: frozenset[str]) -> ServedModel | None:
+        """Returns what `of` does for an empty name; None where it raises."""
+        able = self._able(tasks)
+        return able[0] if len(able) == 1 and able[0] in self._served else None
+
+    def _only(self, tasks: frozenset[str]) -> ServedModel:
+        self.all()
+        able = self._able(tasks)
+        if len(able) > 1:
+            raise InvalidArgument("model", "", _listed([one.name for one in able], "or"))
+        if able[0] not in self._served:
+            raise self._error_of(able[0].name)
+        return able[0]
+
+    def _able(self, tasks: frozenset[str]) -> list[ServedModel]:
+        """Returns the models with one of the tasks, lost ones too; all if none has it."""
+        known = [*self._served, *self._lost]
+        return [one for one in known if one.task in tasks] or known
+
+    def _error_of(self, name: str) -> RpcError:
+        """Returns the error for a name that no served model has."""
+        if not self._served:
+            return self._no_model()
+        for one in self._lost:
+            if one.knows(name):
+                reason = self._absence_of(one) or "its scheduler does not answer"
+                return Unavailable(f"model {one.name!r} is not served now: {reason}", RETRY_AFTER_S)
+        names = [one.name for one in self._served]
+        what = (
+            f"model {name[:MAX_NAME_CHARS]!r} is not served here;"
+            f" {_listed(names, 'and')} {'is' if len(names) == 1 else 'are'}"
+        )
+        if self._num_silent:
+            silent = f"{self._num_silent} of the router's schedulers serve no model yet"
+            return Unavailable(f"{what}; {silent}", RETRY_AFTER_S)
+        return NotFound(what)
+
+    def _no_model(self) -> Unavailable:
+        return Unavailable(self._absence_of(None) or "no scheduler answers", RETRY_AFTER_S)
+
+
+def _listed(names: Sequence[str], word: str) -> str:
+    quoted = [repr(name) for name in names]
+    return f"{', '.join(quoted[:-1])} {word} {quoted[-1]}" if len(quoted) > 1 else quoted[0]

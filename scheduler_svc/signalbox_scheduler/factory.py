@@ -1,0 +1,110 @@
+"""Makes the objects that the configuration describes, for the service and for a replay."""
+
+import time
+from collections.abc import Callable
+
+from signalbox_contract.model import ModelInfo, WorkerCapacity
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import CacheShape, SchedulerConfig, SchedulingSettings
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv_moves.peers import PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.write_behind import most_stored
+from signalbox_scheduler.queue.admission_queue import AdmissionQueue
+from signalbox_scheduler.queue.policies import make_policy
+from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.quarantine import WorkerRecords
+
+
+def make_cluster(
+    config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic
+) -> Cluster:
+    """Raises ValueError for a scheduling policy that cannot be used."""
+    return Cluster(
+        bounds=config,
+        policy=make_policy(config),
+        worker_wait_s=config.worker_wait,
+        worker_records=WorkerRecords(max_pause_s=config.worker_quarantine),
+        explain_history=config.explain_history,
+        disaggregation=config.disaggregation,
+        clock=clock,
+    )
+
+
+def make_scheduler(
+    config: SchedulingSettings,
+    *,
+    model: ModelInfo,
+    capacity: WorkerCapacity,
+    admission: AdmissionQueue,
+    worker_name: str = "",
+    peers: Peers | None = None,
+    epoch: int = 0,
+    certified_name: str = "",
+) -> Scheduler:
+    """Returns the scheduler of a worker that joins, within what it can hold.
+
+    Args:
+        peers: the workers with which it may exchange blocks; None if there are none.
+        epoch: of its lease.
+        certified_name: name in its certificate, if it has shown one.
+
+    A vector that reads all tokens takes no prefix from the cache, so that there is none.
+
+    Raises ValueError if the worker has a store that would not be used, or not be cleared.
+    """
+    if capacity.store is not None and not (config.prefix_caching and config.cpu_prefix_cache):
+        raise ValueError(
+            "it has a store of KV blocks, which takes prefix caching in the KV cache and in swap"
+            " space; turn prefix_caching and cpu_prefix_cache on, or leave the store out"
+        )
+    if capacity.store is not None and not most_stored(capacity.num_cpu_blocks):
+        raise ValueError(
+            f"it has a store of KV blocks, and a swap space of {capacity.num_cpu_blocks} blocks,"
+            " too few to move any to the store; raise its --swap-space, or leave the store out"
+        )
+    pooling = model.pooling
+    is_bidirectional = pooling is not None and pooling.is_bidirectional
+    reads_all_tokens = is_bidirectional or (pooling is not None and pooling.reads_all_tokens)
+    return Scheduler(
+        limits=config.step_limits(capacity, cuts_prompts=not is_bidirectional),
+        cache=CacheShape(
+            block_size=capacity.block_size,
+            num_gpu_blocks=min(
+                config.num_gpu_blocks_override or capacity.num_gpu_blocks, capacity.num_gpu_blocks
+            ),
+            num_cpu_blocks=capacity.num_cpu_blocks,
+            watermark=config.watermark,
+            max_model_len=model.max_model_len,
+            prefix_caching=config.prefix_caching and not reads_all_tokens,
+            cpu_prefix_cache=config.cpu_prefix_cache,
+        ),
+        admission=admission,
+        preemption_mode=config.preemption_mode,
+        cost=CostModel(
+            block_bytes=capacity.block_bytes,
+            copy_bytes_per_s=capacity.copy_bytes_per_s,
+            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+            load_bytes_per_s=capacity.store.read_bytes_per_s if capacity.store is not None else 0.0,
+        ),
+        eos_token_ids=frozenset(model.eos_token_ids),
+        arithmetic=model.arithmetic,
+        worker_name=worker_name,
+        grammar_bytes=capacity.grammar_bytes,
+        ranks=capacity.ranks,
+        store=capacity.store,
+        identity=PeerIdentity(
+            address=worker_name,
+            certified_name=certified_name,
+            epoch=epoch,
+            kv_format=_kv_format(model, capacity),
+        )
+        if peers is not None and capacity.block_format
+        else None,
+        peers=peers,
+    )
+
+
+def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
+    """Returns what workers have in common that read each other's blocks."""
+    sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
+    return f"{capacity.block_format}, {sizes}, {model.arithmetic}"

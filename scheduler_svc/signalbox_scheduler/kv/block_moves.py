@@ -1,0 +1,64 @@
+"""Moves a group's block tables to the other pool, each block once.
+
+What the other pool holds already, by its hash, is shared and not copied.
+"""
+
+from typing import NamedTuple
+
+from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+
+
+class Move(NamedTuple):
+    """Copies to make, and the blocks that are left behind, once for each table that held one."""
+
+    copies: list[BlockCopy]
+    left: list[int]
+
+
+def distinct_blocks(
+    group: SequenceGroup, pool: BlockAllocator, *, block_size: int
+) -> dict[int, BlockHash | None]:
+    """Returns each block of the group once, and the hash of what it holds if that is public."""
+    return {
+        block: _public_hash(seq, index, pool, block_size)
+        for seq in group.unfinished
+        for index, block in enumerate(seq.block_table)
+    }
+
+
+def move(
+    group: SequenceGroup,
+    source: BlockAllocator,
+    target: BlockAllocator,
+    *,
+    block_size: int,
+    finds: bool,
+) -> Move:
+    """Gives the group blocks of another pool; `finds` those that hold its tokens already."""
+    moved: dict[int, int] = {}  # physical block on the source: its new place
+    copies: list[BlockCopy] = []
+    left: list[int] = []
+    for seq in group.unfinished:
+        left += seq.block_table
+        for index, block in enumerate(seq.block_table):
+            if block in moved:
+                target.share(moved[block])
+            else:
+                block_hash = _public_hash(seq, index, source, block_size)
+                obtained = target.obtain(block_hash if finds else None)
+                moved[block] = obtained.block
+                if source.is_private(block):
+                    target.retract(obtained.block)
+                if not obtained.is_found:
+                    copies.append(BlockCopy(block, obtained.block))
+            seq.block_table[index] = moved[block]
+    return Move(copies, left)
+
+
+def _public_hash(
+    seq: Sequence, index: int, pool: BlockAllocator, block_size: int
+) -> BlockHash | None:
+    is_public = index < seq.num_cached_blocks and not pool.is_private(seq.block_table[index])
+    return seq.block_hashes[block_size][index] if is_public else None

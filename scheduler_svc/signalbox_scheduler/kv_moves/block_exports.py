@@ -1,0 +1,189 @@
+"""Blocks that a worker of the cluster lends to others, which fetch them instead of computing.
+
+A lend is a move of its owner's pool.
+"""
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from signalbox_contract.sections.store_moves import BlockSource, MoveResult
+from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from signalbox_scheduler.kv_moves.peer_reads import PeerFetch
+
+if TYPE_CHECKING:
+    from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity
+
+LEND_S = 10.0
+"""Time for which blocks are lent at most, on the clock of the worker that has them."""
+MAX_LENT_SHARE = 0.25
+"""Most of a CPU pool that may be lent at a time."""
+MAX_PLANS_AHEAD = 4
+"""Plans whose copies may be ahead of a lend: a reader copies all of a part to the GPU in a step."""
+
+
+def most_lent(num_cpu_blocks: int) -> int:
+    """Returns how many blocks of a CPU pool may be lent at a time; 0 if it is too small."""
+    return int(MAX_LENT_SHARE * num_cpu_blocks)
+
+
+class BlockExports:
+    """The lends of one worker, and what the next of them are for."""
+
+    def __init__(self, peer: "Peer", *, blocks: BlockSpaceManager, moves: MovesUnderWay) -> None:
+        self.num_bytes = 0
+        """Bytes that others have read."""
+        self._peer: Peer = weakref.proxy(peer)
+        self._blocks = blocks
+        self._moves = moves
+        self._num_tickets = 0
+        self._wanted: dict[PeerFetch, None] = {}
+        """Fetches for which the next plan lends."""
+        self._lends: dict[Move, PeerFetch] = {}
+
+    @property
+    def is_lending(self) -> bool:
+        """True if other workers read of this one, or are about to."""
+        return bool(self._wanted or self._lends)
+
+    @property
+    def num_lendable(self) -> int:
+        """Blocks that the next plan may lend beside those that are wanted already."""
+        num_wanted = sum(len(pair.fetch.hashes) for pair in self._wanted)
+        return max(0, self._num_spare - num_wanted)
+
+    @property
+    def _num_spare(self) -> int:
+        num_lent = sum(len(move.hold.blocks) for move, one in self._lends.items() if one.is_read)
+        return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent)
+
+    def num_found(self, hashes: Sequence[BlockHash]) -> int:
+        """Returns how many of the first of these blocks either pool has."""
+        for index, block_hash in enumerate(hashes):
+            if self._blocks.cpu.find(block_hash) is None and (
+                self._blocks.gpu.find(block_hash) is None
+            ):
+                return index
+        return len(hashes)
+
+    def make_source(self, reader: "PeerIdentity") -> BlockSource:
+        """Returns what a reader shows. It takes both epochs, which only the scheduler has."""
+        self._num_tickets += 1
+        owner = self._peer.identity
+        parts = owner.epoch, reader.epoch, self._num_tickets
+        told = b"".join(part.to_bytes(8, "little") for part in parts)
+        ticket = hashlib.blake2b(told, digest_size=16, person=b"ticket").digest()
+        return BlockSource(owner.address, owner.certified_name, ticket)
+
+    def want(self, pair: PeerFetch) -> None:
+        """Has the next plan lend what a fetch asks for."""
+        self._wanted[pair] = None
+        self._peer.wake()
+
+    def plan(self, now: float) -> None:
+        """Lends what is wanted, as far as it is still here."""
+        self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
+        wanted, self._wanted = self._wanted, {}
+        for pair in self._lends.values() if wanted else ():
+            pair.ahead.release()  # what is wanted now comes first
+        for pair in wanted:
+            if not self._num_spare:
+                self._wanted[pair] = None  # until what is lent has been read
+                continue
+            hold = self._take_copies(pair, pair.fetch.hashes)
+            if not hold.blocks:
+                pair.reader.reads.call_off(pair, now)
+                continue
+            pair.lend = self._moves.lend(
+                pair.fetch.hashes[: len(hold.blocks)],
+                hold,
+                ticket=pair.source.ticket,
+                reader=pair.reader.identity.certified_name,
+                lasts_s=LEND_S,
+                now=now,
+            )
+            self._lends[pair.lend] = pair
+        if not wanted and len(self._lends) == 1:  # else plans copy for the others
+            ((lend, pair),) = self._lends.items()
+            self._copy_ahead(pair, num_lent=len(lend.hashes))
+
+    def _copy_ahead(self, pair: PeerFetch, *, num_lent: int) -> None:
+        """Copies what the reader will ask for next, while it reads the first of its blocks.
+
+        It comes in fewer and longer parts so, as each part has to wait for steps of both workers.
+        """
+        num_ahead = len(pair.ahead.blocks)
+        rest = pair.fetch.hashes[num_lent + num_ahead : num_lent + self._num_spare]
+        if pair.goes_on and self._keeps_more(pair, num_ahead // MAX_PLANS_AHEAD):
+            public = list(itertools.takewhile(lambda one: one not in pair.private, rest))
+            pair.ahead.absorb(self._take_copies(pair, public))
+
+    def _take_copies(self, pair: PeerFetch, hashes: Sequence[BlockHash]) -> Hold:
+        """Takes blocks of the CPU pool with the first of some blocks that are here."""
+        hold, copies = Hold(self._blocks.cpu), self._blocks.copies
+        num_before = copies.num_out
+        for block_hash in hashes[: self._num_spare]:
+            if not self._keeps_more(pair, copies.num_out - num_before):
+                break
+            if block_hash in pair.private:
+                is_copied = copies.copy_out(pair.private[block_hash], hold)
+            else:
+                is_copied = copies.store_copy(block_hash, hold)
+            if not is_copied:
+                break
+        return hold
+
+    def _keeps_more(self, pair: PeerFetch, num_copies: int) -> bool:
+        """Says whether a plan that copies so many blocks for a reader should copy another."""
+        cost = self._peer.cost
+        step_s = max(cost.last_decode_s, pair.reader.cost.last_decode_s)
+        return cost.keeps_more_copies(
+            num_copies=num_copies, step_s=step_s, is_urgent=pair.is_urgent
+        )
+
+    def make_hold(self) -> Hold:
+        """Returns a hold of the pool from which blocks are lent."""
+        return Hold(self._blocks.cpu)
+
+    def lent(self, move: Move, result: MoveResult) -> None:
+        """Takes the end of a lend, and of its ownership of the blocks."""
+        self.num_bytes += result.num_bytes
+        self._lends.pop(move).ahead.release()
+        move.hold.release()
+        if self._wanted:
+            self._peer.wake()
+
+    def give_up(self, pair: PeerFetch, now: float) -> None:
+        """Ends a lend that is read no more; a no-op if it has ended."""
+        self._wanted.pop(pair, None)
+        if pair.lend in self._lends:
+            pair.ahead.release()
+            self._moves.cancel(pair.lend, now)
+            self._peer.wake()
+
+    def take_back(self, block_hash: BlockHash, now: float) -> None:
+        """Ends the lends of a block that went wrong here."""
+        for pair in [*self._wanted, *self._lends.values()]:
+            if block_hash in pair.fetch.hashes:
+                self.give_up(pair, now)
+
+    def leave(self, now: float) -> None:
+        """Ends what others wait for: the worker is gone."""
+        for pair in [*self._wanted, *self._lends.values()]:
+            pair.reader.reads.call_off(pair, now)
+        self._wanted.clear()
+        self._lends.clear()
+
+    def check(self) -> None:
+        """Asserts that what is lent holds what is said of it, unless it was voided meanwhile."""
+        for move, pair in self._lends.items():
+            for block, block_hash in zip(move.hold.blocks, move.hashes, strict=True):
+                known = self._blocks.cpu.hashes.get(block)
+                is_private = known is None and block_hash in pair.private
+                is_lent = known == block_hash or is_private or move.cancelled_at is not None
+                assert is_lent, f"{block} is not what is lent"

@@ -1,0 +1,229 @@
+"""Moves between a worker's CPU pool and a store or a peer: those to be sent, and those under way.
+
+A move owns its blocks of the CPU pool from its beginning until the worker has said that it has
+ended, whatever happens meanwhile to the requests that it is for: a move that is called off ends,
+too. So nothing else is put where the worker may still write.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from signalbox_contract.sections.store_moves import (
+    BlockSource,
+    Clear,
+    ClearMark,
+    Fetch,
+    Find,
+    Lend,
+    MoveResult,
+    Store,
+    StoreMoves,
+)
+from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
+from signalbox_scheduler.kv.hold import Hold
+
+MAX_CANCEL_S = 10.0
+"""Longest that a move that is called off may take to end; its worker counts as lost then."""
+
+
+class MoveKind(Enum):
+    """Kind of a move; the first two own no blocks."""
+
+    FIND = auto()
+    CLEAR = auto()
+    FETCH = auto()
+    STORE = auto()
+    LEND = auto()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Move:
+    """A move that has not ended."""
+
+    move_id: int
+    kind: MoveKind
+    hashes: Sequence[BlockHash] = ()
+    hold: Hold
+    """A block of the CPU pool for each hash; none if it copies nothing."""
+    began_at: float
+    """Seconds of the scheduler's clock."""
+    source: str = ""
+    """Address of the worker from which a fetch brings them; empty of the store."""
+    cancelled_at: float | None = None
+    is_void: bool = False
+    """True if what it brings, or has found, does not count: the cache was reset meanwhile."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outbox:
+    """Moves that the next plan begins or calls off."""
+
+    cancels: list[int] = field(default_factory=list)
+    clears: list[Clear] = field(default_factory=list)
+    finds: list[Find] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    lends: list[Lend] = field(default_factory=list)
+
+
+class MovesUnderWay:
+    """The moves of one worker, by number.
+
+    Args:
+        pool: the CPU pool.
+    """
+
+    def __init__(self, pool: BlockAllocator) -> None:
+        self._pool = pool
+        self._moves: dict[int, Move] = {}
+        self._num_begun = 0
+        self._outbox: _Outbox | None = None
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def find(self, hashes: Sequence[BlockHash], now: float) -> Move:
+        """Asks how many of the first hashes the store has."""
+        move = self._begin(MoveKind.FIND, now, hashes)
+        self._to_send.finds.append(Find(move.move_id, hashes))
+        return move
+
+    def fetch(
+        self, hashes: Sequence[BlockHash], now: float, *, source: BlockSource | None = None
+    ) -> Move:
+        """Brings blocks into the CPU pool; ask its `num_free` first.
+
+        Args:
+            source: where they come from instead of the store.
+        """
+        hold = Hold(self._pool)
+        blocks = hold.take(len(hashes))
+        move = self._begin(MoveKind.FETCH, now, hashes, hold)
+        move.source = source.address if source is not None else ""
+        self._to_send.fetches.append(Fetch(move.move_id, hashes, blocks, source))
+        return move
+
+    def store(self, hashes: Sequence[BlockHash], hold: Hold, *, tenant: str, now: float) -> Move:
+        """Writes blocks of the CPU pool; the hold is the move's now."""
+        move = self._begin(MoveKind.STORE, now, hashes, hold)
+        self._to_send.stores.append(Store(move.move_id, hashes, hold.blocks.copy(), tenant))
+        return move
+
+    def lend(
+        self,
+        hashes: Sequence[BlockHash],
+        hold: Hold,
+        *,
+        ticket: bytes,
+        reader: str,
+        lasts_s: float,
+        now: float,
+    ) -> Move:
+        """Lets another worker read blocks of the CPU pool; the hold is the move's now."""
+        move = self._begin(MoveKind.LEND, now, hashes, hold)
+        blocks, lasts_ns = hold.blocks.copy(), int(lasts_s * 1e9)
+        self._to_send.lends.append(Lend(move.move_id, hashes, blocks, ticket, reader, lasts_ns))
+        return move
+
+    def clear(self, tenant: str | None, now: float, mark: ClearMark | None = None) -> Move:
+        """Removes a tenant's blocks from the store, or all, and voids what is under way."""
+        self.void(now)
+        move = self._begin(MoveKind.CLEAR, now)
+        self._to_send.clears.append(Clear(move.move_id, tenant, mark))
+        return move
+
+    def void(self, now: float) -> None:
+        """Lets what is under way come to nothing; its blocks are free when it has ended."""
+        for move in self._moves.values():
+            move.is_void = True
+            move.hold.retract()
+            if move.kind is not MoveKind.CLEAR:
+                self.cancel(move, now)
+
+    def cancel(self, move: Move, now: float) -> None:
+        """Calls a move off; a no-op if that was done, or if it has ended."""
+        if move.cancelled_at is None and move.move_id in self._moves:
+            move.cancelled_at = now
+            self._to_send.cancels.append(move.move_id)
+
+    def cancel_older(self, kind: MoveKind, *, began_before: float, now: float) -> None:
+        """Calls the moves of a kind off that have taken too long."""
+        for move in self._moves.values():
+            if move.kind is kind and move.began_at < began_before:
+                self.cancel(move, now)
+
+    def end(self, result: MoveResult) -> Move | None:
+        """Takes the end of a move; the caller releases its blocks.
+
+        Returns None for a number that is not under way.
+        """
+        return self._moves.pop(result.move_id, None)
+
+    def pop_section(self) -> StoreMoves | None:
+        """Returns what the plan in the making tells the worker, once."""
+        outbox, self._outbox = self._outbox, None
+        if outbox is None:
+            return None
+        return StoreMoves(
+            cancels=outbox.cancels,
+            clears=outbox.clears,
+            finds=outbox.finds,
+            fetches=outbox.fetches,
+            stores=outbox.stores,
+            lends=outbox.lends,
+        )
+
+    @property
+    def has_news(self) -> bool:
+        """True if the worker has to be told something."""
+        return self._outbox is not None
+
+    @property
+    def overdue_at(self) -> float | None:
+        """Time at which the worker is lost unless a move that was called off has ended."""
+        cancelled = (move.cancelled_at for move in self._moves.values())
+        oldest = min((at for at in cancelled if at is not None), default=None)
+        return None if oldest is None else oldest + MAX_CANCEL_S
+
+    @property
+    def is_clearing(self) -> bool:
+        """True until the worker has said how a clear of its store has ended."""
+        return any(move.kind is MoveKind.CLEAR for move in self._moves.values())
+
+    def num_blocks(self, kind: MoveKind) -> int:
+        """Returns how many blocks the moves of a kind own."""
+        return sum(len(move.hold.blocks) for move in self._moves.values() if move.kind is kind)
+
+    @property
+    def _to_send(self) -> _Outbox:
+        if self._outbox is None:
+            self._outbox = _Outbox()
+        return self._outbox
+
+    def _begin(
+        self,
+        kind: MoveKind,
+        now: float,
+        hashes: Sequence[BlockHash] = (),
+        hold: Hold | None = None,
+    ) -> Move:
+        self._num_begun += 1
+        move = Move(
+            move_id=self._num_begun,
+            kind=kind,
+            hashes=hashes,
+            hold=hold or Hold(self._pool),
+            began_at=now,
+        )
+        self._moves[move.move_id] = move
+        return move
+
+    def check(self) -> None:
+        """Asserts that what a fetch writes has no other owner, and cannot be found."""
+        owners = self._pool.num_owners()
+        for move in self._moves.values():
+            if move.kind is MoveKind.FETCH:
+                for block in move.hold.blocks:
+                    assert owners[block] == 1, f"block {block} is written by move {move.move_id}"
+                    assert block not in self._pool.hashes, f"block {block} is found too early"

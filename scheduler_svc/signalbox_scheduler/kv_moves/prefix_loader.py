@@ -1,0 +1,344 @@
+"""Brings prefixes of waiting requests from a worker's store, or a peer, into its CPU pool.
+
+A request whose prefix may go on in the store, or on another worker, leaves the admission queue for
+the time of a lookup and a fetch. What has arrived is a prefix of the CPU pool's cache like any
+other, pinned for the request until a worker takes it; the request is back in the queue, at its
+rank. So a lookup or fetch that fails, comes late or is called off is a miss: tokens are computed.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv.prefix_cache import FoundBlock
+from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
+from signalbox_scheduler.kv_moves.fetch_cost import FetchCost
+from signalbox_scheduler.kv_moves.fetch_counts import FetchCounts
+from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S, PeerReads
+from signalbox_scheduler.planning.bookkeeping import Bookkeeping
+from signalbox_scheduler.planning.group_selection import GroupSelection
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import EventKind
+
+MAX_LOADING = 8
+"""Requests of a worker that may load at once."""
+LOOK_AHEAD = 16
+"""Requests at the head of the queue among which some are chosen to load."""
+GRACE_S = 0.25
+"""Time that a lookup may take, and a fetch beyond twice what it should take, if that is known; and
+the end of a fetch that is called off as late."""
+MAX_FETCHED_SHARE = 0.5
+"""Most of the CPU pool that fetches, and what they brought for requests that wait, may hold."""
+
+_loaders = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Load:
+    """Move and deadline of a loading request."""
+
+    move: Move
+    """Several requests may wait for one."""
+    until: float
+    """Time at which the request gives up."""
+    held: Hold
+    """Blocks of the CPU pool with the part of its prefix that was there before."""
+    arrived: Hold
+    """Blocks that fetches have brought for it."""
+
+
+class PrefixLoader:
+    """The loading requests of one worker, and the blocks that have arrived for waiting ones.
+
+    Args:
+        store_kind: kind of the worker's store; empty if it has none.
+        peer_reads: what it reads of other workers; None if it reads nothing.
+        distrusted: blocks that are not fetched from the store.
+    """
+
+    def __init__(
+        self,
+        books: Bookkeeping,
+        moves: MovesUnderWay,
+        *,
+        group_selection: GroupSelection,
+        cost: CostModel,
+        store_kind: str,
+        peer_reads: PeerReads | None,
+        distrusted: DistrustedBlocks,
+    ) -> None:
+        self.counts = FetchCounts()
+        """What came from the store."""
+        self.num_returned = 0
+        """Requests that came back to the admission queue, loaded or not."""
+        self._queues = books.queues
+        self._blocks = books.blocks
+        self._pool = books.blocks.cpu
+        self._moves = moves
+        self._group_selection = group_selection
+        self._store_cost = FetchCost(cost, block_size=books.blocks.block_size, from_peers=False)
+        self._paused_until = -math.inf  # because the store did not answer in time
+        self._store_kind = store_kind
+        self._peer_reads = peer_reads
+        self._number = next(_loaders)
+        self._loads: dict[SequenceGroup, _Load] = {}
+        self._distrusted = distrusted
+
+    # Planning
+
+    def plan(self, now: float, *, may_begin: bool) -> None:
+        """Gives up what has left or is late, and lets requests of the queue begin to load."""
+        for group, load in list(self._loads.items()):
+            if group not in self._queues.loading:
+                self._return(group, now)
+            elif now >= load.until:
+                self._give_up(group, load, now)
+        if may_begin and self._queues.takes_new and self._queues.admission.groups:
+            self._begin_loads(now)
+
+    def _give_up(self, group: SequenceGroup, load: _Load, now: float) -> None:
+        """Calls a fetch that is late off, whose end says what has arrived; returns a request that
+        waits for a lookup, or for that end for too long."""
+        if load.move.cancelled_at is not None:
+            self._return(group, now)
+            return
+        self._count_late(load.move, now)
+        if load.move.kind is not MoveKind.FETCH:
+            self._return(group, now)
+            return
+        self._moves.cancel(load.move, now)
+        for other in self._loads.values():
+            if other.move is load.move:
+                other.until = now + GRACE_S
+
+    def _count_late(self, move: Move, now: float) -> None:
+        if not (self._peer_reads is not None and self._peer_reads.came_late(move, now)):
+            self.counts.num_late += 1
+            self._paused_until = now + PAUSE_S
+
+    def _begin_loads(self, now: float) -> None:
+        free = MAX_LOADING - len(self._loads)
+        if free <= 0 or not (self._store_kind or self._has_peers):
+            return
+        waiting = itertools.islice(self._queues.admission.candidates, LOOK_AHEAD)
+        chosen = [group for group in waiting if self._may_load(group)]
+        for group in chosen[:free]:
+            self._begin(group, now)
+
+    @property
+    def _has_peers(self) -> bool:
+        return self._peer_reads is not None and self._peer_reads.has_peers
+
+    def _may_load(self, group: SequenceGroup) -> bool:
+        if self._number in group.asked_stores or group.suspicion is not None:
+            return False
+        if group.wants_prompt_logprobs or group in self._queues.admission.prefixes:
+            return False
+        if not self._group_selection.can_ever_run(group):
+            return False
+        return bool(self._store_kind) or self._group_selection.has_room(group)
+
+    def _begin(self, group: SequenceGroup, now: float) -> None:
+        """Fetches what is missing of a request's prefix from another worker, if one has it; else
+        looks it up in the store, once, unless it costs little."""
+        seq, blocks = group.unfinished[0], self._blocks
+        prefix = blocks.find_prefix(seq)
+        num_missing = (seq.num_tokens - 1) // blocks.block_size - len(prefix)
+        num_missing = min(num_missing, self._most_fetched)
+        hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
+        if hashes and (other := self._load_of(hashes[0])):
+            self._wait_for(group, other.move, now, until=other.until, held=Hold(self._pool))
+            return
+        if self._begin_from_peer(group, prefix, hashes, now) or not self._store_kind:
+            return
+        group.asked_stores = (*group.asked_stores, self._number)
+        hashes = hashes[: self._num_trusted(hashes)]
+        if not hashes or now < self._paused_until or self._moves.is_clearing:
+            return
+        if self._store_cost.predict(len(hashes), now) is not None:
+            self.counts.num_queries += len(hashes) * blocks.block_size
+            move = self._moves.find(hashes, now)
+            self._wait_for(group, move, now, until=now + GRACE_S, held=self._hold(prefix))
+
+    def _begin_from_peer(
+        self,
+        group: SequenceGroup,
+        prefix: list[FoundBlock],
+        hashes: list[BlockHash],
+        now: float,
+    ) -> bool:
+        """Fetches blocks that another worker has, if that pays; returns whether it does.
+
+        A request that has no room here yet stays where that worker may take it.
+
+        Args:
+            prefix: what is here of the request's prefix.
+            hashes: what comes after it.
+        """
+        reads = self._peer_reads
+        if reads is None or not hashes or not self._group_selection.has_room(group):
+            return False
+        if reads.find(hashes[:1], now) is None:
+            return False
+        held = self._hold(prefix)  # before the fetch takes blocks, which might be these
+        if (fetch := reads.fetch_if_paying(hashes, now, most=self._num_fetchable)) is None:
+            held.release()
+            return False
+        move, until = fetch
+        group.asked_stores = (*group.asked_stores, self._number)
+        self._wait_for(group, move, now, until=until + GRACE_S, held=held)
+        return True
+
+    def _hold(self, prefix: list[FoundBlock]) -> Hold:
+        """Returns a hold of the blocks of a prefix that the CPU pool has."""
+        held = Hold(self._pool)
+        held.share(found.block for found in prefix if not found.is_on_gpu)
+        return held
+
+    def _load_of(self, block_hash: BlockHash) -> _Load | None:
+        """Returns a request's wait for a block that is looked up or on its way."""
+        loads = self._loads.values()
+        return next((load for load in loads if block_hash in load.move.hashes), None)
+
+    def _wait_for(
+        self, group: SequenceGroup, move: Move, now: float, *, until: float, held: Hold
+    ) -> None:
+        group.timeline.loading(self._queues.admission.waits, now)
+        self._queues.load(group)
+        self._loads[group] = _Load(move=move, until=until, held=held, arrived=Hold(self._pool))
+
+    def _num_trusted(self, hashes: Sequence[BlockHash]) -> int:
+        """Returns how many of the first of these blocks may come from the store."""
+        untrusted = (index for index, one in enumerate(hashes) if one in self._distrusted)
+        return next(untrusted, len(hashes))
+
+    # Results
+
+    def found(self, move: Move, result: MoveResult, now: float) -> None:
+        """Takes the end of a lookup: fetches what was found, if that pays."""
+        self.counts.add_failure(move, result)
+        num_found = self._num_trusted(move.hashes[: result.num_blocks])
+        num_blocks = min(num_found, self._num_fetchable)
+        load_s = self._store_cost.predict(num_blocks, now)
+        waiting = self._waiting_for(move)
+        if move.is_void or num_blocks < 1 or load_s is None:
+            for group in waiting:
+                self._return(group, now)
+        elif waiting:
+            self._store_cost.begin(now)
+            fetch = self._moves.fetch(move.hashes[:num_blocks], now)
+            until = now + self._store_cost.longest_s(num_blocks, load_s) + GRACE_S
+            for group in waiting:
+                self._loads[group].move, self._loads[group].until = fetch, until
+
+    @property
+    def _num_fetchable(self) -> int:
+        """Blocks of the CPU pool that another fetch may have."""
+        holds = [*self._pinned.values(), *(load.arrived for load in self._loads.values())]
+        num_fetched = sum(len(hold.blocks) for hold in holds)
+        num_fetched += self._moves.num_blocks(MoveKind.FETCH)
+        return min(self._most_fetched - num_fetched, self._pool.num_free)
+
+    @property
+    def _most_fetched(self) -> int:
+        return int(MAX_FETCHED_SHARE * self._pool.num_blocks)
+
+    def fetched(
+        self, move: Move, result: MoveResult, now: float, *, from_peer: bool = False
+    ) -> None:
+        """Takes the end of a fetch, and of its ownership of the blocks."""
+        reads = self._peer_reads if from_peer else None
+        num_blocks = 0 if move.is_void else result.num_blocks
+        if reads is None:
+            num_blocks = self._num_trusted(move.hashes[:num_blocks])
+        counts = self.counts if reads is None else reads.counts
+        counts.add_fetch(move, result, num_tokens=num_blocks * self._blocks.block_size)
+        arrived = move.hold.publish(move.hashes[:num_blocks])
+        move.hold.release()
+        waiting = self._waiting_for(move)
+        for group in waiting:
+            group.timeline.moved_blocks(
+                EventKind.FETCHED,
+                now,
+                result,
+                source=move.source,
+                store="" if move.source else self._store_kind,
+            )
+        if waiting:
+            self._loads[waiting[0]].arrived.absorb(arrived)
+        arrived.release()
+        rest = move.hashes[num_blocks:] if num_blocks and not result.failed else ()
+        if waiting and reads is not None and rest and self._go_on(waiting, rest, reads, now):
+            return
+        for group in waiting:
+            self._return(group, now)
+
+    def _go_on(
+        self,
+        waiting: list[SequenceGroup],
+        rest: Sequence[BlockHash],
+        reads: PeerReads,
+        now: float,
+    ) -> bool:
+        """Fetches the rest of what another worker has lent in part, as its plan copies no more at
+        a time; returns whether that pays."""
+        if (fetch := reads.fetch_if_paying(rest, now, most=self._num_fetchable)) is None:
+            return False
+        move, until = fetch
+        for group in waiting:
+            self._loads[group].move, self._loads[group].until = move, until + GRACE_S
+        return True
+
+    def _waiting_for(self, move: Move) -> list[SequenceGroup]:
+        return [
+            group
+            for group, load in self._loads.items()
+            if load.move is move and group in self._queues.loading
+        ]
+
+    # Ending
+
+    def return_all(self, now: float) -> None:
+        """Ends all loading: the worker drains."""
+        for group in list(self._loads):
+            self._return(group, now)
+
+    def _return(self, group: SequenceGroup, now: float) -> None:
+        """Ends a request's loading; puts it back into the admission queue unless it has left.
+
+        What it waits for is called off if no other waits for it.
+        """
+        load = self._loads.pop(group)
+        if not any(other.move is load.move for other in self._loads.values()):
+            self._moves.cancel(load.move, now)
+        prefix = load.held
+        prefix.absorb(load.arrived)
+        if group not in self._queues.loading:
+            prefix.release()
+            return
+        group.timeline.loaded(self._queues.admission.waits, now)
+        self._queues.return_loaded(group)
+        self.num_returned += 1
+        if prefix.blocks:
+            self._queues.admission.prefixes[group] = prefix
+
+    @property
+    def _pinned(self) -> dict[SequenceGroup, Hold]:
+        """Prefixes of waiting requests in this worker's CPU pool."""
+        prefixes = self._queues.admission.prefixes.items()
+        return {group: prefix for group, prefix in prefixes if prefix.pool is self._pool}
+
+    def forget_pins(self) -> None:
+        """Gives all pinned blocks up: the worker is gone, or its cache is reset."""
+        for group in self._pinned:
+            self._queues.admission.prefixes.pop(group).release()
+
+    def check(self) -> None:
+        """Asserts that requests load that should."""
+        assert self._queues.loading.keys() <= self._loads.keys(), "a request loads nothing"

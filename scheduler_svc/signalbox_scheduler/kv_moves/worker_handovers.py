@@ -1,0 +1,378 @@
+"""The part of one worker in handovers: groups that come to it, and groups that leave it.
+
+What comes is looked after in this worker's plans: each begins the next round of copies, has the
+owner pause the group, or takes it in. A handover that fails in any of its states leaves the group
+to its owner, which goes on with it.
+"""
+
+from collections.abc import Callable, Iterable
+
+from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_rpc.metrics.histogram import times
+from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv_moves.handover import Handover
+from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
+from signalbox_scheduler.kv_moves.moves_under_way import Move
+from signalbox_scheduler.kv_moves.peers import Peer
+from signalbox_scheduler.planning.bookkeeping import Bookkeeping
+from signalbox_scheduler.planning.group_selection import GroupSelection
+from signalbox_scheduler.planning.worker_grammars import WorkerGrammars
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.stage_use import StageAccount
+
+MAX_COMING = 4
+"""Groups that may come to a worker at once."""
+MAX_LEAVING = 8
+"""Groups that a draining worker hands over at once."""
+RETRY_S = 0.25
+"""Time after which it is tried again to hand a group over."""
+REBALANCE_S = 0.1
+"""Time between two looks at whether another worker has less to do."""
+TAIL_BLOCKS = 2
+"""Whole blocks of each sequence that may be missing when the group is paused."""
+GROWTH_BLOCKS = 2
+"""Blocks of each sequence that are reserved beyond those which it has."""
+
+
+def _no_taker(_group: SequenceGroup, _owner: "WorkerHandovers", _now: float) -> bool:
+    """Answers of a worker that has not joined."""
+    return False
+
+
+def _alone(_owner: "WorkerHandovers", _now: float) -> None:
+    """Rebalances nothing: the worker has not joined."""
+
+
+class WorkerHandovers:
+    """One worker's."""
+
+    def __init__(
+        self,
+        books: Bookkeeping,
+        peer: Peer,
+        *,
+        group_selection: GroupSelection,
+        grammars: WorkerGrammars,
+        cost: CostModel,
+        stages: StageAccount,
+    ) -> None:
+        self.queues = books.queues
+        self.blocks = books.blocks
+        self.peer = peer
+        self.cost = cost
+        self.coming: dict[SequenceGroup, Handover] = {}
+        self.leaving: dict[SequenceGroup, Handover] = {}
+        self.only_prefills = False
+        """True if what runs here is handed over to workers that decode."""
+        self.num_taken_over = 0
+        self.num_handed_over = 0
+        self.num_given_up = 0
+        """Handovers from this worker that came to nothing."""
+        self.num_bytes = 0
+        """Bytes that came with groups."""
+        self.pause_ns = times()
+        """Times from the pause of groups that came to their first step here."""
+        self.find_taker: Callable[[SequenceGroup, WorkerHandovers, float], bool] = _no_taker
+        """Begins to hand a group of a worker over to another, if one has room."""
+        self.rebalance: Callable[[WorkerHandovers, float], None] = _alone
+        """Begins to hand a group of a worker over to one that has less to do, if that pays."""
+        self._rebalance_at = 0.0
+        self._retry_at: dict[SequenceGroup, float] = {}
+        self._books = books
+        self._group_selection = group_selection
+        self._grammars = grammars
+        self._stages = stages
+        self._rounds = HandoverRounds(books.blocks, peer, cost=cost)
+        self._ready: list[Handover] = []
+        """Handovers with all blocks here, in the plan that is being filled."""
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that run here once all handovers have ended well."""
+        num_leaving = sum(handover.num_slots for handover in self.leaving.values())
+        return self.queues.num_sequence_slots + self.queues.num_held_slots - num_leaving
+
+    @property
+    def has_moved(self) -> bool:
+        """True if a group has come or gone, or should have."""
+        return bool(self.num_handed_over or self.num_taken_over or self.num_given_up)
+
+    @property
+    def takes_waiting(self) -> bool:
+        """True if a group waits that this worker may take: it needs none of another worker."""
+        return any(map(self._group_selection.can_ever_run, self.queues.candidates))
+
+    # Reserving
+
+    def may_leave(self, group: SequenceGroup) -> bool:
+        """Says whether a group of this worker is in a state in which it can be handed over."""
+        if not self.queues.runs(group) or group in self.leaving:
+            return False
+        if group.suspicion is not None or group.pools:
+            return False
+        return all(seq.block_table for seq in group.unfinished)
+
+    def may_try(self, group: SequenceGroup) -> bool:
+        """Says whether to hand a group over: one that could not be is left alone for a while."""
+        return group not in self._retry_at and self.may_leave(group)
+
+    def reserve(
+        self,
+        group: SequenceGroup,
+        owner: "WorkerHandovers",
+        now: float,
+        *,
+        is_urgent: bool = True,
+    ) -> bool:
+        """Begins to take a running group over; False, changing nothing, if there is no room.
+
+        What follows needs no further call. Until the group runs here it runs at its owner, where it
+        goes on if the handover comes to nothing.
+        """
+        if not self.queues.is_accepting or self.queues.swapped or len(self.coming) >= MAX_COMING:
+            return False
+        if not self.peer.can_read(owner.peer) or not owner.may_leave(group):
+            return False
+        selection = self._group_selection
+        if not selection.can_ever_run(group) or not selection.has_slots(group):
+            return False
+        hashes = owner.blocks.distinct_blocks(group).values()
+        found = {h: block for h in hashes if h and (block := self.blocks.gpu.find(h)) is not None}
+        num_slots = group.num_reserved_sequences
+        num_spare = len(hashes) - len(found) + GROWTH_BLOCKS * num_slots
+        num_unused = sum(map(self.blocks.gpu.is_cached, found.values()))
+        num_wanted = sum(handover.num_wanted for handover in self.coming.values())
+        if not self.blocks.has_room(num_spare + num_unused + num_wanted):
+            return False
+        filled = Hold(self.blocks.gpu)
+        filled.share(found.values())
+        handover = Handover(
+            group=group,
+            owner=owner,
+            taker=self,
+            num_slots=num_slots,
+            num_wanted=num_spare,
+            is_urgent=is_urgent,
+            spare=Hold(self.blocks.gpu),
+            filled=filled,
+            arrived=found,
+        )
+        self.queues.num_held_slots += num_slots
+        self.coming[group] = owner.leaving[group] = handover
+        self.peer.wake()
+        return True
+
+    # Rounds
+
+    def plan(self, now: float) -> None:
+        """Goes on with what comes, before this worker's plan is filled."""
+        self._ready.clear()
+        for handover in list(self.coming.values()):
+            is_valid = handover.is_valid and self.queues.is_accepting
+            if not (is_valid and self._rounds.prepare(handover) and self._advance(handover, now)):
+                self.give_up(handover, now)
+        self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
+        leaves = self.only_prefills or not self.queues.is_accepting
+        if leaves and self.queues.running:
+            self._hand_over(self.queues.running, now)
+        elif self.queues.swapped and not self.leaving:
+            # What would yield next, so that swapped groups come back, if another worker has room.
+            self._hand_over(self.queues.running[-1:], now)
+        elif now >= self._rebalance_at:
+            self._rebalance_at = now + REBALANCE_S
+            self.rebalance(self, now)
+
+    def _advance(self, handover: Handover, now: float) -> bool:
+        """Does what is next for a group on its way; returns False if nothing can come of it."""
+        if handover.fetch is not None:
+            return not self._is_late(handover, now)
+        has_grammar = self._grammars.has(handover.group)
+        if not has_grammar:
+            if handover.has_paused:  # it was forgotten meanwhile, for the sake of another
+                return False
+            self._grammars.want(handover.group)
+        missing = self._rounds.missing(handover)
+        if not handover.has_paused:
+            if len(missing) > TAIL_BLOCKS * handover.num_slots:
+                return self._rounds.begin(handover, missing, now)
+            if not (handover.may_pause and has_grammar):
+                return True
+            if not self._rounds.room(handover):  # for the copies that the pause is for
+                return self._rounds.waits(handover)
+            handover.owner.pause(handover, now)
+            missing = self._rounds.missing(handover)
+        if handover.group.is_inflight:
+            return True
+        if missing:
+            return self._rounds.begin(handover, missing, now)
+        self._ready.append(handover)
+        return True
+
+    def _is_late(self, handover: Handover, now: float) -> bool:
+        fetch = handover.fetch
+        return fetch is not None and now >= handover.until and self.peer.reads.came_late(fetch, now)
+
+    def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
+        """Takes the end of a round; False if the fetch was for something else."""
+        handover = self._rounds.fetched(move, result)
+        if handover is None:
+            return False
+        if not handover.is_over and (result.failed or not handover.landed):
+            self.give_up(handover, now)
+        return True
+
+    # Taking in
+
+    @property
+    def has_ready(self) -> bool:
+        """True if `take_in` has something to do in the plan that is being filled."""
+        return bool(self._ready)
+
+    def take_in(self, now: float) -> list[SequenceGroup]:
+        """Lets groups that have all their blocks here run here; returns them."""
+        ready, self._ready = self._ready, []
+        taken = []
+        for handover in ready:
+            if self._is_complete(handover):
+                self._take(handover, now)
+                taken.append(handover.group)
+            else:
+                self.give_up(handover, now)
+        return taken
+
+    def _is_complete(self, handover: Handover) -> bool:
+        """Says whether there is room for the group as it is now."""
+        if handover.is_over or handover.group.num_reserved_sequences > handover.num_slots:
+            return False
+        num_blocks = len(handover.owner.blocks.distinct_blocks(handover.group))
+        return num_blocks - handover.num_reserved <= self.blocks.gpu.num_free
+
+    def _take(self, handover: Handover, now: float) -> None:
+        """Moves a group from its owner to this worker."""
+        group, owner, names = handover.group, handover.owner, handover.names()
+        placed: dict[int, int] = {}  # block at the owner: its copy here
+        for block in owner.blocks.distinct_blocks(group):
+            if (name := names.get(block)) is not None:
+                placed[block] = handover.arrived[name]
+            else:
+                place = handover.next_spare()
+                (placed[block],) = place.blocks
+                handover.filled.absorb(place)
+        private = {placed[block] for block in placed if owner.blocks.gpu.is_private(block)}
+        tables = {seq: [placed[block] for block in seq.block_table] for seq in group.unfinished}
+        num_cached = {seq: seq.num_cached_blocks for seq in group.unfinished}
+        owner.release(group)
+        for seq, table in tables.items():
+            self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq], private=private)
+        self._forget(handover)
+        self.queues.run(group)
+        group.num_handovers += 1
+        self._grammars.record_use(group)
+        self.num_taken_over += 1
+        self.num_bytes += handover.num_bytes
+        self.pause_ns.observe(round(1e9 * (now - handover.paused_at)))
+        owner.num_handed_over += 1
+        owner.retry_now()
+        owner.peer.wake()
+        group.timeline.handed_over(
+            now,
+            worker=self.peer.identity.address,
+            stages=self._stages,
+            num_blocks=handover.num_blocks,
+            num_bytes=handover.num_bytes,
+            seconds=now - handover.paused_at,
+        )
+
+    def release(self, group: SequenceGroup) -> None:
+        """Gives up what this worker has of a group that runs at another from now on."""
+        for seq in group.unfinished:
+            self._books.worker_state.forget(seq)
+            self.blocks.free(seq)
+        self.queues.remove(group)
+
+    # Leaving
+
+    def pause(self, handover: Handover, now: float) -> None:
+        """Lets no step take a group of this worker any more until its handover has ended."""
+        self._books.decode_columns.release(handover.group)
+        self.queues.pause(handover.group)
+        handover.has_paused = True
+        handover.paused_at = now
+
+    def retry_later(self, group: SequenceGroup, now: float) -> None:
+        """Leaves a group here for a while that could not be handed over."""
+        self._retry_at[group] = now + RETRY_S
+
+    def retry_now(self) -> None:
+        """Tries again to hand over what waits: there is room for another group on its way."""
+        self._retry_at.clear()
+        self._rebalance_at = 0.0
+
+    def _hand_over(self, groups: Iterable[SequenceGroup], now: float) -> None:
+        """Begins to hand over running groups for which another worker has room."""
+        for group in groups:
+            if len(self.leaving) >= MAX_LEAVING:
+                return
+            if self.may_try(group) and not self.find_taker(group, self, now):
+                self.retry_later(group, now)
+
+    def answered(self) -> None:
+        """Lets takers see what a step of this worker has brought."""
+        for handover in self.leaving.values():
+            handover.taker.peer.wake()
+
+    def drop_left(self, now: float) -> None:
+        """Calls off handovers of groups that have ended, or yielded, in the plan that is filled.
+
+        Comes before lends are planned: their blocks may have been given to other sequences.
+        """
+        for handover in list(self.leaving.values()):
+            if not handover.is_valid:
+                handover.taker.give_up(handover, now)
+
+    def distrust(self, block_hash: BlockHash, now: float) -> None:
+        """Calls off handovers of which the taker has a block that went wrong here."""
+        for handover in [*self.leaving.values(), *self.coming.values()]:
+            if block_hash in handover.arrived or block_hash in handover.landed:
+                handover.taker.give_up(handover, now)
+
+    # Giving up
+
+    def give_up(self, handover: Handover, now: float) -> None:
+        """Ends a handover to this worker; the group goes on where it is."""
+        if handover.fetch is not None:
+            self.peer.reads.cancel(handover.fetch, now)
+        self._forget(handover)
+        owner, group = handover.owner, handover.group
+        owner.num_given_up += 1
+        owner.retry_later(group, now)
+        if handover.has_paused:
+            owner.queues.go_on(group)
+            owner.peer.wake()
+
+    def yield_room(self, now: float) -> bool:
+        """Gives the youngest reservation up for the sake of what runs here; False if none is."""
+        if not self.coming:
+            return False
+        self.give_up(next(reversed(self.coming.values())), now)
+        return True
+
+    def _forget(self, handover: Handover) -> None:
+        handover.is_over = True
+        del self.coming[handover.group]
+        del handover.owner.leaving[handover.group]
+        self.queues.num_held_slots -= handover.num_slots
+        handover.release()
+
+    def check(self) -> None:
+        """Asserts that handovers are known at both ends, and what the taker keeps for them."""
+        held = [handover.num_slots for handover in self.coming.values()]
+        assert self.queues.num_held_slots == sum(held)
+        for group, handover in self.coming.items():
+            assert handover.owner.leaving[group] is handover
+        for group, handover in self.leaving.items():
+            assert handover.taker.coming[group] is handover
+        for group in self.queues.running:
+            assert not group.is_paused or group in self.leaving, f"{group.request_id} waits"

@@ -1,0 +1,203 @@
+"""Writes blocks to a worker's store behind the steps: those that a second request has used.
+
+The second request may have found a block or computed it anew, because it was in no pool any more. A
+block that is used once is most often not used again, and a device wears out by what is written. A
+conversation goes on most often, so all of its blocks are written from its second turn on.
+
+The worker says how many bytes a second may be written. It is the scheduler that keeps to it, as it
+decides what is copied to the CPU pool to be written. What may be written in a day is bounded by the
+worker alone, whose count outlives leases.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence as Hashes
+
+from signalbox_contract.model import StoreCapacity
+from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from signalbox_scheduler.kv_moves.used_blocks import UsedBlocks
+from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.timeline import EventKind
+
+MAX_WANTED = 4096
+"""Blocks that may wait to be written; those that wait longest are given up."""
+MAX_KNOWN = 1 << 16
+"""Blocks that are remembered as written."""
+MAX_ENDS = 1 << 16
+"""Ends of answers that are remembered: 256 KiB."""
+MAX_STORED_SHARE = 0.25
+"""Most of the CPU pool that may be written at a time."""
+MAX_BLOCKS = 32
+"""Blocks of one write, and so of a step."""
+MAX_STORE_S = 10.0
+"""Longest that a write may take; it is called off then."""
+PAUSE_S = 10.0
+"""Time for which nothing is written after a write that failed."""
+REFUSED_PAUSE_S = 1.0
+"""Time for which nothing is written after the store has not kept a block: it may not be ready."""
+
+
+def most_stored(num_cpu_blocks: int) -> int:
+    """Returns how many blocks of a CPU pool may be written at a time; 0 if it is too small."""
+    return int(MAX_STORED_SHARE * num_cpu_blocks)
+
+
+class WriteBehind:
+    """Chooses what one worker writes to its store, and remembers what it has written."""
+
+    def __init__(
+        self,
+        store: StoreCapacity,
+        moves: MovesUnderWay,
+        *,
+        blocks: BlockSpaceManager,
+        cost: CostModel,
+    ) -> None:
+        self.num_blocks = 0  # written
+        self.num_bytes = 0
+        self.num_failures = 0
+        self._store_kind = store.kind
+        self._moves = moves
+        self._blocks = blocks
+        self._cost = cost
+        self._allowance = WriteAllowance(store, block_bytes=cost.block_bytes)
+        self._wanted: OrderedDict[BlockHash, SequenceGroup] = OrderedDict()
+        self._known: OrderedDict[BlockHash, None] = OrderedDict()
+        self._used = UsedBlocks()
+        self._ends = UsedBlocks(MAX_ENDS)
+        self._of: dict[Move, SequenceGroup] = {}
+        self._paused_until = -math.inf
+
+    def want_found(self, seq: Sequence, num_blocks: int) -> None:
+        """Has the first blocks of a prompt written, which has found them in a pool."""
+        self._want(seq.group, self._blocks.prefix_hashes(seq, 0, num_blocks))
+
+    def _want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
+        """Has blocks written unless they have been."""
+        for block_hash in hashes:
+            if block_hash in self._known:
+                self._known.move_to_end(block_hash)
+            elif block_hash not in self._wanted:
+                self._wanted[block_hash] = group
+        while len(self._wanted) > MAX_WANTED:
+            self._wanted.popitem(last=False)
+
+    def count_uses(self, seq: Sequence) -> None:
+        """Has blocks of a sequence that ends written, if an earlier request has used them, too.
+
+        Of the branches of a request the first counts. All blocks are written of a sequence whose
+        prompt has an answer in it that has ended here: it is a later turn of a conversation.
+        """
+        if seq is not seq.group.sequences[0]:
+            return
+        hashes = self._blocks.prefix_hashes(seq, 0, seq.num_cached_blocks)
+        used = [one for one in hashes if self._used.add(one)]
+        num_of_prompt = seq.group.num_prompt_tokens // self._blocks.block_size
+        goes_on = any(self._ends.discard(one) for one in hashes[:num_of_prompt])
+        self._want(seq.group, hashes if goes_on else used)
+        if len(hashes) > num_of_prompt:
+            self._ends.add(hashes[-1])
+
+    def know(self, hashes: Hashes[BlockHash]) -> None:
+        """Remembers that the store has blocks."""
+        for block_hash in hashes:
+            self._wanted.pop(block_hash, None)
+            self._known[block_hash] = None
+            self._known.move_to_end(block_hash)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def miss(self, hashes: Hashes[BlockHash]) -> None:
+        """Forgets that the store had blocks: it has them no more."""
+        for block_hash in hashes:
+            self._known.pop(block_hash, None)
+
+    def plan(self, now: float) -> None:
+        """Begins to write blocks of one request, as far as the bounds let it."""
+        self._moves.cancel_older(MoveKind.STORE, began_before=now - MAX_STORE_S, now=now)
+        num_blocks = min(self._num_storable, self._allowance.num_blocks(now), MAX_BLOCKS)
+        if not self._wanted or num_blocks < 1 or now < self._paused_until:
+            return
+        group, hashes, hold = self._choose(num_blocks)
+        if group is not None:
+            self._allowance.take(len(hashes))
+            move = self._moves.store(hashes, hold, tenant=group.request.tenant, now=now)
+            self._of[move] = group
+            self.know(hashes)
+
+    def _choose(self, most: int) -> tuple[SequenceGroup | None, list[BlockHash], Hold]:
+        """Returns what is written next, and for which request, which is the first's."""
+        group: SequenceGroup | None = None
+        hashes: list[BlockHash] = []
+        hold = Hold(self._blocks.cpu)
+        num_before = self._blocks.copies.num_out
+        while len(hashes) < most and self._wanted:
+            block_hash, owner = next(iter(self._wanted.items()))
+            num_copies = self._blocks.copies.num_out - num_before
+            if owner is not (group or owner):
+                break
+            if not self._cost.keeps_more_copies(num_copies=num_copies):
+                break
+            del self._wanted[block_hash]
+            if self._blocks.copies.store_copy(block_hash, hold):
+                group = owner
+                hashes.append(block_hash)
+        return group, hashes, hold
+
+    @property
+    def _num_storable(self) -> int:
+        num_stored = self._moves.num_blocks(MoveKind.STORE)
+        return most_stored(self._blocks.cpu.num_blocks) - num_stored
+
+    def stored(self, move: Move, result: MoveResult, now: float) -> None:
+        """Takes the end of a write, and of its ownership of the blocks."""
+        self.num_blocks += result.num_blocks
+        self.num_bytes += result.num_bytes
+        if move.is_void:
+            self.miss(move.hashes)
+        elif result.failed:
+            self.num_failures += 1
+            self._paused_until = now + PAUSE_S
+        elif result.num_blocks < len(move.hashes):
+            self._paused_until = now + REFUSED_PAUSE_S
+        self.miss(move.hashes[result.num_blocks :])
+        group = self._of.pop(move)
+        if not group.is_finished:
+            group.timeline.moved_blocks(EventKind.STORED, now, result, store=self._store_kind)
+        move.hold.release(oldest_first=True)
+
+    def forget(self) -> None:
+        """Begins anew: the store is emptied."""
+        self._wanted.clear()
+        self._known.clear()
+        self._used = UsedBlocks()
+        self._ends = UsedBlocks(MAX_ENDS)
+
+
+class WriteAllowance:
+    """Bytes that may be written now: a bucket that fills."""
+
+    def __init__(self, store: StoreCapacity, *, block_bytes: int) -> None:
+        self._block_bytes = max(1, block_bytes)
+        self._per_s = store.max_write_bytes_per_s
+        self._filled_at = -math.inf
+        self._bytes = 0.0
+
+    def num_blocks(self, now: float) -> int:
+        """Returns how many blocks may be written now."""
+        if not self._per_s:
+            return MAX_BLOCKS
+        most = max(self._per_s, self._block_bytes)  # a block may be more than a second's bytes
+        self._bytes = min(most, self._bytes + self._per_s * (now - self._filled_at))
+        self._filled_at = now
+        return int(self._bytes // self._block_bytes)
+
+    def take(self, num_blocks: int) -> None:
+        """Counts blocks that are written."""
+        self._bytes -= num_blocks * self._block_bytes

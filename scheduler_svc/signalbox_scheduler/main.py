@@ -1,0 +1,133 @@
+"""The scheduler process: both services on one port."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+
+from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from signalbox_rpc.interceptors.peer_roles import OPERATOR, ROUTER, WORKER
+from signalbox_rpc.metrics.serving_metrics import serving_metrics
+from signalbox_rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
+from signalbox_rpc.transport.shutdown import run_until_signalled
+from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.factory import make_cluster
+from signalbox_scheduler.recorder import UNRECORDED, Recorder
+from signalbox_scheduler.replay.recording_codec import FileRecorder
+from signalbox_scheduler.reports import metrics
+from signalbox_scheduler.reports.stats_log import StatsLog
+from signalbox_scheduler.service.registry_servicer import WorkerRegistryServicer
+from signalbox_scheduler.service.scheduler_servicer import SchedulerServicer
+from signalbox_scheduler.workers.starting_workers import StartingWorkers
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER_SERVICE = "signalbox.scheduler.v1.SchedulerService"
+REGISTRY_SERVICE = "signalbox.scheduler.v1.WorkerRegistryService"
+
+CALLERS = {
+    f"/{SCHEDULER_SERVICE}/": (OPERATOR,),
+    f"/{SCHEDULER_SERVICE}/Connect": (ROUTER,),
+    f"/{SCHEDULER_SERVICE}/LoadAdapter": (ROUTER, OPERATOR),
+    f"/{SCHEDULER_SERVICE}/UnloadAdapter": (ROUTER, OPERATOR),
+    f"/{SCHEDULER_SERVICE}/GetModel": (ROUTER, OPERATOR),
+    f"/{SCHEDULER_SERVICE}/GetStats": (ROUTER, OPERATOR),
+    f"/{SCHEDULER_SERVICE}/GetTokenizer": (ROUTER,),
+    f"/{REGISTRY_SERVICE}/": (WORKER,),
+}
+
+TICK_S = 0.05
+IDLE_TICK_S = 0.25
+"""Interval while requests live but none has a deadline."""
+
+
+async def run(config: SchedulerConfig) -> None:
+    """Serves until a signal. SchedulerService is healthy while there is a worker."""
+    async with serving(config) as (server, cluster):
+        logger.info("listening on %s; waiting for a worker", server.address)
+        await run_until_signalled(
+            server, grace_s=config.drain_timeout, on_drain=lambda: _drain(server, cluster)
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
+    """A started scheduler, for as long as the context lasts."""
+    recorder: Recorder = UNRECORDED
+    if config.record:
+        recorder = FileRecorder(config, config.record, now=time.monotonic())
+    cluster = make_cluster(config, clock=recorder.clock)
+    starting = StartingWorkers()
+    adapters = AdapterLoading(cluster, recorder)
+    server = Server(
+        host=config.host,
+        port=config.port,
+        reflection=config.reflection,
+        max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
+        tls=config.tls,
+        callers=CALLERS,
+    )
+    server.add(
+        SchedulerServicer(
+            cluster,
+            config,
+            recorder,
+            adapters=adapters,
+            is_draining=lambda: not server.is_serving(REGISTRY_SERVICE),  # else it always does
+            starting=starting,
+        ),
+        pb_grpc.add_SchedulerServiceServicer_to_server,
+        name=SCHEDULER_SERVICE,
+    )
+    server.add(
+        WorkerRegistryServicer(cluster, config, recorder, adapters=adapters, starting=starting),
+        pb_grpc.add_WorkerRegistryServiceServicer_to_server,
+        name=REGISTRY_SERVICE,
+    )
+    await server.start()
+    server.set_serving(REGISTRY_SERVICE, serving=True)
+    cluster.watchers[partial(_set_health, server, cluster)] = None
+    ticker = asyncio.create_task(_tick(cluster, recorder))
+    shown = serving_metrics(
+        config.metrics, partial(metrics.read, cluster), host=config.host, tls=config.tls
+    )
+    stats = asyncio.create_task(_log_stats(cluster, config.log_stats_interval))
+    try:
+        async with shown:
+            yield server, cluster
+    finally:
+        ticker.cancel()
+        stats.cancel()
+        await adapters.close()
+        await server.drain(grace_s=0)
+        recorder.close()
+
+
+async def _log_stats(cluster: Cluster, interval_s: float) -> None:
+    if interval_s:
+        await StatsLog(cluster).run(interval_s)
+
+
+def _set_health(server: Server, cluster: Cluster) -> None:
+    server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
+
+
+async def _tick(cluster: Cluster, recorder: Recorder) -> None:
+    """Ends requests that are out of time; sleeps while there are none."""
+    while True:
+        await cluster.requests.wait_for_any()
+        recorder.tick(time.monotonic())
+        cluster.requests.expire()
+        await asyncio.sleep(TICK_S if cluster.requests.has_deadlines else IDLE_TICK_S)
+
+
+async def _drain(server: Server, cluster: Cluster) -> None:
+    """Lets the requests end; then cuts the streams, which do not end by themselves."""
+    cluster.tell_watchers()
+    while len(cluster.requests):  # noqa: ASYNC110 (an event for this alone is not worth it)
+        await asyncio.sleep(TICK_S)
+    await server.drain(grace_s=0)

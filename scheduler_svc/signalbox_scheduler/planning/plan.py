@@ -1,0 +1,183 @@
+"""One step as the scheduler plans it.
+
+A plan is data. `StepPlan.to_step` closes it into the `Step` that the worker executes, and the
+scheduler keeps the plan until the result comes.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from signalbox_contract.columns import Column, int32s, int64s, pack_int32
+from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.block_moves import NO_MOVES, BlockMoves
+from signalbox_contract.sections.forks import Fork
+from signalbox_contract.sections.pooling import Pooling
+from signalbox_contract.sections.store_moves import StoreMoves
+from signalbox_contract.step import NewSequence, Step, TablePatch
+from signalbox_scheduler.requests.open_spans import StepTrace
+from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+
+_NO_COUNTS = NO_MOVES.counts
+_NO_IDS = int64s([])
+_ONE = pack_int32([1])
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """One step; `seqs`, `seq_ids`, `num_new_tokens` and `num_samples` have the same length."""
+
+    step_id: int
+    token_budget: int
+    """Tokens that may still be added."""
+    num_before: int = 0
+    """Steps in flight when it was planned."""
+    num_drawing_before: int = 0
+    """Steps among them that draw tokens."""
+    planned_at: float = 0.0
+    """Seconds of the scheduler's clock."""
+    seqs: list[Sequence] = field(default_factory=list)
+    seq_ids: list[int] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    num_samples: list[int] = field(default_factory=list)
+    """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
+    reached: list[Sequence] = field(default_factory=list)
+    """Sequences of the decode columns that fill a block, or compute the last that they ever do."""
+    new: list[int] = field(default_factory=list)
+    """Indices of the sequences that are sent in full, ascending; the worker knows the others."""
+    decode_ids: Column = _NO_IDS
+    """Ids of the first sequences, those of the decode columns, which many steps have in common."""
+    patches: list[TablePatch] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    forget: list[int] = field(default_factory=list)
+    block_moves: BlockMoves = NO_MOVES
+    """Set when the plan is filled; see swapping.py."""
+    store_moves: StoreMoves | None = None
+    """Set when the plan is filled; see store_planning.py."""
+    preempted: list[SequenceGroup] = field(default_factory=list)
+    deferred_victims: list[SequenceGroup] = field(default_factory=list)
+    """Groups that sit this step out because they are preempted as soon as they are answered."""
+    is_short_of_blocks: bool = False
+    """True if a running sequence lacks a block; no waiting group is admitted then."""
+    is_alone: bool = False
+    """True if all its sequences are of one request, a suspect; see suspect_turns.py."""
+    adapters: set[str] | None = None
+    """SHA-256 of the adapters that may be in the step; None is all. See adapter_turns.py."""
+    dear: dict[SequenceGroup, float | None] = field(default_factory=dict)
+    """Groups whose masks are dear, with the nanoseconds that those of a group with a turn are
+    expected to take; the others, of None, sit the step out. See mask_turns.py."""
+    trace: StepTrace | None = None
+    """Set if a sampled request asks for it; see step_spans.py."""
+
+    def takes(self, group: SequenceGroup) -> bool:
+        """Returns whether the step may hold a group that runs.
+
+        Suspects have steps of their own, adapters and dear masks may take turns, and what is paused
+        takes none.
+        """
+        if group.is_paused or (self.dear and self.dear.get(group, 0.0) is None):
+            return False
+        adapter = group.request.adapter
+        sits_out = adapter and self.adapters is not None and adapter not in self.adapters
+        return not sits_out and self.is_alone is (group.suspicion is not None)
+
+    def add_decodes(self, seqs: list[Sequence], ids: Column, *, reached: list[Sequence]) -> None:
+        """Adds one token of each of some sequences that the worker knows to an empty plan."""
+        count = len(seqs)
+        self.decode_ids, self.reached = ids, reached
+        self.seqs += seqs
+        self.seq_ids += ids.tolist()
+        self.num_new_tokens += [1] * count
+        self.num_samples += [1] * count
+        self.token_budget -= count
+
+    @property
+    def has_sections(self) -> bool:
+        """True if the step has work beside its core; see `section_counts`."""
+        return self.block_moves is not NO_MOVES or self.store_moves is not None
+
+    @property
+    def section_counts(self) -> dict[str, int]:
+        """Amounts of work of the step's sections, under names that each section chooses."""
+        counts = _NO_COUNTS if self.block_moves is NO_MOVES else self.block_moves.counts
+        return counts if self.store_moves is None else counts | self.store_moves.counts
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences that compute one token, as prompts that are pooled rarely do."""
+        pools = bool(self.seqs) and self.seqs[0].group.pools  # all do, or none
+        return 0 if pools else self.num_new_tokens.count(1)
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(self.num_new_tokens)
+
+    def to_step(self, *, epoch: int) -> Step:
+        """Returns what the worker executes, before anything else happens to the sequences.
+
+        The step shares no list with the plan or its sequences.
+        """
+        seq_ids, num_new_tokens = self._running()
+        traceparent, tracestate = self.trace.trace_context if self.trace else ("", "")
+        return Step(
+            epoch=epoch,
+            step_id=self.step_id,
+            finished=int64s(self.forget.copy()),
+            new=self._new_sequences() if self.new else (),
+            running_seq_ids=seq_ids,
+            running_num_new_tokens=num_new_tokens,
+            patches=tuple(self.patches),
+            traceparent=traceparent,
+            tracestate=tracestate,
+            forks=tuple(self.forks),
+            block_moves=self.block_moves,
+            pooling=self._pooling() if self.new else None,
+            store_moves=self.store_moves,
+        )
+
+    def _running(self) -> tuple[Column, Column]:
+        """Returns the sequences that the worker knows, and how many tokens each computes."""
+        count = len(self.seqs)
+        if len(self.decode_ids) == count:
+            return self.decode_ids, int32s(_ONE * count)
+        seq_ids, num_new_tokens = self.seq_ids.copy(), self.num_new_tokens.copy()
+        for i in reversed(self.new):
+            del seq_ids[i], num_new_tokens[i]
+        return int64s(seq_ids), int32s(num_new_tokens)
+
+    def _pooling(self) -> Pooling | None:
+        """Returns how the new sequences are pooled; None on a worker that generates."""
+        new = (self.seqs[i] for i in self.new)
+        pooling = {seq.seq_id: how for seq in new if (how := seq.group.request.pooling)}
+        return pooling or None
+
+    def _new_sequences(self) -> tuple[NewSequence, ...]:
+        params: dict[SequenceGroup, SamplingParams] = {}
+        found = []
+        for i in self.new:
+            seq = self.seqs[i]
+            group = seq.group
+            if group not in params:
+                params[group] = _group_params(group)
+            found.append(
+                NewSequence(
+                    seq_id=seq.seq_id,
+                    branch=seq.branch,
+                    token_ids=seq.token_ids,
+                    num_prompt_tokens=group.num_prompt_tokens,
+                    num_computed_tokens=seq.num_computed_tokens,
+                    num_new_tokens=self.num_new_tokens[i],
+                    block_table=seq.block_table.copy(),
+                    num_samples=group.num_draws,
+                    params=params[group],
+                    request_id=group.request_id,
+                    adapter=group.request.adapter,
+                )
+            )
+        return tuple(found)
+
+
+def _group_params(group: SequenceGroup) -> SamplingParams:
+    """Returns the parameters, without log probabilities of the prompt that the router has."""
+    if group.wants_prompt_logprobs or group.params.num_prompt_logprobs is None:
+        return group.params
+    return replace(group.params, num_prompt_logprobs=None)

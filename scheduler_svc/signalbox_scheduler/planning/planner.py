@@ -1,0 +1,389 @@
+"""Fills the plan of one step: decodes, then prefills, then swapped groups, then waiting ones.
+
+Iteration-level scheduling follows Orca (Yu et al., OSDI 2022), mixing chunks of prefills with
+decodes Sarathi-Serve (Agrawal et al., OSDI 2024). How much of the prompts goes along is not a fixed
+budget of tokens as there but a share of what waits. A model whose attention sees both ways computes
+each prompt whole: the next one that a step has no tokens left for begins another step, so that none
+is passed by shorter ones.
+"""
+
+from collections.abc import Callable
+
+from signalbox_contract.model import Arithmetic
+from signalbox_scheduler.config import StepLimits
+from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.kv.prefix_cache import FoundBlock
+from signalbox_scheduler.planning.adapter_turns import AdapterTurns
+from signalbox_scheduler.planning.arithmetic_changes import ArithmeticChanges
+from signalbox_scheduler.planning.bookkeeping import Bookkeeping
+from signalbox_scheduler.planning.branch_recompute import BranchRecompute
+from signalbox_scheduler.planning.group_selection import GroupSelection
+from signalbox_scheduler.planning.incoming_groups import IncomingGroups
+from signalbox_scheduler.planning.mask_turns import MaskTurns
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.planning.preemption import Preemption
+from signalbox_scheduler.planning.step_division import StepDivision
+from signalbox_scheduler.planning.suspect_turns import Trials
+from signalbox_scheduler.planning.swapping import Swapping
+from signalbox_scheduler.planning.token_budget import prompt_budget
+from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.stage_use import StageAccount
+from signalbox_scheduler.requests.timeline import EventKind
+from signalbox_scheduler.requests.wait_accounting import WaitReason
+
+
+class Planner:
+    """Decides how many tokens each sequence computes, and books their blocks."""
+
+    def __init__(
+        self,
+        books: Bookkeeping,
+        *,
+        limits: StepLimits,
+        group_selection: GroupSelection,
+        preemption: Preemption,
+        swapping: Swapping,
+        trials: Trials,
+        arithmetic: Arithmetic | None = None,
+        worker_name: str = "",
+        stages: StageAccount,
+        incoming: IncomingGroups | None = None,
+    ) -> None:
+        self.num_prefix_queries = 0  # tokens asked for, and found
+        self.num_prefix_hits = 0
+        self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
+        self.on_found: Callable[[Sequence, int], None] = lambda _seq, _num_blocks: None
+        """Told of each prompt whose first blocks have been found, and of how many."""
+        self._limits = limits
+        self._queues = books.queues
+        self._group_selection = group_selection
+        self._blocks = books.blocks
+        self._decode_columns = books.decode_columns
+        self._worker_state = books.worker_state
+        self._preemption = preemption
+        self._swapping = swapping
+        self._trials = trials
+        self._adapter_turns = AdapterTurns(books.queues, limits.max_adapters)
+        self._has_turns = False  # in the step that is being filled
+        self.mask_turns = MaskTurns(
+            books.queues, books.decode_columns, num_stages=limits.num_stages
+        )
+        self.division = StepDivision(limits.num_stages)
+        self._branch_recompute = BranchRecompute(books, preemption=preemption)
+        self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
+        self._worker_name = worker_name
+        self._stages = stages
+        self._incoming = incoming
+
+    def fill(self, plan: StepPlan, now: float) -> None:
+        """Adds to an empty plan all that it has tokens, sequences and blocks for."""
+        if self._branch_recompute.incomplete:
+            self._branch_recompute.make_room(plan, now)
+        columns, queues, admission = self._decode_columns, self._queues, self._queues.admission
+        self._has_turns, token_budget = self._adapter_turns.begin(plan), plan.token_budget
+        self.mask_turns.begin(plan)
+        if self._has_turns or not columns.plan(plan):
+            columns.release_all()
+        all_in_columns = len(columns.seqs) == queues.num_sequence_slots
+        comes = self._incoming is not None and self._incoming.has_ready
+        if not all_in_columns or queues.swapped or admission.groups or comes:
+            self._fill_beside_columns(plan, now)
+        if self._has_turns and self.is_empty(plan):
+            self._take_other_turns(plan, token_budget, now)
+        if plan.dear:
+            self._finish_mask_turns(plan, now)
+        if queues.only_decodes:
+            return  # what waits does not wait for this worker
+        if admission.groups or admission.waits.reason is not WaitReason.NEXT_STEP:
+            admission.waits.record(self._what_waits(plan), now)
+
+    def _take_other_turns(self, plan: StepPlan, token_budget: int, now: float) -> None:
+        """Fills a plan for other adapters if what has its turn cannot compute, or has yielded."""
+        for _ in range(len(self._queues.running)):  # at least as many as there are turns
+            plan.token_budget = token_budget
+            self._adapter_turns.begin(plan)
+            self.mask_turns.begin(plan)
+            self._fill_beside_columns(plan, now)
+            if not self.is_empty(plan):
+                return
+
+    def _finish_mask_turns(self, plan: StepPlan, now: float) -> None:
+        """Books the turns. If the worker would be idle otherwise, no group sits the step out."""
+        if self.is_empty(plan) and not plan.num_before:
+            plan.dear = {}
+            self._fill_beside_columns(plan, now)
+        if not self.is_empty(plan):
+            self.mask_turns.finish(plan)
+
+    def _fill_beside_columns(self, plan: StepPlan, now: float) -> None:
+        self._add_decodes(plan, now)
+        if self.division.is_used or (plan.seqs and self._limits.prefill_spread > 1):
+            self._spread_prompts(plan)
+        self._add_prefills(plan)
+        if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
+            self._add_handed_over(plan, now)
+            self._add_swapped(plan, now)
+            self._add_waiting(plan, now)
+        if not self.is_empty(plan):
+            self._update_decode_columns(plan)
+
+    def fill_alone(self, plan: StepPlan, now: float) -> None:
+        """Adds to an empty plan the work of one suspect, which comes in if none is tried yet."""
+        plan.is_alone, plan.adapters = True, None
+        if self._branch_recompute.incomplete:
+            self._branch_recompute.make_room(plan, now)
+        if self._trials.current is None:
+            self._bring_in_suspect(plan, now)
+        else:
+            self._add_decodes(plan, now)
+            self._add_prefills(plan)
+        plan.is_alone = bool(plan.seqs)
+        if plan.is_alone:
+            self._update_decode_columns(plan)
+        if plan.is_alone and self._queues.admission.groups:
+            self._queues.admission.waits.record(WaitReason.SUSPECT, now)
+
+    def is_empty(self, plan: StepPlan) -> bool:
+        """Returns whether the worker has nothing to do; it may swap groups that compute later."""
+        return not plan.seqs and not self._blocks.copies.has_swaps
+
+    def _update_decode_columns(self, plan: StepPlan) -> None:
+        """Moves decoding groups into the columns; all leave them while blocks are short."""
+        if plan.is_short_of_blocks:
+            self._decode_columns.release_all()
+            return
+        if self.division.is_used or self._has_turns:  # a step of columns has all of them
+            return
+        others = plan.seqs[len(plan.decode_ids) :]
+        decoding = dict.fromkeys(seq.group for seq in others if seq.decode_row < 0)  # in order
+        self._decode_columns.join(
+            group
+            for group in decoding
+            if group not in plan.dear and self._decode_columns.can_join(group)
+        )
+
+    # Running groups
+
+    def _add_decodes(self, plan: StepPlan, now: float) -> None:
+        """Gives each sequence that has one token left its token; none waits for a prefill."""
+        left = self._most_decodes(plan)
+        others = [group for group in self._queues.running if not group.has_decode_rows]
+        for group in others:  # the last of them may cease to run meanwhile
+            if left <= 0:
+                return
+            for seq in group.sequences if plan.takes(group) else ():
+                if self._can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
+                    self._worker_state.add(plan, seq, 1)
+                    left = min(left - 1, plan.token_budget)
+                    if left <= 0:
+                        return
+
+    def _most_decodes(self, plan: StepPlan) -> int:
+        """Returns how many decodes the step takes beside those of the columns."""
+        if not self.division.is_used:
+            return plan.token_budget
+        decoding = [
+            not seq.num_inflight_samples
+            for group in self._queues.running
+            for seq in group.sequences
+            if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens <= 1
+        ]
+        most = self.division.most_decodes(
+            num_decodes=len(decoding), num_ready=sum(decoding), num_steps=plan.num_drawing_before
+        )
+        return min(plan.token_budget, most)
+
+    def _can_decode(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Says whether a sequence may get a token; pipeline stages know none before its answer."""
+        waits = self.division.is_used and seq.num_inflight_samples
+        return not waits and _can_decode(seq, plan)
+
+    def _spread_prompts(self, plan: StepPlan) -> None:
+        """Leaves what a step that others wait for, or that passes through stages, takes along of
+        prompts."""
+        num_tokens = self._queues.admission.num_prompt_tokens
+        for group in self._queues.running:
+            if not group.has_decode_rows and plan.takes(group):
+                num_tokens += sum(
+                    seq.num_remaining_tokens
+                    for seq in group.sequences
+                    if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
+                )
+        budget = self.division.most_prompt_tokens(num_tokens)
+        if plan.seqs and self._limits.prefill_spread > 1:
+            spread = prompt_budget(
+                self._limits, num_prompt_tokens=num_tokens, num_decodes=len(plan.seqs)
+            )
+            budget = min(budget, spread)
+        plan.token_budget = min(plan.token_budget, budget)
+
+    def _add_prefills(self, plan: StepPlan) -> None:
+        """Spends what the decodes left on prompts, in chunks."""
+        for group in self._queues.running:
+            if group.has_decode_rows or group in plan.deferred_victims or not plan.takes(group):
+                continue
+            for seq in group.sequences:
+                if not plan.token_budget:
+                    return
+                waits = seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
+                if waits and self._has_tokens(plan, seq):
+                    self._add_prefill(plan, seq)
+
+    def _has_tokens(self, plan: StepPlan, seq: Sequence) -> bool:
+        """Says whether a step takes a chunk of a prompt; if not, it takes no more of others.
+
+        A prompt that is not cut may exceed the budget alone.
+        """
+        if self._limits.cuts_prompts or not plan.seqs:
+            return True
+        if seq.num_remaining_tokens > plan.token_budget:
+            plan.token_budget = 0
+        return plan.token_budget > 0
+
+    def _add_prefill(self, plan: StepPlan, seq: Sequence) -> None:
+        starts = not seq.block_table
+        if starts and not self._start_sibling(plan, seq):
+            return
+        self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens if starts else 0)
+
+    def _add_chunk(self, plan: StepPlan, seq: Sequence, *, num_cached_tokens: int = 0) -> None:
+        num_new_tokens = seq.num_remaining_tokens
+        if self._limits.cuts_prompts:
+            num_new_tokens = min(num_new_tokens, plan.token_budget)
+        self._worker_state.add(plan, seq, num_new_tokens)
+        seq.group.timeline.add(
+            EventKind.PREFILL,
+            plan.planned_at,
+            step_id=plan.step_id,
+            num_tokens=num_new_tokens,
+            num_cached_tokens=num_cached_tokens,
+        )
+
+    def _start_sibling(self, plan: StepPlan, seq: Sequence) -> bool:
+        """Lets a branch that is recomputed share what a sibling, or the cache, has of it."""
+        prefix = self._branch_recompute.prefix_of(seq)
+        if prefix is None:
+            return False
+        if not self._blocks.can_start(seq, prefix):
+            plan.is_short_of_blocks = True
+            return False
+        self._start(seq, prefix)
+        return True
+
+    def _start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
+        seq.num_computed_tokens = len(prefix) * self._blocks.block_size
+        self._blocks.start(seq, prefix)
+        num_fetched = sum(not found.is_on_gpu for found in prefix)
+        self.num_cpu_prefix_hits += num_fetched * self._blocks.block_size
+        is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
+        if is_prompt and seq.group.times.first_token is None:
+            seq.group.num_cached_tokens = seq.num_computed_tokens
+        if prefix and is_prompt:
+            self.on_found(seq, len(prefix))
+        self.num_prefix_queries += seq.num_tokens
+        self.num_prefix_hits += seq.num_computed_tokens
+
+    # Groups that come in
+
+    def _add_handed_over(self, plan: StepPlan, now: float) -> None:
+        """Takes in groups of other workers, whose last blocks come with this step."""
+        if self._incoming is not None:
+            for group in self._incoming.take_in(now):
+                group.max_length = self._blocks.sizes.longest(group)
+                if self._admits(plan, group):
+                    for seq in group.unfinished:
+                        self._continue_swapped(plan, seq)
+
+    def _add_swapped(self, plan: StepPlan, now: float) -> None:
+        while plan.token_budget and (group := self._swapping.pop_group()):
+            self._resume(group, now)
+            group.timeline.add(
+                EventKind.RESUMED,
+                now,
+                step_id=plan.step_id,
+                num_blocks=self._blocks.num_distinct_blocks(group),
+                is_swap=True,
+            )
+            if self._admits(plan, group):
+                for seq in group.unfinished:
+                    self._continue_swapped(plan, seq)
+
+    def _continue_swapped(self, plan: StepPlan, seq: Sequence) -> None:
+        """Lets a sequence compute in the step that brings it back; a later step will do as well."""
+        num_new_tokens = min(seq.num_remaining_tokens, plan.token_budget)
+        if not seq.block_table or not num_new_tokens:
+            return
+        if self._blocks.can_append_slots(seq, num_new_tokens) is AllocStatus.OK:
+            self._worker_state.append_slots(plan, seq, num_new_tokens)
+            self._worker_state.add(plan, seq, num_new_tokens)
+
+    def _add_waiting(self, plan: StepPlan, now: float) -> None:
+        admission = self._queues.admission
+        while plan.token_budget and admission.groups and not self._queues.swapped:
+            group = self._group_selection.next_group()
+            if group is None or not self._has_tokens(plan, group.unfinished[0]):
+                return
+            self._bring_in(group, plan, now)
+
+    def _bring_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> None:
+        """Takes a group out of the admission queue, and adds its first chunk if it may compute."""
+        admission = self._queues.admission
+        admission.pop(group)
+        group.timeline.scheduled(
+            admission.waits,
+            now,
+            worker=self._worker_name,
+            stages=self._stages,
+            step_id=plan.step_id,
+            resumes=group.has_started,
+        )
+        self.arithmetic_changes.record(group)
+        is_new = not group.has_started
+        self._resume(group, now)
+        seq = group.unfinished[0]
+        self._start(seq, self._blocks.find_prefix(seq))
+        self._branch_recompute.record(group)
+        if is_new:  # what is computed again is not the tenant's to pay
+            num_new_tokens = group.num_prompt_tokens - group.num_cached_tokens
+            admission.charge(group.flow, [group], num_prompt_tokens=num_new_tokens)
+        if self._admits(plan, group):
+            self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
+
+    def _bring_in_suspect(self, plan: StepPlan, now: float) -> None:
+        group = self._group_selection.next_suspect()
+        if group is not None:
+            self._bring_in(group, plan, now)
+            self._trials.begin(group)
+
+    def _what_waits(self, plan: StepPlan) -> WaitReason:
+        """Says why this step leaves groups in the admission queue."""
+        admission = self._queues.admission
+        if not admission.groups:
+            return WaitReason.NEXT_STEP
+        if admission.parked.num_groups == len(admission.groups):
+            return WaitReason.GRAMMAR
+        if plan.is_short_of_blocks:
+            return WaitReason.BLOCKS
+        if self._queues.swapped:
+            return WaitReason.SWAPPED_FIRST
+        return self._group_selection.obstacle if plan.token_budget else WaitReason.TOKENS
+
+    def _admits(self, plan: StepPlan, group: SequenceGroup) -> bool:
+        """Returns whether a group that comes to run may compute at once, without a turn."""
+        return self.mask_turns.admits(plan, group) and self._adapter_turns.admits(plan, group)
+
+    def _resume(self, group: SequenceGroup, now: float) -> None:
+        group.max_length = self._blocks.sizes.longest(group)
+        self._queues.run(group)
+        group.times.resume(now)
+
+
+def _can_decode(seq: Sequence, plan: StepPlan) -> bool:
+    group = seq.group
+    if seq.status is not SequenceStatus.RUNNING or seq.num_remaining_tokens != 1:
+        return False
+    if seq.num_inflight_samples and group.awaits_answers:
+        return False  # its next token depends on which branch it becomes, or on the others' draws
+    is_planned_out = seq.num_tokens + seq.num_inflight_samples >= group.max_length
+    return not is_planned_out and group not in plan.deferred_victims

@@ -1,0 +1,72 @@
+"""Takes turns between the suspects of one worker and all other requests; see suspicion.py.
+
+One suspect is tried at a time. A step of its own is sent when nothing is in flight, and nothing is
+sent until it is answered, so that a loss meanwhile has one request in it. Every other step is that
+of the other requests, which so wait for one step of a suspect at most.
+"""
+
+from collections.abc import Collection
+
+from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.queue.fair_queue import rank_of
+from signalbox_scheduler.queue.worker_queues import GroupQueues
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.suspicion import Suspicion
+
+
+class Trials:
+    """Knows which suspect runs on the worker, and which has its turn."""
+
+    def __init__(self, queues: GroupQueues, *, worker_name: str) -> None:
+        self.is_turn = False
+        """True if the next step is that of a suspect, if there is one."""
+        self._queues = queues
+        self._worker_name = worker_name
+        self.begun: SequenceGroup | None = None
+        """The suspect that came in last; None once `current` has found that its turn is over."""
+
+    @property
+    def current(self) -> SequenceGroup | None:
+        """The suspect that runs; None once it has been cleared, preempted or ended."""
+        group = self.begun
+        if group is not None and (group.suspicion is None or group not in self._queues):
+            self.begun = None
+        return self.begun
+
+    def begin(self, group: SequenceGroup) -> None:
+        """Records the suspect that has come in."""
+        self.begun = group
+
+    @property
+    def candidates(self) -> list[SequenceGroup]:
+        """Suspects that wait and may be tried here, by rank; none while one is tried."""
+        suspects = self._queues.admission.suspects
+        if not suspects or self.current is not None:
+            return []
+        return [group for group in sorted(suspects, key=rank_of) if self.may_try(group)]
+
+    def may_try(self, group: SequenceGroup) -> bool:
+        """Returns whether a suspect that waits may come in here when its turn comes."""
+        assert group.suspicion is not None
+        return self.current is None and self._worker_name not in group.suspicion.shunned
+
+    @property
+    def has_work(self) -> bool:
+        """True if there is a suspect to be tried."""
+        return self.current is not None or bool(self.candidates)
+
+    def must_wait(self, inflight: Collection[StepPlan]) -> bool:
+        """Returns whether no step may be sent beside those in flight."""
+        if not inflight:
+            return False
+        return any(plan.is_alone for plan in inflight) or (self.is_turn and self.has_work)
+
+
+def pop_cleared(group: SequenceGroup) -> Suspicion | None:
+    """Ends the suspicion of a group that has computed all that was in flight at the loss."""
+    suspicion, seqs = group.suspicion, group.unfinished
+    if suspicion is None or not seqs or any(seq.num_remaining_tokens > 1 for seq in seqs):
+        return None
+    if max(seq.num_computed_tokens for seq in seqs) < suspicion.position:
+        return None
+    return group.pop_suspicion()

@@ -1,0 +1,104 @@
+"""One line of the log when the load of a worker has changed, as vLLM's `log_stats` writes it.
+
+A worker is passed over while as many requests run, are swapped and wait as its last line said,
+and none was preempted since. A log ends with the worker at rest.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.step_loop import StepLoop
+
+logger = logging.getLogger(__name__)
+
+_LINE = (
+    "worker load: %(worker)s, %(prompt_tokens_per_s).1f prompt tokens/s,"
+    " %(generated_tokens_per_s).1f generated tokens/s, %(steps_per_s).1f steps/s,"
+    " running %(running)d, swapped %(swapped)d, waiting %(waiting)d,"
+    " KV cache %(kv_cache_percent)d%% used, prefix hits %(prefix_hit_percent)d%%,"
+    " preemptions %(preemptions)d"
+)
+_LOAD = ("running", "swapped", "waiting")
+_AT_REST = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Counts of one worker since it joined."""
+
+    num_steps: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> "_Counts":
+        planner, processor = scheduler.planner, scheduler.output_processor
+        return cls(
+            num_steps=scheduler.num_steps,
+            num_prompt_tokens=processor.num_prompt_tokens,
+            num_generated_tokens=processor.num_generated_tokens,
+            num_preemptions=scheduler.preemption.num_preemptions,
+            num_prefix_queries=planner.num_prefix_queries,
+            num_prefix_hits=planner.num_prefix_hits,
+        )
+
+
+class StatsLog:
+    """Remembers what it said last of each worker."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before: dict[StepLoop, _Counts] = {}
+        self._written: dict[StepLoop, tuple[object, ...]] = {}
+        self._at = time.monotonic()
+
+    async def run(self, interval_s: float) -> None:
+        """Writes lines until it is cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            self.write(time.monotonic())
+
+    def write(self, now: float) -> None:
+        """Writes a line of each worker whose load is not what its last line said."""
+        for step_loop in (step_loops := list(self._cluster.step_loops)):
+            counts = _Counts.of(step_loop.scheduler)
+            fields = self._fields(step_loop, self._before.get(step_loop), counts, now - self._at)
+            load = tuple(fields[name] for name in _LOAD)
+            if load != self._written.get(step_loop, _AT_REST) or fields["preemptions"]:
+                logger.info(_LINE, fields)
+                self._written[step_loop] = load
+            self._before[step_loop] = counts
+        for kept in (self._before, self._written):
+            for gone in kept.keys() - set(step_loops):
+                del kept[gone]
+        self._at = now
+
+    def _fields(
+        self, step_loop: StepLoop, before: _Counts | None, counts: _Counts, seconds: float
+    ) -> dict[str, object]:
+        scheduler, gpu = step_loop.scheduler, step_loop.scheduler.blocks.gpu
+
+        def since(name: str) -> int:
+            grown: int = getattr(counts, name) - (getattr(before, name) if before else 0)
+            return grown
+
+        queries = since("num_prefix_queries")
+        return {
+            "worker": step_loop.worker_name,
+            "prompt_tokens_per_s": round(since("num_prompt_tokens") / seconds, 1),
+            "generated_tokens_per_s": round(since("num_generated_tokens") / seconds, 1),
+            "steps_per_s": round(since("num_steps") / seconds, 1),
+            "running": len(scheduler.running),
+            "swapped": len(scheduler.swapped),
+            "waiting": len(self._cluster.admission),
+            "kv_cache_percent": round(100 * gpu.share_in_use),
+            "prefix_hit_percent": round(100 * since("num_prefix_hits") / max(1, queries)),
+            "preemptions": since("num_preemptions"),
+        }
