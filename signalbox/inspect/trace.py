@@ -46,6 +46,8 @@ def run(options: dict[str, Any]) -> None:
             f"nothing is drawn in the terminal; {_REMEDY}, and `signalbox explain REQUEST_ID`"
             " shows the phases of one request"
         )
+    if path.resolve() == options["file"].resolve():
+        raise ValueError(f"--chrome-trace: {path} has the spans themselves; name another file")
     with reading(options["file"]):
         spans = read_spans(options["file"])
     if options["request"] is not None:

@@ -310,3 +310,10 @@ def test_drawings_are_refused_with_what_replaces_them(
     done = run_here("trace", str(file), *flags)
     assert (done.returncode, done.stdout) == (status, "")
     assert complaint in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_spans_are_not_written_over(file: Path) -> None:
+    before = file.read_text()
+    done = run_here("trace", str(file), f"--chrome-trace={file.parent / '.' / file.name}")
+    assert (done.returncode, done.stdout, file.read_text()) == (1, "", before)
+    assert "name another file" in done.stderr and done.stderr.count("\n") == 1
