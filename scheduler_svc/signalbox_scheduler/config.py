@@ -44,7 +44,9 @@ class Disaggregation(StrEnum):
     """Each worker has the role that it asks for."""
 
 
-def _not_auto(value: Any) -> Any:
+def _disaggregation(value: Any) -> Any:
+    if value is False:  # what YAML reads as `off`
+        return Disaggregation.OFF
     if value == "auto":
         raise ValueError(
             "roles no longer follow the load; give workers theirs, --role prefill and --role decode"
@@ -166,7 +168,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         description="most steps of a worker that are planned and not answered; 1 plans none while"
         " one runs (default: 2, and one more than the stages of a pipeline-parallel worker)",
     )
-    disaggregation: Annotated[Disaggregation, BeforeValidator(_not_auto)] = Field(
+    disaggregation: Annotated[Disaggregation, BeforeValidator(_disaggregation)] = Field(
         Disaggregation.STATIC,
         description="with static each worker has the role of its --role, to compute prompts or to"
         " decode; with off all do both",

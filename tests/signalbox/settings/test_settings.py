@@ -16,7 +16,7 @@ from signalbox.settings.serve_settings import RunSettings, ServeSettings
 from signalbox.settings.sources import SettingsError
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import FilePath, Settings
-from signalbox_scheduler.config import SchedulerSettings
+from signalbox_scheduler.config import Disaggregation, SchedulerSettings
 from signalbox_worker.worker_settings import WorkerSettings
 
 COMMANDS = (RouterSettings, SchedulerSettings, WorkerSettings, ServeSettings)
@@ -48,6 +48,12 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     ports.append(load(SchedulerSettings, {"config": config}).port)
     ports.append(load(SchedulerSettings, {"config": config, "port": "3"}).port)
     assert ports == [50052, 1, 2, 3]
+
+
+def test_off_in_a_file_is_the_value_of_that_name(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "disaggregation: off\n")
+    loaded = load(SchedulerSettings, {"config": config})
+    assert loaded.disaggregation is Disaggregation.OFF
 
 
 def test_the_file_can_be_named_in_the_environment(
