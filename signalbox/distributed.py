@@ -6,5 +6,5 @@ __all__ = ["cleanup_dist_env_and_memory"]
 
 
 def cleanup_dist_env_and_memory() -> None:
-    """Ends the engines that a program has let go of, also those that refer to each other."""
+    """Ends the engines to which a program no longer refers, cycles of references included."""
     gc.collect()

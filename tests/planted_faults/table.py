@@ -1,7 +1,7 @@
 """Faults of the history: what goes wrong, how each is planted today, and the test that catches it.
 
 The faults are in `faults.toml`. `what` says in behaviour what goes wrong, so that the fault can be
-planted again after the code has moved; whoever moves the code moves the fault's edits, too.
+planted again after the code has moved; the commit that moves the code moves the edits, too.
 """
 
 import ast

@@ -99,7 +99,7 @@ class Known:
     num_samples: int
     num_logprobs: int | None = None
     num_reported_tokens: int = 0
-    """Leading tokens of which log probabilities are wanted, those of its prompt or none."""
+    """Leading tokens whose log probabilities are wanted: those of the prompt, or none."""
 
 
 @dataclass(slots=True)

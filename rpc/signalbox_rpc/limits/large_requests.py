@@ -54,7 +54,7 @@ class LargeRequests:
             self._total -= held
 
     async def parse(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`, which runs in a thread once few others do.
+        """Returns the result of `work`, which runs in a thread once fewer than the most others do.
 
         A thread cannot be cancelled, so the place is free when the thread has ended, even if the
         caller was cancelled before.

@@ -21,7 +21,7 @@ class BlockCopy(NamedTuple):
 
 
 class BlockHolder(Protocol):
-    """Owner of blocks that is no sequence; `Hold` is one."""
+    """Owner of blocks other than a sequence; `Hold` is the only one."""
 
     blocks: list[int]
 
@@ -58,7 +58,7 @@ class BlockAllocator:
         self._block_of: dict[BlockHash, int] = {}
         self._private: set[int] = set()
         self.holds: WeakSet[BlockHolder] = WeakSet()
-        """Owners of blocks that are no sequences, as long as they exist."""
+        """Owners of blocks other than sequences, as long as they exist."""
         self.incoming: list[BlockCopy] = []
         """Copies to blocks of this pool that the plan in the making calls for."""
 
@@ -212,7 +212,7 @@ class BlockAllocator:
         """
         used = self.num_owners()
         free, cached = set(self._free), self._cached.keys()
-        assert used == Counter(owners) + self.num_holds(), "owners are no sequences and holds"
+        assert used == Counter(owners) + self.num_holds(), "owners differ from tables and holds"
         assert len(free) == len(self._free), "a block is free twice"
         assert not (used.keys() & free or used.keys() & cached or cached & free), "in two places"
         assert len(free) + len(cached) + len(used) == self.num_blocks, "free + cached + used"

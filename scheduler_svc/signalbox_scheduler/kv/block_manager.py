@@ -38,7 +38,7 @@ class BlockSpaceManager:
         max_model_len: longest sequence in tokens.
         prefix_caching: whether whole blocks may be found by what they hold, in use or not.
         cpu_prefix_cache: whether they may be found in the CPU pool too.
-        costs: says which copies for the sake of the cache are worth it.
+        costs: decides which copies for the prefix cache are worth it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Owns blocks of one pool for what is no sequence.
+"""Owns blocks of one pool for parts of the scheduler other than sequences.
 
 A prefix that loads or waits for its request, a transfer, an export, a reservation and the plan in
 the making each own a `Hold`. The pool knows its holds, so `check` finds the owners of each block in
@@ -14,7 +14,7 @@ class Hold:
     """Blocks of a pool that are owned, and given up, as one.
 
     Args:
-        blocks: blocks of which the caller hands over its ownership.
+        blocks: blocks whose ownership passes from the caller to the hold.
     """
 
     __slots__ = ("__weakref__", "blocks", "pool")
@@ -76,7 +76,7 @@ class Hold:
         The plan in the making copies nothing to those that have no other owner.
 
         Args:
-            oldest_first: evict the first of them first: they are no chain.
+            oldest_first: evict the first of them first, since they are no chain.
             evict_first: evict them before all blocks that are cached already.
         """
         blocks, self.blocks = self.blocks, []

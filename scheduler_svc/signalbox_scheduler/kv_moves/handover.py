@@ -49,7 +49,7 @@ class Handover:
     num_missing: int | None = None
     """Blocks that were missing when the last round began."""
     num_rounds_in_vain: int = 0
-    """Rounds in a row before which no fewer blocks were missing than before the one before."""
+    """Consecutive rounds without progress."""
     is_over: bool = False
     num_blocks: int = 0
     num_bytes: int = 0

@@ -19,9 +19,10 @@ from signalbox_scheduler.kv_moves.peers import Peer
 MAX_ROUND_SHARE = 0.25
 """Most of the taker's CPU pool that one round uses."""
 MAX_ROUNDS_IN_VAIN = 4
-"""Rounds in a row after which no fewer blocks are missing that end a handover."""
+"""Consecutive rounds without progress after which a handover ends."""
 GRACE_S = 0.5
-"""Time that a round may take beyond twice what it should, and that a paused group waits for one."""
+"""Seconds that a round may take beyond twice its predicted time, and that a paused group waits for
+room."""
 
 
 class HandoverRounds:
@@ -95,8 +96,8 @@ class HandoverRounds:
     def begin(self, handover: Handover, missing: Mapping[BlockHash, int], now: float) -> bool:
         """Fetches as much of what is missing as both CPU pools have room for.
 
-        Where there is none, because others move, it waits for them, of a paused group for a while.
-        Returns False if that leads to nothing.
+        If other moves have the room, the round waits for their ends; a paused group waits no longer
+        than GRACE_S. Returns False if the handover cannot succeed.
         """
         owner, most = handover.owner.peer, self.room(handover)
         if most < 1 and self.waits(handover):
@@ -122,7 +123,7 @@ class HandoverRounds:
     def fetched(self, move: Move, result: MoveResult) -> Handover | None:
         """Takes the end of a round; returns its handover, None if the fetch was for something else.
 
-        Of what has arrived when the handover is over, others may make use.
+        Blocks that arrive after the end of the handover stay in the cache.
         """
         handover = self._fetches.pop(move, None)
         if handover is None:

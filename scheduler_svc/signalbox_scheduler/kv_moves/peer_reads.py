@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity, Peers
 
 MAX_ORIGINS = 1 << 16
-"""Blocks of which it is remembered from which worker they came."""
+"""Blocks whose origin a worker remembers at most."""
 PAUSE_S = 10.0
 """Time for which a worker reads nothing of one from which a fetch has failed or come late, or of a
 store that was late."""

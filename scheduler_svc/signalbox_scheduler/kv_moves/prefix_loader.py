@@ -74,7 +74,7 @@ class PrefixLoader:
         distrusted: DistrustedBlocks,
     ) -> None:
         self.counts = FetchCounts()
-        """What came from the store."""
+        """Counts of fetches from the store."""
         self.num_returned = 0
         """Requests that came back to the admission queue, loaded or not."""
         self._queues = books.queues

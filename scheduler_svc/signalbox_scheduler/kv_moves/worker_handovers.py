@@ -190,7 +190,7 @@ class WorkerHandovers:
             return not self._is_late(handover, now)
         has_grammar = self._grammars.has(handover.group)
         if not has_grammar:
-            if handover.has_paused:  # it was forgotten meanwhile, for the sake of another
+            if handover.has_paused:  # it was forgotten meanwhile, to make room for another
                 return False
             self._grammars.want(handover.group)
         missing = self._rounds.missing(handover)
@@ -333,7 +333,7 @@ class WorkerHandovers:
                 handover.taker.give_up(handover, now)
 
     def distrust(self, block_hash: BlockHash, now: float) -> None:
-        """Calls off handovers of which the taker has a block that went wrong here."""
+        """Calls off handovers whose taker has a block that went wrong here."""
         for handover in [*self.leaving.values(), *self.coming.values()]:
             if block_hash in handover.arrived or block_hash in handover.landed:
                 handover.taker.give_up(handover, now)
@@ -353,7 +353,7 @@ class WorkerHandovers:
             owner.peer.wake()
 
     def yield_room(self, now: float) -> bool:
-        """Gives the youngest reservation up for the sake of what runs here; False if none is."""
+        """Gives up the youngest reservation, as running groups lack blocks; False if none is."""
         if not self.coming:
             return False
         self.give_up(next(reversed(self.coming.values())), now)

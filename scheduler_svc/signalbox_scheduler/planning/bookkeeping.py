@@ -32,7 +32,7 @@ class Bookkeeping:
 
         Args:
             admission: the queue that all workers share.
-            costs: decides which copies for the sake of the prefix cache are worth it.
+            costs: decides which copies for the prefix cache are worth it.
         """
         blocks = BlockSpaceManager(
             block_size=cache.block_size,

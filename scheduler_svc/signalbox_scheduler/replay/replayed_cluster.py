@@ -27,7 +27,7 @@ class ReplayedWorker(NamedTuple):
     epoch: int
     loop: StepLoop
     preparations: deque[Preparation]
-    """What the worker was asked to compile last."""
+    """The constraint that the worker was asked to compile last."""
 
 
 class ReplayedRouter(Session):

@@ -1,9 +1,9 @@
-"""Which workers compute prompts, and which decode what those hand over (DistServe, OSDI 2024).
+"""Gives workers roles: to compute prompts, or to decode what the former hand over (DistServe, OSDI
+2024).
 
-A worker asks for a role when it joins. What each does follows from what those that are there now
-have asked for: a role that has no worker is taken by those of `both`, and if there are none all do
-both. So a worker that is lost or drains leaves no role without one, and a role is never a reason to
-wait.
+A worker asks for a role when it joins. What each does follows from what the present workers have
+asked for: the workers of `both` take a role that no worker has, and if there are none all do both.
+So the loss or drain of a worker leaves no role without one, and no request waits for a role.
 """
 
 import logging
@@ -30,7 +30,7 @@ class Roles:
         return self._roles.get(loop, WorkerRole.BOTH)
 
     def refusal(self, loop: StepLoop, *, pools: bool = False) -> str:
-        """Returns why a worker cannot join this pool for the sake of roles; empty if it can.
+        """Returns why the roles in this pool keep a worker from joining it; empty if it may join.
 
         Args:
             pools: whether the model makes vectors of prompts, and no tokens.
