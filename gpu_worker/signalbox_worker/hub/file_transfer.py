@@ -103,7 +103,7 @@ class _Partial:
     """A file of a repository that may be fetched in part."""
 
     def __init__(self, repository: str, file: Any) -> None:
-        """Args: file: huggingface_hub's DryRunFileInfo."""
+        """Takes huggingface_hub's DryRunFileInfo of the file."""
         import huggingface_hub as hub
 
         self._url = hub.hf_hub_url(repository, file.filename, revision=file.commit_hash)
@@ -128,8 +128,11 @@ class _Partial:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
+            if not _is_at(self._path, file):  # another process completed it before the lock was had
+                total.update(self.size)
+                return True
             self._fetch_rest(file, total)
-        self._path.replace(self._blob)
+            self._path.replace(self._blob)
         return True
 
     def _fetch_rest(self, file: BinaryIO, total: "_Total") -> None:
@@ -217,6 +220,14 @@ def _throttled(progress: ReportProgress) -> Callable[[float, float | None], None
         progress(StartupProgress(StartupPhase.FETCH, num_done, num_total))
 
     return report
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Returns whether an open file is still the one at its path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _existing(folder: Path) -> Path:

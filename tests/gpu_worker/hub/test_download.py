@@ -1,5 +1,6 @@
 """Models on the hub: which files are fetched, what is kept of them, what is refused in one line."""
 
+import fcntl
 import io
 import json
 import logging
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 
@@ -476,6 +478,23 @@ def test_a_download_that_failed_goes_on_the_next_time(
     assert told[-1].num_done == told[-1].num_total == 3 << 20
     assert path.read_bytes() == (folder / "big-Q4_K_M.gguf").read_bytes()
     assert not [*Path(hub.root.parent / "cache").rglob("*.incomplete")]
+
+
+def test_a_file_that_another_process_completes_just_before_is_used(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = (make_repository(hub, {"big-Q4_K_M.gguf": 3 << 20}) / "big-Q4_K_M.gguf").read_bytes()
+
+    def lock_after_another(file: BinaryIO, flags: int) -> None:
+        path = Path(file.name)
+        path.write_bytes(content)
+        path.replace(path.with_suffix(""))
+        path.write_bytes(b"the beginning of a third download")
+        fcntl.flock(file, flags)
+
+    own = SimpleNamespace(**vars(fcntl) | {"flock": lock_after_another})
+    monkeypatch.setattr("signalbox_worker.hub.file_transfer.fcntl", own)
+    assert fetch(GGUF).read_bytes() == content
 
 
 # ---- tokens, and no network ----
