@@ -50,13 +50,21 @@ def limit_job(*, cpu_s: float, memory_bytes: int) -> None:
     Raises nothing: the system ends the process, or refuses it memory.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    _set_soft(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime + cpu_s))
+    _set_limits(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime + cpu_s))
     num_pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    _set_soft(resource.RLIMIT_AS, num_pages * resource.getpagesize() + memory_bytes)
+    _set_limits(resource.RLIMIT_AS, num_pages * resource.getpagesize() + memory_bytes)
 
 
-def _set_soft(kind: int, limit: int) -> None:
-    resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
+def _set_limits(kind: int, soft: int, hard: int | None = None) -> None:
+    """Sets the limits of a resource; no hard limit leaves the one that this process has.
+
+    A lower hard limit that the process was started with stays, since only root may raise it.
+    """
+    most = resource.getrlimit(kind)[1]
+    hard = most if hard is None else hard
+    if most != resource.RLIM_INFINITY:
+        soft, hard = min(soft, most), min(hard, most)
+    resource.setrlimit(kind, (soft, hard))
 
 
 def _limit_process(limits: ProgramLimits) -> None:
@@ -64,9 +72,9 @@ def _limit_process(limits: ProgramLimits) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limits.memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+        _set_limits(resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes)
     if limits.cpu_s is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + _GRACE_S))
+        _set_limits(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + _GRACE_S)
     if limits.ends_with_input:
         _end_with_input()
 

@@ -45,6 +45,10 @@ def find(module: str) -> None:
     say(str(found is not None and found.origin))
 
 
+def show_limits() -> None:
+    say(str([resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]))
+
+
 def wait() -> None:
     say("waits")
     time.sleep(600)

@@ -1,6 +1,7 @@
 """What a process with limits may take, and when it ends."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,6 +44,14 @@ def test_the_kernel_holds_a_program_to_its_limits(
     )
     assert (done.returncode, done.stdout, done.stderr) == (status, output, "")
     assert not [file for file in tmp_path.iterdir() if file.stat().st_size]
+
+
+def test_a_lower_limit_that_the_parent_has_stays() -> None:
+    limits = ProgramLimits(cpu_s=7000, memory_bytes=1 << 41)
+    program = shlex.join(command(limited_jobs.__name__, "show_limits", limits=limits))
+    limited = f"ulimit -v {1 << 30}; ulimit -t 5000; {program}"
+    out = subprocess.check_output(["bash", "-c", limited], text=True)
+    assert out == f"{[(1 << 40, 1 << 40), (5000, 5000)]}\n"
 
 
 def test_a_program_imports_what_its_parent_does_after_the_standard_library(
