@@ -26,7 +26,7 @@ from tests.scheduler_svc.pooling import (
     make_pooling_request,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 3600)]
 
 
 class PoolingMachine(RuleBasedStateMachine):

@@ -28,7 +28,7 @@ from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import Loop, content_of, make_loop, make_request, make_scheduler
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 3600)]
 
 SEARCHES = [
     BeamSearchParams(width=2),

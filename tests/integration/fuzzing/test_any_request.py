@@ -35,7 +35,7 @@ from tests.integration.fuzzing.fuzzed_stack import (
 from tests.waiting import EVENT_S
 
 NUM_REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "500"))
-pytestmark = pytest.mark.timeout(1800 + NUM_REQUESTS // 5)
+pytestmark = pytest.mark.timeout(3600 + NUM_REQUESTS // 5)
 StatusCode = grpc.StatusCode
 REFUSALS = {
     StatusCode.INVALID_ARGUMENT,
