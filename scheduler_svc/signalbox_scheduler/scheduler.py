@@ -322,7 +322,7 @@ class Scheduler:
 
     @property
     def peer(self) -> Peer | None:
-        """What the worker lends to others, and reads of them; None if it does neither."""
+        """Returns what the worker lends to others and reads of them; None if it does neither."""
         return self.store.peer if self.store is not None else None
 
     @property

@@ -56,7 +56,7 @@ class StopStringScanner:
         self._matched = [0] * len(patterns)
         self._held = ""
         self._visible = b""
-        """For each held character 0 if it is hidden, else 1; empty if none is hidden."""
+        """Marks each held character: 0 if it is hidden, else 1; empty if none is hidden."""
 
     def push(self, text: str, *, armed: bool = True, hidden: bool = False) -> Scan:
         """Scans more text. A stop string that ends while not armed does not count."""
