@@ -26,7 +26,7 @@ from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_scheduler.config import CacheShape, StepLimits
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
-from signalbox_scheduler.requests.sequence_group import make_group, new_group
+from signalbox_scheduler.requests.sequence_group import new_group
 from signalbox_scheduler.results.result_validation import find_fault
 from signalbox_scheduler.results.step_outcome import router_updates
 from signalbox_scheduler.scheduler import Scheduler
@@ -71,7 +71,8 @@ class Load:
             max_tokens=max_tokens,
         )
         group = new_group(request, reply_to=self.router, now=float(handle))
-        self.scheduler.admission.add(make_group(group))
+        group.begin()
+        self.scheduler.admission.add(group)
 
     def step(self) -> None:
         """Plans steps until two are in flight, and answers the oldest."""

@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import BeamGroup, Sequence
 from signalbox_scheduler.requests.suspicion import Suspicion
 from signalbox_scheduler.requests.timeline import GroupTimes
 from tests.test_imports import FOLDERS
 
 PACKAGE = FOLDERS["signalbox_scheduler"]
 OWNERS = {
-    PACKAGE / "requests/sequence.py": {field.name for field in fields(Sequence)},
-    PACKAGE / "requests/sequence_group.py": {field.name for field in fields(SequenceGroup)},
+    PACKAGE / "requests/sequence_group.py": {
+        field.name for of in (Sequence, BeamGroup) for field in fields(of)
+    },
     PACKAGE / "requests/suspicion.py": {field.name for field in fields(Suspicion)},
     PACKAGE / "requests/timeline.py": {field.name for field in fields(GroupTimes)},
 }

@@ -29,7 +29,7 @@ from signalbox_scheduler.requests.failures import (
 )
 from signalbox_scheduler.requests.live_requests import LiveRequests
 from signalbox_scheduler.requests.open_spans import RequestTrace
-from signalbox_scheduler.requests.sequence_group import SequenceGroup, make_group
+from signalbox_scheduler.requests.sequence_group import BeamGroup, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.results.step_outcome import StepOutcome, finished_request, router_updates
 from signalbox_scheduler.workers.loss_attribution import clear, judge, shun
@@ -97,7 +97,7 @@ class RequestLifecycle:
         if group.max_tokens < most_tokens:
             admitted = AdmittedRequest(group.request.handle, group.max_tokens)
             group.reply_to.send(RequestUpdates(admitted=[admitted]))
-        make_group(group, eos_token_ids=self.model.eos_token_ids if self.model else ())
+        group.begin(eos_token_ids=self.model.eos_token_ids if self.model else ())
         request_spans.begin(group, now=self._clock())
         self._live.add(group)
         self._admission.add(group)
@@ -136,8 +136,10 @@ class RequestLifecycle:
         self._step_loops.wake()
 
     def _stop_waiting(self, group: SequenceGroup, *, index: int, keep_tokens: int) -> bool:
+        if isinstance(group, BeamGroup):
+            return False
         for seq in group.unfinished:
-            if seq.branch == index and group.search is None and group in self._admission:
+            if seq.branch == index and group in self._admission:
                 seq.truncate(keep_tokens)
                 seq.finish(FinishReason.STOP_STRING)
                 if group.is_finished:

@@ -34,8 +34,12 @@ from signalbox_scheduler.planning.swapping import Swapping
 from signalbox_scheduler.planning.token_budget import token_budget
 from signalbox_scheduler.planning.worker_grammars import WorkerGrammars
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
-from signalbox_scheduler.requests.sequence import Counters, Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import (
+    Counters,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+)
 from signalbox_scheduler.requests.stage_use import StageAccount
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.results.output_processor import OutputProcessor

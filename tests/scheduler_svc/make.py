@@ -24,7 +24,6 @@ from signalbox_scheduler.queue.policies import SchedulingPolicy
 from signalbox_scheduler.requests.sequence_group import (
     RouterSession,
     SequenceGroup,
-    make_group,
     new_group,
 )
 from signalbox_scheduler.results.step_outcome import StepOutcome
@@ -151,29 +150,29 @@ def make_request(
     grammar_cost: GrammarCost = UNMEASURED,
     pooling: PoolingParams | None = None,
 ) -> SequenceGroup:
-    return make_group(
-        make_arrival(
-            prompt,
-            arrival=arrival,
-            request_id=request_id or f"r{arrival}",
-            params=SamplingParams(
-                stop_token_ids=stop_token_ids,
-                min_tokens=min_tokens,
-                num_prompt_logprobs=num_prompt_logprobs,
-                structured_output=structured_output,
-                grammar_cost=grammar_cost,
-            ),
-            max_tokens=max_tokens,
-            num_sequences=n,
-            tenant=tenant,
-            payer=payer,
-            priority=priority,
-            beam_search=beam_search,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            pooling=pooling,
-        )
+    group = make_arrival(
+        prompt,
+        arrival=arrival,
+        request_id=request_id or f"r{arrival}",
+        params=SamplingParams(
+            stop_token_ids=stop_token_ids,
+            min_tokens=min_tokens,
+            num_prompt_logprobs=num_prompt_logprobs,
+            structured_output=structured_output,
+            grammar_cost=grammar_cost,
+        ),
+        max_tokens=max_tokens,
+        num_sequences=n,
+        tenant=tenant,
+        payer=payer,
+        priority=priority,
+        beam_search=beam_search,
+        cache_salt=cache_salt,
+        adapter=adapter,
+        pooling=pooling,
     )
+    group.begin()
+    return group
 
 
 @dataclass(slots=True)

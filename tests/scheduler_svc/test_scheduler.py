@@ -5,8 +5,7 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_contract.updates import FinishReason, RequestFailure
 from signalbox_scheduler.config import PreemptionMode
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
     EOS,

@@ -19,8 +19,7 @@ from signalbox_scheduler.config import PolicyName, PolicySettings, PreemptionMod
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.workers.loss_attribution import record_loss
 from signalbox_scheduler.workers.quarantine import WorkerRecords
 from tests.scheduler_svc.beams import assert_found
@@ -326,7 +325,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def assert_output(self, group: SequenceGroup) -> None:
         assert group.failure is None
         assert [seq.branch for seq in group.sequences] == list(range(group.request.num_sequences))
-        if group.search is not None:
+        if group.request.beam_search is not None:
             assert_found(group)
             return
         for seq in group.sequences:

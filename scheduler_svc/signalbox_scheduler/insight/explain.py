@@ -10,8 +10,7 @@ from enum import Enum, auto
 
 from signalbox_contract.updates import RequestFailure
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.stage_use import StageUse
 from signalbox_scheduler.requests.timeline import Event, EventKind
 from signalbox_scheduler.requests.wait_accounting import Wait

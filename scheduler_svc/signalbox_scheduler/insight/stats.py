@@ -8,8 +8,7 @@ from signalbox_contract.step_result import StepResult
 from signalbox_rpc.metrics.histogram import Histogram, S, times, token_counts
 from signalbox_rpc.telemetry.trace_ids import of_traceparent
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.requests.stage_use import StageAccount
 
 PREEMPTION_BOUNDS = (0, 1, 2, 3, 5, 10, 20)

@@ -15,8 +15,7 @@ from signalbox_scheduler.kv.group_sizes import GroupSizes
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.planned_copies import PlannedCopies
 from signalbox_scheduler.kv.prefix_cache import FoundBlock, PrefixCache
-from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
 
 
 class AllocStatus(Enum):

@@ -6,8 +6,7 @@ What the other pool holds already, by its hash, is shared and not copied.
 from typing import NamedTuple
 
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 
 class Move(NamedTuple):

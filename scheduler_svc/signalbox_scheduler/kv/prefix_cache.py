@@ -14,8 +14,7 @@ from typing import NamedTuple
 from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
 from signalbox_scheduler.kv.cpu_tier import CpuTier
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 _BLOCK = hashlib.blake2b(digest_size=HASH_BYTES, person=b"block")
 

@@ -21,8 +21,7 @@ from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from signalbox_scheduler.kv_moves.used_blocks import UsedBlocks
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 
 MAX_WANTED = 4096

@@ -10,8 +10,7 @@ from signalbox_scheduler.kv.prefix_cache import FoundBlock
 from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.preemption import Preemption
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 
 class BranchRecompute:

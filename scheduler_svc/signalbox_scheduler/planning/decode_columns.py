@@ -16,8 +16,12 @@ from signalbox_contract.step import TablePatch
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
-from signalbox_scheduler.requests.sequence import Counters, Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import (
+    Counters,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+)
 
 T = TypeVar("T")
 Boundaries = dict[Sequence, int]

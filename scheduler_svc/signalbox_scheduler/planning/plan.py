@@ -14,8 +14,7 @@ from signalbox_contract.sections.pooling import Pooling
 from signalbox_contract.sections.store_moves import StoreMoves
 from signalbox_contract.step import NewSequence, Step, TablePatch
 from signalbox_scheduler.requests.open_spans import StepTrace
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 _NO_COUNTS = NO_MOVES.counts
 _NO_IDS = int64s([])

@@ -26,8 +26,7 @@ from signalbox_scheduler.planning.step_division import StepDivision
 from signalbox_scheduler.planning.suspect_turns import Trials
 from signalbox_scheduler.planning.swapping import Swapping
 from signalbox_scheduler.planning.token_budget import prompt_budget
-from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.stage_use import StageAccount
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.requests.wait_accounting import WaitReason

@@ -12,8 +12,7 @@ from signalbox_scheduler.planning.incoming_groups import IncomingGroups
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.sequence_release import NO_LONGER_FITS
 from signalbox_scheduler.planning.swapping import Swapping
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from signalbox_contract.updates import FinishReason, RequestFailure
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.planning.worker_state import WorkerState
 from signalbox_scheduler.queue.worker_queues import GroupQueues
-from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
 
 NO_LONGER_FITS = RequestFailure(
     Code.RESOURCE_EXHAUSTED, "the request no longer fits the worker's KV cache"

@@ -10,7 +10,7 @@ from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import TablePatch
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.requests.sequence_group import Sequence
 
 
 class WorkerState:

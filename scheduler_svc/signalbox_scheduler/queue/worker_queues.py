@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.fair_queue import rank_of
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 
 
 class GroupQueues:

@@ -12,8 +12,7 @@ from signalbox_scheduler.insight.explain import explain
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.reports import insight_codec
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.workers.step_loop import StepLoop
 

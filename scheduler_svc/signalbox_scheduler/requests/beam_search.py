@@ -16,7 +16,6 @@ import numpy as np
 
 from signalbox_contract.request import BEAM_LIMITS, NOT_WITH_BEAMS, BeamSearchParams, Request
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_scheduler.requests import sequence
 
 MAX_CANDIDATES = 128
 """Tokens that a beam reports at most."""
@@ -75,11 +74,6 @@ class BeamSearch:
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         self.params = params
-        self.results: list[sequence.Sequence] = []
-        """The sequences that the client gets. They hold no blocks, and become the group's when the
-        search is done."""
-        self.draws: dict[sequence.Sequence, Draw] = {}
-        """Draws of the group's sequences that wait for those of the others."""
         self.live = [Hypothesis()]
         self.finished: list[Hypothesis] = []
         self.is_done = False

@@ -1,24 +1,145 @@
-"""A request as the scheduler knows it, and the sequences that it begins with.
+"""A request as the scheduler knows it: a group of sequences, one for each of its branches.
 
-Everything that is needed to rebuild its sequences on another worker is here and in `Sequence`; a
-worker holds only their KV.
+Everything that is needed to rebuild the sequences on another worker is here; a worker holds only
+their KV. A sequence is its tokens and two counts: how many of them are computed, and how many are
+being computed by steps that are not answered yet. Prefill, a chunk of it and decode are all
+"compute some of the tokens that are left" (Sarathi-Serve, Agrawal et al., OSDI 2024).
 """
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
 
 from signalbox_contract.model import Arithmetic
 from signalbox_contract.request import Request
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_contract.updates import RequestFailure, RequestUpdates
-from signalbox_scheduler.requests.beam_search import BeamSearch
+from signalbox_contract.updates import FinishReason, RequestFailure, RequestUpdates
+from signalbox_scheduler.requests.beam_search import BeamSearch, Draw
 from signalbox_scheduler.requests.mask_use import MaskUse
 from signalbox_scheduler.requests.open_spans import RequestTrace
-from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
 from signalbox_scheduler.requests.suspicion import Suspicion
 from signalbox_scheduler.requests.timeline import GroupTimes, Timeline
+
+
+class SequenceStatus(Enum):
+    """Queue that a sequence is in."""
+
+    WAITING = auto()
+    LOADING = auto()
+    """Its prefix is looked for, or on its way from, a worker's store."""
+    RUNNING = auto()
+    SWAPPED = auto()
+    FINISHED = auto()
+
+
+class Counters(NamedTuple):
+    """Progress of a sequence; see the attributes of the same names."""
+
+    num_computed_tokens: int
+    num_inflight_tokens: int
+    num_inflight_samples: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One branch of a request."""
+
+    seq_id: int
+    branch: int
+    group: "SequenceGroup" = field(repr=False)
+    status: SequenceStatus = SequenceStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    """Tokens whose K and V exist, by steps that are answered."""
+    num_inflight_tokens: int = 0
+    """Tokens computed by steps that are planned and not answered."""
+    num_inflight_samples: int = 0
+    """Number of those steps that draw a token."""
+    block_table: list[int] = field(default_factory=list)
+    """Written by BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
+    block_hashes: dict[int, list[bytes]] = field(default_factory=dict, repr=False)
+    """Hashes of the first whole blocks, as many as were needed; by block size, which differs
+    between workers."""
+    num_cached_blocks: int = 0
+    """Leading blocks that may be found by their hashes, unless their pool has them as private."""
+    num_sent_blocks: int = 0
+    """Leading entries of the block table that the worker has."""
+    decode_row: int = -1
+    """Row in the decode columns, which then keep the counters; -1 outside."""
+    is_on_worker: bool = False
+    """True if the worker knows the sequence, so that a step may name it by id."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    failure: RequestFailure | None = None
+    """Failure that the worker reported; the other branches may continue."""
+    score: float | None = None
+    """Score of the sequence if a search found it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: the prompt and what was sampled."""
+        return self.group.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def counters(self) -> Counters:
+        """The counters of a sequence that is not in the decode columns."""
+        return Counters(
+            self.num_computed_tokens, self.num_inflight_tokens, self.num_inflight_samples
+        )
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens computed once every planned step is answered."""
+        return self.num_computed_tokens + self.num_inflight_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens left to plan; tokens to be drawn by steps in flight count as known."""
+        return self.num_tokens + self.num_inflight_samples - self.num_planned_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.group.request.prompt_token_ids + self.output_token_ids
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Returns the tokens at [start, end), without putting all of them together."""
+        num_prompt_tokens = self.group.num_prompt_tokens
+        if end <= num_prompt_tokens:
+            return self.group.request.prompt_token_ids[start:end]
+        outputs = self.output_token_ids[max(0, start - num_prompt_tokens) : end - num_prompt_tokens]
+        return self.group.request.prompt_token_ids[start:] + outputs
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def book(self, num_new_tokens: int, *, draws: bool) -> None:
+        """Records that a planned step computes tokens."""
+        self.num_inflight_tokens += num_new_tokens
+        self.num_inflight_samples += draws
+
+    def apply_result(self, num_new_tokens: int, *, draws: bool) -> None:
+        """Counts what `book` has recorded as computed."""
+        self.num_inflight_tokens -= num_new_tokens
+        self.num_inflight_samples -= draws
+        self.num_computed_tokens += num_new_tokens
+
+    def truncate(self, num_output_tokens: int) -> None:
+        """Removes the output behind its first tokens."""
+        del self.output_token_ids[num_output_tokens:]
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the sequence. Its blocks stay its own until no step that holds it is in flight."""
+        self.status = SequenceStatus.FINISHED
+        self.finish_reason = reason
+
+    def forget_progress(self) -> None:
+        """Drops everything that lives on a worker, so that the sequence can be recomputed."""
+        self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
+        self.num_sent_blocks = self.num_cached_blocks = 0
+        self.is_on_worker = False
 
 
 class RouterSession(Protocol):
@@ -60,10 +181,7 @@ class SequenceGroup:
     trace: RequestTrace | None = None
     """Set as long as the request lives if it is sampled; see request_spans.py."""
     sequences: list[Sequence] = field(default_factory=list)
-    """Sequences in order of branch. Until the prompt is computed there is branch 0 alone. During a
-    search they are its live hypotheses, in its order."""
-    search: BeamSearch | None = None
-    """Chooses the group's sequences together, if the request asks for that."""
+    """Sequences in order of branch. Until the prompt is computed there is branch 0 alone."""
     max_length: int = 0
     """Tokens of a sequence that has its last; set by the scheduler of the worker."""
     has_decode_rows: bool = False
@@ -83,6 +201,30 @@ class SequenceGroup:
     """Workers that were lost while one of their steps held the group."""
     suspicion: Suspicion | None = None
     """Set while the group computes alone because a worker was lost with it; see suspicion.py."""
+
+    def begin(self, *, eos_token_ids: tuple[int, ...] = ()) -> None:
+        """Gives a new group its first sequence, or those that its router knows.
+
+        Args:
+            eos_token_ids: the model's, which no hypothesis of a search has before min_tokens.
+        """
+        self.sequences += self._delivered() or [
+            Sequence(seq_id=next_seq_id(), branch=0, group=self)
+        ]
+
+    def _delivered(self) -> list[Sequence]:
+        """Returns the sequences of a request that goes on, as if their worker had been lost."""
+        return [
+            Sequence(
+                seq_id=next_seq_id(),
+                branch=branch,
+                group=self,
+                status=SequenceStatus.FINISHED if reason else SequenceStatus.WAITING,
+                output_token_ids=list(token_ids),
+                finish_reason=reason,
+            )
+            for branch, (token_ids, reason) in enumerate(self.request.delivered)
+        ]
 
     @property
     def request_id(self) -> str:
@@ -130,12 +272,12 @@ class SequenceGroup:
     @property
     def awaits_answers(self) -> bool:
         """True if the tokens after a draw depend on the result of that draw."""
-        return self.search is not None or self.awaits_fork
+        return self.awaits_fork
 
     @property
     def num_draws(self) -> int:
         """Tokens that a sequence draws when all its tokens are computed."""
-        return self.request.num_sequences if self.search is None and self.awaits_fork else 1
+        return self.num_branches if self.awaits_fork else 1
 
     @property
     def num_reserved_sequences(self) -> int:
@@ -145,8 +287,7 @@ class SequenceGroup:
     @property
     def num_completion_tokens(self) -> int:
         """Tokens that the client got, or is about to get."""
-        delivered = self.sequences if self.search is None else self.search.results
-        return sum(len(seq.output_token_ids) for seq in delivered)
+        return sum(len(seq.output_token_ids) for seq in self.sequences)
 
     def set_status(self, status: SequenceStatus) -> None:
         for seq in self.unfinished:
@@ -164,14 +305,56 @@ class SequenceGroup:
         """Removes what lives on a worker, so that the group can be recomputed."""
         for seq in self.sequences:
             seq.forget_progress()
-        if self.search is not None:
-            self.search.draws.clear()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BeamGroup(SequenceGroup):
+    """The sequences of a beam search, which are its live hypotheses, in its order."""
+
+    search: BeamSearch = field(init=False)
+    """Chooses the sequences together. Set by `begin`."""
+    draws: dict[Sequence, Draw] = field(default_factory=dict)
+    """Draws of the sequences that wait for those of the others."""
+    results: list[Sequence] = field(default_factory=list)
+    """The sequences that the client gets. They hold no blocks, and become the group's when the
+    search is done."""
+
+    def begin(self, *, eos_token_ids: tuple[int, ...] = ()) -> None:
+        SequenceGroup.begin(self)
+        assert self.request.beam_search is not None, "the request asks for no search"
+        self.search = BeamSearch(
+            self.request.beam_search,
+            stop_token_ids=self.params.stop_token_ids,
+            min_tokens=self.params.min_tokens,
+            eos_token_ids=eos_token_ids,
+        )
+        self.params = replace(self.params, temperature=0.0, num_logprobs=self.search.num_candidates)
+        self.results += [
+            Sequence(seq_id=next_seq_id(), branch=index, group=self)
+            for index in range(self.request.num_sequences)
+        ]
+
+    @property
+    def awaits_answers(self) -> bool:
+        return True
+
+    @property
+    def num_draws(self) -> int:
+        return 1
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(len(seq.output_token_ids) for seq in self.results)
+
+    def forget_progress(self) -> None:
+        SequenceGroup.forget_progress(self)
+        self.draws.clear()
 
 
 def new_group(request: Request, *, reply_to: RouterSession, now: float) -> SequenceGroup:
-    """Returns the group of a request that arrives now; `make_group` gives it its sequences."""
+    """Returns the group of a request that arrives now; `begin` gives it its sequences."""
     timeout_ns, search = request.timeout_ns, request.beam_search
-    return SequenceGroup(
+    return (SequenceGroup if search is None else BeamGroup)(
         request=request,
         reply_to=reply_to,
         num_prompt_tokens=len(request.prompt_token_ids),
@@ -182,42 +365,3 @@ def new_group(request: Request, *, reply_to: RouterSession, now: float) -> Seque
         num_known_prompt_logprobs=request.num_delivered_prompt_logprobs,
         times=GroupTimes(arrival=now - request.age_ns / 1e9),
     )
-
-
-def make_group(group: SequenceGroup, *, eos_token_ids: tuple[int, ...] = ()) -> SequenceGroup:
-    """Gives a new group its first sequence, or those that its router knows, and its search.
-
-    Args:
-        eos_token_ids: the model's, which no hypothesis has before min_tokens.
-    """
-    group.sequences += _delivered(group) or [Sequence(seq_id=next_seq_id(), branch=0, group=group)]
-    if group.request.beam_search is not None:
-        group.search = BeamSearch(
-            group.request.beam_search,
-            stop_token_ids=group.params.stop_token_ids,
-            min_tokens=group.params.min_tokens,
-            eos_token_ids=eos_token_ids,
-        )
-        group.params = replace(
-            group.params, temperature=0.0, num_logprobs=group.search.num_candidates
-        )
-        group.search.results = [
-            Sequence(seq_id=next_seq_id(), branch=index, group=group)
-            for index in range(group.request.num_sequences)
-        ]
-    return group
-
-
-def _delivered(group: SequenceGroup) -> list[Sequence]:
-    """Returns the sequences of a group that goes on, as if their worker had been lost."""
-    return [
-        Sequence(
-            seq_id=next_seq_id(),
-            branch=branch,
-            group=group,
-            status=SequenceStatus.FINISHED if reason else SequenceStatus.WAITING,
-            output_token_ids=list(token_ids),
-            finish_reason=reason,
-        )
-        for branch, (token_ids, reason) in enumerate(group.request.delivered)
-    ]

@@ -10,9 +10,8 @@ beams with none are dropped.
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.updates import FinishReason
 from signalbox_scheduler.planning.bookkeeping import Bookkeeping
-from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Draw
-from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.beam_search import Candidates, Draw
+from signalbox_scheduler.requests.sequence_group import BeamGroup, Sequence, SequenceStatus
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
 from signalbox_scheduler.results.step_outcome import StepOutcome
 from signalbox_scheduler.results.stop_conditions import stop_reason
@@ -33,35 +32,39 @@ class BeamGroups:
         self._eos_token_ids = eos_token_ids
 
     def process(
-        self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None, outcome: StepOutcome
+        self,
+        group: BeamGroup,
+        seq: Sequence,
+        token_id: int,
+        logprobs: TokenLogprobs | None,
+        outcome: StepOutcome,
     ) -> str | None:
         """Takes what a beam may go on with; returns what is wrong with it, or None."""
-        search = _search(seq.group)
         token_ids = [] if logprobs is None else logprobs.top_token_ids
         values = [] if logprobs is None else logprobs.top_logprobs
-        wanted, num_reported = search.num_candidates, min(len(token_ids), len(values))
+        wanted, num_reported = group.search.num_candidates, min(len(token_ids), len(values))
         if num_reported < wanted:
             return f"the worker reported {num_reported} of {wanted} log probabilities"
-        search.draws[seq] = Draw(token_id, Candidates(token_ids[:wanted], values[:wanted]))
-        if len(search.draws) == len(seq.group.sequences):
-            self._advance(seq.group, search, outcome)
+        group.draws[seq] = Draw(token_id, Candidates(token_ids[:wanted], values[:wanted]))
+        if len(group.draws) == len(group.sequences):
+            self._advance(group, outcome)
         return None
 
-    def _advance(self, group: SequenceGroup, search: BeamSearch, outcome: StepOutcome) -> None:
-        max_tokens = group.max_length - group.num_prompt_tokens
-        candidates = [search.draws[seq].candidates for seq in group.sequences]
+    def _advance(self, group: BeamGroup, outcome: StepOutcome) -> None:
+        search, max_tokens = group.search, group.max_length - group.num_prompt_tokens
+        candidates = [group.draws[seq].candidates for seq in group.sequences]
         search.advance(candidates, max_tokens=max_tokens)
         if search.is_done:
-            self._end(group, search, outcome)
+            self._end(group, outcome)
             return
-        best = search.results[0]
+        best = group.results[0]
         settled = search.settled(start=len(best.output_token_ids), max_tokens=max_tokens)
         _append_tokens(best, settled, outcome)
-        self._go_on(group, search)
+        self._go_on(group)
 
-    def _go_on(self, group: SequenceGroup, search: BeamSearch) -> None:
+    def _go_on(self, group: BeamGroup) -> None:
         """Makes the group's sequences those of the live hypotheses."""
-        parents, live = group.sequences, search.live
+        parents, live = group.sequences, group.search.live
         heirs: set[int] = set()
         sequences = []
         for hypothesis in live:
@@ -71,9 +74,9 @@ class BeamGroups:
             sequences.append(parent if is_heir else self._branch_off(parent))
         for seq, hypothesis in zip(sequences, live, strict=True):
             seq.output_token_ids = hypothesis.token_ids
-            if seq in search.draws and search.draws[seq].token_id != hypothesis.token_ids[-1]:
+            if seq in group.draws and group.draws[seq].token_id != hypothesis.token_ids[-1]:
                 self._worker_state.replace_last(seq)
-        search.draws.clear()
+        group.draws.clear()
         group.sequences = sequences
         for index, parent in enumerate(parents):
             if index not in heirs:
@@ -93,12 +96,12 @@ class BeamGroups:
         self._worker_state.fork(parent, child)
         return child
 
-    def _end(self, group: SequenceGroup, search: BeamSearch, outcome: StepOutcome) -> None:
+    def _end(self, group: BeamGroup, outcome: StepOutcome) -> None:
         """Ends the group; what the search has found takes the place of the beams."""
-        beams, group.sequences = group.sequences, search.results
+        beams, group.sequences = group.sequences, group.results
         for beam in beams:
             self._sequence_release.drop(beam)
-        for seq, hypothesis in zip(search.results, search.finished, strict=False):
+        for seq, hypothesis in zip(group.results, group.search.finished, strict=False):
             _append_tokens(seq, hypothesis.token_ids[len(seq.output_token_ids) :], outcome)
             seq.score = float(hypothesis.score)
             token_id = seq.output_token_ids[-1]
@@ -108,11 +111,6 @@ class BeamGroups:
             self._sequence_release.end(seq, reason or FinishReason.LENGTH)
             outcome.finished.append(seq)
         outcome.ended.append(group)
-
-
-def _search(group: SequenceGroup) -> BeamSearch:
-    assert group.search is not None, "a group without a search"
-    return group.search
 
 
 def _append_tokens(seq: Sequence, token_ids: list[int], outcome: StepOutcome) -> None:

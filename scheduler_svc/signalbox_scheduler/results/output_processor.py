@@ -7,8 +7,12 @@ from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import FinishReason, RequestFailure
 from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import (
+    BeamGroup,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+)
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.results.beam_branching import BeamGroups
@@ -140,8 +144,8 @@ class OutputProcessor:
             return
         token_ids = result.token_ids.tolist()
         self._record_first_token(seq.group, now)
-        if seq.group.search is not None:
-            self._process_search(seq, rows[0], result, outcome, now)
+        if isinstance(seq.group, BeamGroup):
+            self._process_search(seq.group, seq, rows[0], result, outcome, now)
             return
         branches = [seq, *self._branch_off(seq, num_samples - 1)]
         if num_samples > 1:
@@ -171,17 +175,23 @@ class OutputProcessor:
             self.num_prompt_tokens += group.num_prompt_tokens
 
     def _process_search(
-        self, seq: Sequence, row: int, result: StepResult, outcome: StepOutcome, now: float
+        self,
+        group: BeamGroup,
+        seq: Sequence,
+        row: int,
+        result: StepResult,
+        outcome: StepOutcome,
+        now: float,
     ) -> None:
         """Gives a search the draw of one of its sequences.
 
         The tokens that the search has settled then count as generated. The draw of each sequence
         is charged, because each takes room in a step.
         """
-        self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=1)
-        group, num_tokens, is_one = seq.group, len(outcome.token_ids), seq.group.awaits_fork
+        self._admission.charge(group.flow, [group], num_output_tokens=1)
+        num_tokens, is_one = len(outcome.token_ids), group.awaits_fork
         token_id, logprobs = result.token_ids.tolist()[row], result.logprobs.get(row)
-        fault = self._searches.process(seq, token_id, logprobs, outcome)
+        fault = self._searches.process(group, seq, token_id, logprobs, outcome)
         if fault is not None:
             self._fail(seq, RequestFailure(Code.INTERNAL, fault), outcome, now)
         self.num_generated_tokens += len(outcome.token_ids) - num_tokens
@@ -225,7 +235,7 @@ class OutputProcessor:
         group = seq.group
         if failure.code is not Code.FAILED_PRECONDITION:
             self._blocks.retract(seq)
-        if group.search is not None:
+        if isinstance(group, BeamGroup):
             group.fail(failure)
             group.times.last_token = now
             self._sequence_release.end_all(group)

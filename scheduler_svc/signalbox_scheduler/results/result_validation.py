@@ -14,7 +14,7 @@ from signalbox_contract.logprobs import PromptLogprobs
 from signalbox_contract.sections.store_moves import MAX_FAULT_CHARS
 from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.requests.sequence_group import Sequence
 from signalbox_scheduler.results.drawn_tokens import DrawnTokens
 
 MAX_TIMING_S = 3600

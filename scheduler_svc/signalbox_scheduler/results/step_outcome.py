@@ -13,8 +13,7 @@ from signalbox_contract.updates import (
     RequestUpdates,
     Usage,
 )
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import RouterSession, SequenceGroup
+from signalbox_scheduler.requests.sequence_group import RouterSession, Sequence, SequenceGroup
 from signalbox_scheduler.requests.suspicion import Suspicion
 
 

@@ -1,7 +1,7 @@
 """Drawn tokens that end a sequence: stop tokens, and the last that it may have."""
 
 from signalbox_contract.updates import FinishReason
-from signalbox_scheduler.requests.sequence import Sequence
+from signalbox_scheduler.requests.sequence_group import Sequence
 
 
 def end_reason(seq: Sequence, *, eos_token_ids: frozenset[int]) -> FinishReason | None:

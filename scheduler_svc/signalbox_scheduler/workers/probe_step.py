@@ -8,8 +8,7 @@ from signalbox_contract.request import Request
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import RequestUpdates
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.requests.sequence import Sequence
-from signalbox_scheduler.requests.sequence_group import new_group
+from signalbox_scheduler.requests.sequence_group import Sequence, new_group
 
 
 class _NoRouter:

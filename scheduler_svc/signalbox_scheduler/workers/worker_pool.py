@@ -1,8 +1,7 @@
 """The workers that have joined and not left, and what they answer only together."""
 
 from signalbox_scheduler.requests.phases import BlockUnit
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.workers.step_loop import StepLoop
 
 

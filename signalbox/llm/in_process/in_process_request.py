@@ -22,7 +22,7 @@ from signalbox_router.params.generation_params import GenerationParams
 from signalbox_router.requests import best_of
 from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_router.requests.request_output import Delta, Finish, FinishReason
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import BeamGroup, SequenceGroup
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class InProcessRequest(ActiveRequest):
         for delta in self.read():
             completion = self._completions[delta.index]
             completion.add(delta)
-            if delta.finish is not None and self.group.search is not None:
+            if delta.finish is not None and isinstance(self.group, BeamGroup):
                 hypothesis = self.group.search.finished[delta.index]
                 completion.logprobs = [
                     TokenLogprobs(one.logprob, one.rank, [], []) for one in hypothesis.choices
@@ -149,7 +149,7 @@ class InProcessRequest(ActiveRequest):
 
     def _output(self, index: int, completion: _Completion) -> CompletionOutput:
         reason, stop_reason = self._reason_of(completion)
-        is_found = self.group.search is not None and completion.finish is not None
+        is_found = isinstance(self.group, BeamGroup) and completion.finish is not None
         has_logprobs = self._asked.sampling.num_logprobs is not None or is_found
         shows_logprobs = has_logprobs and not self._asked.hides_logprobs
         first_char, first_token = 0, 0

@@ -7,8 +7,7 @@ from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
-from signalbox_scheduler.requests.sequence import Sequence, SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
 from tests.scheduler_svc.fake_worker import copies_of
 from tests.scheduler_svc.make import make_request

@@ -5,7 +5,7 @@ import pytest
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.planning.swapping import STEPS_TO_RETRY
-from signalbox_scheduler.requests.sequence import SequenceStatus
+from signalbox_scheduler.requests.sequence_group import SequenceStatus
 from tests.scheduler_svc.make import make_loop, make_request, make_scheduler
 
 FAST_COPIES = CostModel(block_bytes=1000, copy_bytes_per_s=1e9, prefill_tokens_per_s=100)

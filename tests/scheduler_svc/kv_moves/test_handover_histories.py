@@ -109,7 +109,7 @@ class HandoverHistory(History):
 
     def assert_output(self, group: SequenceGroup) -> None:
         assert group.failure is None
-        if group.search is not None:
+        if group.request.beam_search is not None:
             assert_found(group)
             return
         prompt = group.request.prompt_token_ids

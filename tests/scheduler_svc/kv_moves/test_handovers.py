@@ -55,7 +55,7 @@ class Pair(Workers):
         """Has the first worker run a request."""
         fields = {"max_tokens": NUM_TOKENS, "arrival": float(len(self.groups)), **request}
         group = make_request(prompt, **fields)
-        if group.search is None:
+        if group.request.beam_search is None:
             self.content |= content_of(group, block_size=4)
         else:
             self.knows_all = False
@@ -100,7 +100,7 @@ class Pair(Workers):
             assert not is_busy(loop)
         for group in self.groups:
             prompt = group.request.prompt_token_ids
-            if group.search is not None:
+            if group.request.beam_search is not None:
                 assert_found(group)
                 continue
             for branch, tokens in enumerate(outputs(group)):

@@ -14,8 +14,7 @@ from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity, Peers
 from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S
 from signalbox_scheduler.kv_moves.store_planning import POLL_S
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.timeline import EventKind
 from tests.scheduler_svc.fake_store import BLOCK_BYTES, Block, FakeStore
 from tests.scheduler_svc.fake_worker import expected

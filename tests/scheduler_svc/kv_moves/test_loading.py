@@ -11,8 +11,7 @@ from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
 from signalbox_scheduler.kv_moves.peers import Peers
 from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S, MAX_LOADING
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.timeline import EventKind
 from tests.scheduler_svc.fake_store import BLOCK_BYTES, Block, FakeStore
 from tests.scheduler_svc.fake_worker import expected

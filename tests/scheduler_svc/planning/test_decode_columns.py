@@ -197,7 +197,7 @@ def test_the_scheduler_counts_what_the_worker_has_computed(
         answer(loop, reverses=next(order))
     assert_all_free(loop)
     for group in groups:
-        if group.search is not None:
+        if group.request.beam_search is not None:
             assert_found(group)
             continue
         for branch, output in enumerate(outputs(group)):

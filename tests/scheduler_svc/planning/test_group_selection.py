@@ -9,8 +9,7 @@ from signalbox_scheduler.kv.block_manager import AllocStatus
 from signalbox_scheduler.planning.group_selection import MAX_PASSED_OVER
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs
 

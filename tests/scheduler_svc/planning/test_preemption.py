@@ -6,8 +6,7 @@ import pytest
 
 from signalbox_contract.errors import Code
 from signalbox_scheduler.config import PreemptionMode
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from tests.scheduler_svc.beams import assert_found, make_search
 from tests.scheduler_svc.fake_worker import copies_of, expected
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler, outputs

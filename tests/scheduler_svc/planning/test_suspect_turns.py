@@ -93,7 +93,7 @@ def test_branches_and_beams_of_a_suspect_compute_alone_together(fields: dict[str
     assert router.ended[1].failure is router.ended[2].failure is None
     kinds = [event.kind for event in group.timeline.events]
     assert kinds.count(EventKind.SUSPECTED) == kinds.count(EventKind.CLEARED) == 1
-    if group.search is None:
+    if group.request.beam_search is None:
         assert outputs(group) == [expected([1] * 5, num_tokens=8, branch=i) for i in range(3)]
 
 

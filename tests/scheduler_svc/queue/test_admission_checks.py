@@ -5,8 +5,7 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_scheduler.config import AdmissionBounds, PolicySettings
 from signalbox_scheduler.queue.policies import FirstComeFirstServed, make_policy
-from signalbox_scheduler.requests.sequence import SequenceStatus
-from signalbox_scheduler.requests.sequence_group import RouterSession, SequenceGroup
+from signalbox_scheduler.requests.sequence_group import RouterSession, SequenceGroup, SequenceStatus
 from tests.scheduler_svc.make import Loop, join_worker, make_arrival, make_cluster
 from tests.scheduler_svc.routers import Router, failure_of, finish
 
