@@ -8,8 +8,8 @@ from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks.needed_packages import check_packages
+from signalbox_worker.ranks.rank_shard import load_shard
 from signalbox_worker.ranks.service.rank_messages import Start
-from signalbox_worker.ranks.share import load_share
 from signalbox_worker.store_config import DiskConfig, SharedConfig
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def make_runner(
         shared=shared_config or SharedConfig(),
     )
     if start.parallel.num_ranks == 1:
-        return load_share(start, progress=progress)
+        return load_shard(start, progress=progress)
     check_packages(model_config, cache_config, device_config, start.parallel)
     from signalbox_worker.ranks.ranked_runner import (
         RankedRunner,  # gRPC's blocking server, and threads

@@ -109,10 +109,10 @@ def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
 
 def _measure(network: "RankNetwork", num_ranks: int) -> list[FoundLink]:
     from signalbox_worker.ranks import links
-    from signalbox_worker.ranks.follower_handles import Followers
     from signalbox_worker.ranks.rank_network import JOIN_S
+    from signalbox_worker.ranks.rank_pool import RankPool
 
-    others = Followers(num_ranks, lambda _reason: None, network=network, join_s=JOIN_S)
+    others = RankPool(num_ranks, lambda _reason: None, network=network, join_s=JOIN_S)
     try:
         others.wait_until_joined()
         links.meet(others)

@@ -36,8 +36,8 @@ class Served:
         self.engine = llm.llm_engine
         core = self.engine._core
         self.runner: Any = core._worker._runner
-        share = getattr(self.runner, "_share", None) or self.runner  # of the first rank
-        self.tier: DiskTier = share._store.store
+        shard = getattr(self.runner, "_shard", None) or self.runner  # of the first rank
+        self.tier: DiskTier = shard._store.store
         self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
         self.moves = core.scheduler.store.moves  # type: ignore[union-attr]
         assert self.tier.opened.wait(EVENT_S)

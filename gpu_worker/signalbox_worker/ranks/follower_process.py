@@ -29,6 +29,7 @@ from signalbox_worker.ranks import links
 from signalbox_worker.ranks.rank_adapters import RankAdapters
 from signalbox_worker.ranks.rank_blocks import RankBlocks
 from signalbox_worker.ranks.rank_network import JOIN_S, RankNetwork
+from signalbox_worker.ranks.rank_shard import RankShard, describe_rank, load_shard
 from signalbox_worker.ranks.rank_status import RankStatus
 from signalbox_worker.ranks.service.meeting import RankLost
 from signalbox_worker.ranks.service.rank_client import REACH_S, FirstRank, NextRank
@@ -57,7 +58,6 @@ from signalbox_worker.ranks.service.rank_messages import (
     Start,
 )
 from signalbox_worker.ranks.service.rank_servicer import RankServer, RankServicer
-from signalbox_worker.ranks.share import Share, describe_rank, load_share
 from signalbox_worker.ranks.stage import FailedBefore, Stage
 from signalbox_worker.ranks.versions import versions
 
@@ -100,7 +100,7 @@ class Follower:
         self._commands: SimpleQueue[tuple[Command, int] | None] = SimpleQueue()
         """Each with the time of the monotonic clock at which it came, in nanoseconds."""
         self._num_commands = self._arrived_ns = 0
-        self._share: Share | None = None
+        self._shard: RankShard | None = None
         self._adapters = RankAdapters(
             lambda name, folder: self._own.open_adapter(name, folder), self._first.report
         )
@@ -122,8 +122,8 @@ class Follower:
             logger.error("%s", error)
             time.sleep(_LEAVE_S)  # if rank 0 has ended, what watches it ends this process
             status = 1
-        if self._share is not None:
-            self._share.close()
+        if self._shard is not None:
+            self._shard.close()
         self._commands.put(None)
         self._on_end(status)
 
@@ -195,18 +195,18 @@ class Follower:
         if below is not None:
             on_lost = partial(self._on_link_lost, below)
             next_rank = NextRank(start.addresses[below], rank=self._rank, on_lost=on_lost, tls=tls)
-        share = self._share = load_share(start, self._first)
+        shard = self._shard = load_shard(start, self._first)
         incoming = self._servicer.incoming if start.parallel.stage else None
-        self._stage = Stage(share, incoming, next_rank)
-        self._description = describe_rank(start, share.layers)
-        self.report(Loaded.of(share.model))
+        self._stage = Stage(shard, incoming, next_rank)
+        self._description = describe_rank(start, shard.layers)
+        self.report(Loaded.of(shard.model))
         if self._status is not None:
             self._status.set_ready(self._stage, start.parallel.stage)
 
     @property
-    def _own(self) -> Share:
-        assert self._share is not None, "loaded"
-        return self._share
+    def _own(self) -> RankShard:
+        assert self._shard is not None, "loaded"
+        return self._shard
 
     def _obey(self, command: Command) -> None:
         """Executes a command; reports a failure, but ends at that of a section or an adapter."""

@@ -6,12 +6,12 @@ A worker's ranks meet before weights are read; `signalbox doctor` has them meet,
 from concurrent.futures import ThreadPoolExecutor
 
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
-from signalbox_worker.ranks.follower_handles import Followers
+from signalbox_worker.ranks.rank_pool import RankPool
 from signalbox_worker.ranks.service.rank_client import greet, measure_link
 from signalbox_worker.ranks.service.rank_messages import Link, Meet, Met
 
 
-def meet(others: Followers) -> None:
+def meet(others: RankPool) -> None:
     """Has each rank exchange a message with every other one.
 
     Raises ConnectionError that names all pairs which cannot; if rank 0 is in one of them, those of
@@ -27,7 +27,7 @@ def meet(others: Followers) -> None:
         raise ConnectionError(f"{'; '.join(faults)}; let such ports through")
 
 
-def measure(others: Followers) -> list[tuple[Link, ...]]:
+def measure(others: RankPool) -> list[tuple[Link, ...]]:
     """Returns the links of each rank, by rank. One pair at a time has its link for itself.
 
     Raises ConnectionError.

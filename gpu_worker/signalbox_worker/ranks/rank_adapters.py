@@ -1,6 +1,6 @@
 """LoRA adapters at run time: all ranks of a worker load one, or none does.
 
-Each rank first reads its share beside the batches, which is where an adapter can fail; rank 0 waits
+Each rank first reads its shard beside the batches, which is where an adapter can fail; rank 0 waits
 for the others there. The command that gives the adapter its slot then has its place among the
 batches, so that all ranks give it the same slot, and a rank that fails at it ends.
 """
@@ -26,7 +26,7 @@ from signalbox_worker.ranks.service.rank_messages import (
 logger = logging.getLogger(__name__)
 
 Open = Callable[[str, str], OpenedAdapter]
-"""`open_adapter` of a rank's share."""
+"""`open_adapter` of a rank's shard."""
 
 
 @dataclass(frozen=True, eq=False, weakref_slot=True, slots=True)
@@ -35,7 +35,7 @@ class OpenedOnRanks:
 
     number: int
     own: OpenedAdapter
-    """Rank 0's share."""
+    """Rank 0's shard."""
 
 
 class AdapterOpening:
@@ -96,14 +96,14 @@ class AdapterOpening:
 class RankAdapters:
     """Adapters that a rank has read and given no slot yet; the side of a rank but the first."""
 
-    def __init__(self, open_share: Open, report: Callable[[AdapterOpened], None]) -> None:
-        self._open_share, self._report = open_share, report
+    def __init__(self, open_shard: Open, report: Callable[[AdapterOpened], None]) -> None:
+        self._open_shard, self._report = open_shard, report
         self._reader = ThreadPoolExecutor(1, "reads adapters")
         self._opened: dict[int, Future[OpenedAdapter]] = {}
 
     def open(self, command: OpenAdapter) -> None:
         """Begins to read an adapter, and reports when that is done."""
-        reading = self._reader.submit(self._open_share, command.name, command.folder)
+        reading = self._reader.submit(self._open_shard, command.name, command.folder)
         self._opened[command.number] = reading
         reading.add_done_callback(lambda done: self._report(_report_of(command.number, done)))
 

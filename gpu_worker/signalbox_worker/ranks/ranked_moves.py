@@ -15,7 +15,7 @@ from signalbox_contract.step import Step
 from signalbox_worker.kv_store.block_store import StoreUsage
 from signalbox_worker.kv_store.move_queue import MoveQueue
 from signalbox_worker.kv_store.pool_moves import CANCELLED
-from signalbox_worker.ranks.follower_handles import Followers
+from signalbox_worker.ranks.rank_pool import RankPool
 from signalbox_worker.ranks.service.rank_messages import Ask, EndedMoves, RemoveBlock
 
 
@@ -39,7 +39,7 @@ class RankedMoves:
     """
 
     def __init__(
-        self, own: MoveQueue, others: Followers, *, run: Callable[[Callable[[], None]], None]
+        self, own: MoveQueue, others: RankPool, *, run: Callable[[Callable[[], None]], None]
     ) -> None:
         self._own, self._others, self._run = own, others, run
         self._num_ranks = 1 + len(others.hellos)

@@ -11,8 +11,8 @@ from functools import partial
 
 from signalbox_worker.kv_peers.peer_moves import LentBlocks, PeerMoves
 from signalbox_worker.kv_store.move import Move
-from signalbox_worker.ranks.follower_handles import Followers
 from signalbox_worker.ranks.rank_blocks import BlockCopies
+from signalbox_worker.ranks.rank_pool import RankPool
 from signalbox_worker.ranks.service.rank_messages import CloseBlocks, OpenBlocks
 
 _UNANSWERED = "a rank does not copy its share of a block"
@@ -76,7 +76,7 @@ class RankedPeers(PeerMoves):
     def __init__(
         self,
         own: PeerMoves,
-        others: Followers,
+        others: RankPool,
         *,
         share_bytes: Sequence[int],
         run: Callable[[Callable[[], None]], None],

@@ -1,12 +1,12 @@
-"""A runner over several ranks: rank 0's share of a model, and what makes the others follow it.
+"""A runner over several ranks: rank 0's shard of a model, and what makes the others follow it.
 
 Satisfies `Runner`, `Launching`, `AdapterLoading`, `Storing` and `Lending` of `batch`. Every call
-that touches weights or KV goes to the others first, as data, and then to this process's share.
+that touches weights or KV goes to the others first, as data, and then to this process's shard.
 Sequences, grammars and the sampler are here alone: the others get the sections of a step that touch
 KV, and the batch that was made of the rest. So nothing has to be decided twice alike, and what
 fails for one sequence is run again in parts as on one rank (see `failure_isolation`).
 
-With pipeline stages, this rank has the last one. Its share then works on a thread of its own,
+With pipeline stages, this rank has the last one. Its shard then works on a thread of its own,
 behind the stages before it, so that the next batches are sent to the first stage meanwhile.
 """
 
@@ -33,10 +33,11 @@ from signalbox_worker.batch.runner_protocol import (
 )
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
 from signalbox_worker.loading.block_content import format_of_ranks
-from signalbox_worker.ranks.follower_handles import Followers
 from signalbox_worker.ranks.launchers import Launcher, LocalRank
 from signalbox_worker.ranks.links import meet
 from signalbox_worker.ranks.rank_network import RankNetwork
+from signalbox_worker.ranks.rank_pool import RankPool
+from signalbox_worker.ranks.rank_shard import RankShard, describe_rank, load_shard
 from signalbox_worker.ranks.rank_starts import check_alike, check_told, placed
 from signalbox_worker.ranks.ranked_moves import RankedMoves
 from signalbox_worker.ranks.ranked_peers import RankedPeers
@@ -49,7 +50,6 @@ from signalbox_worker.ranks.service.rank_messages import (
     RemoveAdapter,
     Start,
 )
-from signalbox_worker.ranks.share import Share, describe_rank, load_share
 from signalbox_worker.ranks.stage import Stage
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class RankedRunner:
         launch: Launcher = LocalRank,
         network: RankNetwork | None = None,
     ) -> None:
-        """Loads a share on every rank.
+        """Loads a shard on every rank.
 
         Args:
             start: that of rank 0.
@@ -93,7 +93,7 @@ class RankedRunner:
         """
         self._on_lost = on_lost
         self._parallel = start.parallel
-        self._share: Share | None = None
+        self._shard: RankShard | None = None
         self._moves: RankedMoves | None = None
         self._peers: RankedPeers | None = None
         self._share_bytes: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class RankedRunner:
         if self.launches:
             self._thread = ThreadPoolExecutor(1, "last stage")
         self._swap_ns = 0
-        self._others = Followers(
+        self._others = RankPool(
             start.parallel.num_ranks, self._lose, launch=launch, network=network
         )
         try:
@@ -126,27 +126,27 @@ class RankedRunner:
         own, *their = placed(start, others.addresses, others.tls, is_placed=others.are_placed)
         meet(others)
         others.send_each(their)
-        self._share = share = load_share(own, others.meeting, progress)
+        self._shard = shard = load_shard(own, others.meeting, progress)
         incoming = others.servicer.incoming if self.launches else None
-        self._stage = Stage(share, incoming, None)
-        if (queue := share.move_queue()) is not None:
+        self._stage = Stage(shard, incoming, None)
+        if (queue := shard.move_queue()) is not None:
             self._moves = RankedMoves(queue, others, run=self._run_here)
-        self._description = describe_rank(own, share.layers)
-        self._slots = AdapterSlots(share.model.adapters)  # as each rank has them
-        loaded = Loaded.of(share.model)
+        self._description = describe_rank(own, shard.layers)
+        self._slots = AdapterSlots(shard.model.adapters)  # as each rank has them
+        loaded = Loaded.of(shard.model)
         for rank, theirs in enumerate(others.answers(Loaded), start=1):
             check_alike(rank, theirs, loaded)
 
     def _lose(self, reason: str) -> None:
         self._on_lost(reason)
-        if self._share is not None:
+        if self._shard is not None:
             with suppress(RuntimeError):  # gloo has no need of it: its connections break
-                self._share.abort_collectives()
+                self._shard.abort_collectives()
 
     @property
-    def _own(self) -> Share:
-        assert self._share is not None, "loaded"
-        return self._share
+    def _own(self) -> RankShard:
+        assert self._shard is not None, "loaded"
+        return self._shard
 
     @property
     def model(self) -> ModelInfo:
@@ -256,7 +256,7 @@ class RankedRunner:
         self._change_adapters(lambda: self._own.remove_adapter(adapter))
 
     def _change_adapters(self, change: Callable[[], None]) -> None:
-        """Changes this rank's share, behind the batches before and without waiting for them."""
+        """Changes this rank's shard, behind the batches before and without waiting for them."""
 
         def change_or_lose() -> None:
             try:
@@ -300,7 +300,7 @@ class RankedRunner:
             raise
 
     def _here(self, call: Callable[[], T]) -> T:
-        """Calls behind what this rank's share still has to do."""
+        """Calls behind what this rank's shard still has to do."""
         return call() if self._thread is None else self._thread.submit(call).result()
 
     @contextmanager
@@ -336,8 +336,8 @@ class RankedRunner:
         self._others.close(failure)
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._share is not None:
-            self._share.close()
+        if self._shard is not None:
+            self._shard.close()
 
 
 def _slowest(everywhere: Sequence[WorkerCapacity]) -> StoreCapacity | None:

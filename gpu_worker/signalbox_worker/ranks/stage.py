@@ -10,11 +10,11 @@ import time
 from signalbox_contract.step_result import Stages, StageTimings
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.ranks.rank_shard import RankShard
 from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.rank_client import NextRank
 from signalbox_worker.ranks.service.rank_messages import Failure, HiddenStates
 from signalbox_worker.ranks.service.rank_servicer import IncomingStates
-from signalbox_worker.ranks.share import Share
 
 
 class FailedBefore(RuntimeError):
@@ -25,7 +25,7 @@ class Stage:
     """Computes batches in order. Call from one thread."""
 
     def __init__(
-        self, runner: Share, incoming: IncomingStates | None, next_rank: NextRank | None
+        self, runner: RankShard, incoming: IncomingStates | None, next_rank: NextRank | None
     ) -> None:
         """Args:
         incoming: None on the first stage.

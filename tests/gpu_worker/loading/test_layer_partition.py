@@ -20,8 +20,8 @@ from signalbox_worker.loading.hf_directory import DirectorySource
 from signalbox_worker.loading.layer_partition import divided, stage_layers
 from signalbox_worker.loading.opened_model import OpenedModel, open_with_config
 from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.ranks.rank_shard import load_shard
 from signalbox_worker.ranks.service.rank_messages import Start
-from signalbox_worker.ranks.share import load_share
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.quantised_models import in_awq, save_quantised
 from tests.gpu_worker.tiny_models import make_llama, make_model
@@ -141,7 +141,7 @@ def test_a_stage_reads_its_own_tensors_alone(form: str, tmp_path: Path, reads: s
         parallel = ParallelConfig(rank=rank, pipeline_parallel_size=3, layer_partition=(1, 1, 1))
         device = DeviceConfig(device="cpu", **options)
         model = ModelConfig(model=str(path))
-        load_share(Start(model=model, cache=CacheConfig(), parallel=parallel, device=device))
+        load_shard(Start(model=model, cache=CacheConfig(), parallel=parallel, device=device))
         of_stages.append(set(reads))
     first, middle, last = of_stages
     assert all(".1." in name for name in middle) and middle

@@ -21,7 +21,7 @@ import pytest
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks import follower_handles
+from signalbox_worker.ranks import rank_pool
 from signalbox_worker.ranks.launchers import LocalRank
 from signalbox_worker.ranks.rank_network import RankNetwork
 from signalbox_worker.ranks.ranked_runner import RankedRunner
@@ -172,7 +172,7 @@ def join_only(network: RankNetwork, address: str) -> None:
 def test_ranks_that_do_not_join_are_named(
     native_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_handles, "JOIN_S", 0.05)
+    monkeypatch.setattr(rank_pool, "JOIN_S", 0.05)
     address = f"127.0.0.1:{free_port()}"
     reasons: list[str] = []
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
@@ -188,7 +188,7 @@ def test_ranks_that_do_not_join_are_named(
 def test_a_rank_of_another_version_is_named(
     native_tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_handles, "versions", lambda: "Signalbox 0, Python 2")
+    monkeypatch.setattr(rank_pool, "versions", lambda: "Signalbox 0, Python 2")
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
     launch = Launched()
     with pytest.raises(ValueError, match=r"rank 1 has Signalbox .*, and rank 0 Signalbox 0, Py"):

@@ -30,8 +30,9 @@ from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, Mode
 from signalbox_worker.device.device_choice import choose_device
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks import follower_handles, ranked_runner
-from signalbox_worker.ranks.follower_handles import Followers
+from signalbox_worker.ranks import rank_pool, ranked_runner
+from signalbox_worker.ranks.rank_pool import RankPool
+from signalbox_worker.ranks.rank_shard import load_shard
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.meeting import Meeting
@@ -45,7 +46,6 @@ from signalbox_worker.ranks.service.rank_messages import (
     Start,
 )
 from signalbox_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
-from signalbox_worker.ranks.share import load_share
 from signalbox_worker.runner.model_runner import ModelRunner
 from signalbox_worker.runner_factory import make_runner
 from signalbox_worker.store_config import DiskConfig, SharedConfig
@@ -162,7 +162,7 @@ def test_ranks_of_which_some_have_graphs_do_not_compute(
 
 
 def test_a_rank_that_fails_alone_ends_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_handles, "AGREE_S", 0.2)
+    monkeypatch.setattr(rank_pool, "AGREE_S", 0.2)
     reasons: list[str] = []
     told = threading.Event()
     runner = load(tiny, on_lost=lambda reason: (reasons.append(reason), told.set()))
@@ -267,16 +267,16 @@ def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for(
     def kill_first(*args: Any, **kwargs: Any) -> Any:
         for rank in set(psutil.Process().children()) - others:
             rank.kill()
-        return load_share(*args, **kwargs)
+        return load_shard(*args, **kwargs)
 
-    monkeypatch.setattr(ranked_runner, "load_share", kill_first)
+    monkeypatch.setattr(ranked_runner, "load_shard", kill_first)
     with pytest.raises(RuntimeError, match=r"rank 1 was killed|[Cc]onnect"):  # or gloo is first
         load(tiny)
     assert set(psutil.Process().children()) == others
 
 
 def test_a_rank_that_cannot_load_waits_until_rank_0_has_said_why() -> None:
-    others = Followers(2, lambda reason: reasons.append(reason), launch=ThreadRank)
+    others = RankPool(2, lambda reason: reasons.append(reason), launch=ThreadRank)
     reasons: list[str] = []
     others.wait_until_joined()
     parallel = ParallelConfig(rank=1, tensor_parallel_size=2)
@@ -416,7 +416,7 @@ def test_a_model_that_pools_is_refused_a_store_before_it_is_loaded(
     start = replace(make_start(tmp_path, ParallelConfig()), **store)
     reports: list[StartupProgress] = []
     with pytest.raises(ModelError, match=f"{flag} takes a model that generates; leave it out"):
-        load_share(start, progress=reports.append)
+        load_shard(start, progress=reports.append)
     assert reports == []
 
 
@@ -427,4 +427,4 @@ def test_a_model_that_pools_is_refused_on_several_ranks(
     save_model(tmp_path, "bert")
     start = make_start(tmp_path, ParallelConfig(**sizes))
     with pytest.raises(ModelError, match="a model that pools runs on one rank; use tensor_"):
-        load_share(start)
+        load_shard(start)

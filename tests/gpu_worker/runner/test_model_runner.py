@@ -18,9 +18,9 @@ from signalbox_worker.kv_cache.measured_device import HostDevice
 from signalbox_worker.layers import ParallelGroup
 from signalbox_worker.loading import loaded_model
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks import share
+from signalbox_worker.ranks import rank_shard
+from signalbox_worker.ranks.rank_shard import load_shard
 from signalbox_worker.ranks.service.rank_messages import Start
-from signalbox_worker.ranks.share import load_share
 from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -185,7 +185,7 @@ def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
 def test_blocks_that_ranks_cannot_run_natively_are_refused_with_the_reason(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share, "_meet", lambda start, opened, keys, why_not: why_not)
+    monkeypatch.setattr(rank_shard, "_meet", lambda start, opened, keys, why_not: why_not)
     monkeypatch.setattr(loaded_model, "join", lambda *_: ParallelGroup(0, 2))
     start = Start(
         model=ModelConfig(model=str(tiny), dtype="float32", quantization="int8"),
@@ -195,7 +195,7 @@ def test_blocks_that_ranks_cannot_run_natively_are_refused_with_the_reason(
     )
     message = "'int8', which takes a native program, but head size 8 is no multiple of 16"
     with pytest.raises(ModelError, match=message):
-        load_share(start)
+        load_shard(start)
 
 
 def test_16_bits_are_refused_in_pytorch(tiny: Path) -> None:

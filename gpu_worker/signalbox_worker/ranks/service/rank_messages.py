@@ -37,7 +37,7 @@ class RankAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Command to load a share of a model."""
+    """Command to load a shard of a model."""
 
     model: ModelConfig
     cache: CacheConfig
@@ -119,7 +119,7 @@ class CopyBlock(NamedTuple):
 
 
 class OpenAdapter(NamedTuple):
-    """Command to read a share of an adapter, beside the commands that compute."""
+    """Command to read a shard of an adapter, beside the commands that compute."""
 
     number: int
     """Number of the adapter in the next commands; none is used again."""
@@ -162,7 +162,7 @@ Command = (
     | AddAdapter
     | RemoveAdapter
 )
-"""A `Step` is of one section alone, which every rank applies to its share of the KV cache."""
+"""A `Step` is of one section alone, which every rank applies to its shard of the KV cache."""
 
 
 class Hello(NamedTuple):
@@ -185,7 +185,7 @@ class Met(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The rank holds its share; all fields are the same on all ranks."""
+    """The rank holds its shard; all fields are the same on all ranks."""
 
     fingerprint: str
     arithmetic: str

@@ -1,4 +1,4 @@
-"""Loads a rank's share of a model: natively, or through PyTorch, which is imported for it alone."""
+"""Loads a shard of a model: natively, or through PyTorch, which is imported for it alone."""
 
 import socket
 from dataclasses import replace
@@ -34,8 +34,8 @@ from signalbox_worker.ranks.rank_store import check_store, has_store, open_store
 from signalbox_worker.ranks.service.rank_messages import Start
 
 
-class Share(Runner, AdapterLoading, Inspectable, Protocol):
-    """A runner of a rank's share."""
+class RankShard(Runner, AdapterLoading, Inspectable, Protocol):
+    """A runner of a rank's shard."""
 
     @property
     def num_graphs(self) -> int:
@@ -82,9 +82,9 @@ class Share(Runner, AdapterLoading, Inspectable, Protocol):
         ...
 
 
-def load_share(
+def load_shard(
     start: Start, keys: Keys | None = None, progress: ReportProgress = ignore_progress
-) -> Share:
+) -> RankShard:
     """Loads what a rank holds, which may be all, and opens its store.
 
     Args:
@@ -93,13 +93,13 @@ def load_share(
     Raises ModelError, ValueError, MemoryError or OSError with what is wrong and the remedy.
     """
     check_store(start.disk, start.shared)
-    share = _load(start, keys, progress)
+    shard = _load(start, keys, progress)
     if has_store(start):
-        share.use_store(open_store(start, share))
-    return share
+        shard.use_store(open_store(start, shard))
+    return shard
 
 
-def _load(start: Start, keys: Keys | None, progress: ReportProgress) -> Share:
+def _load(start: Start, keys: Keys | None, progress: ReportProgress) -> RankShard:
     start = replace(start, device=_shared(start.device, start.parallel))
     with naming(start.model.model):
         opened = open_with_config(start.model, progress)

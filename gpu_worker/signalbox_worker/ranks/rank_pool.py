@@ -61,7 +61,7 @@ class _Follower:
         """Each with the number of the command; None is the last: there will be no more."""
 
 
-class Followers:
+class RankPool:
     """Ranks 1 and up. Commands come from one thread at a time."""
 
     def __init__(
