@@ -125,7 +125,7 @@ class Cluster:
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)
         if (peer := step_loop.scheduler.peer) is not None:
-            peer.wake = step_loop.wake
+            peer.endpoint.wake = step_loop.wake
             self.peers.join(peer)
         if (handovers := step_loop.scheduler.handovers) is not None:
             self.handovers.join(handovers)

@@ -7,7 +7,8 @@ from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import CacheShape, SchedulerConfig, SchedulingSettings
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.peers import PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
+from signalbox_scheduler.kv_moves.peers import Peers
 from signalbox_scheduler.kv_moves.write_behind import most_stored
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy

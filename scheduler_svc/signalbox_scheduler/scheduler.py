@@ -19,8 +19,8 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import CacheShape, PreemptionMode, StepLimits
 from signalbox_scheduler.insight.stats import RequestStats, StepStats
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.block_exports import most_lent
-from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.block_exports import PeerIdentity, most_lent
+from signalbox_scheduler.kv_moves.peers import Peers, TransferPeer
 from signalbox_scheduler.kv_moves.store_planning import OnCleared, StorePlanning
 from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.planning.bookkeeping import Bookkeeping
@@ -289,7 +289,7 @@ class Scheduler:
             self.admission.release(self._queues)
         if self.handovers is not None:
             self.handovers.only_prefills = role is WorkerRole.PREFILL
-            self.handovers.peer.wake()
+            self.handovers.peer.endpoint.wake()
 
     def evacuate(self) -> list[SequenceGroup]:
         """Takes everything out that had not ended: the worker is gone, and its KV with it.
@@ -325,7 +325,7 @@ class Scheduler:
         return self.inflight.expected_s() >= LONG_STEP_S and not self.planner.division.is_used
 
     @property
-    def peer(self) -> Peer | None:
+    def peer(self) -> TransferPeer | None:
         """Returns what the worker lends to others and reads of them; None if it does neither."""
         return self.store.peer if self.store is not None else None
 

@@ -16,7 +16,8 @@ from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.prefix_cache import next_hash, root_hash
-from signalbox_scheduler.kv_moves.peers import PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
+from signalbox_scheduler.kv_moves.peers import Peers
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue

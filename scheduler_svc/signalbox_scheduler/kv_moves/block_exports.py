@@ -1,23 +1,21 @@
 """Blocks that a worker of the cluster lends to others, which fetch them instead of computing.
 
-A lend is a move of its owner's pool.
+What goes from one worker to another is a lend, which is a move of its owner's pool, and a fetch,
+which is a move of its reader's; the end of either ends the other.
 """
 
 import hashlib
 import itertools
-import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import BlockSource, MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
-from signalbox_scheduler.kv_moves.peer_reads import PeerFetch
-
-if TYPE_CHECKING:
-    from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity
+from signalbox_scheduler.planning.steps_in_flight import StepsInFlight
 
 LEND_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""
@@ -32,15 +30,76 @@ def most_lent(num_cpu_blocks: int) -> int:
     return int(MAX_LENT_SHARE * num_cpu_blocks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIdentity:
+    """Address and name of a worker, for workers that read its blocks."""
+
+    address: str
+    certified_name: str = ""
+    """Name in its certificate; empty if the scheduler is shown none."""
+    epoch: int
+    kv_format: str
+    """Equal of workers that can read each other's blocks."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class TransferEndpoint:
+    """What the other end of a transfer has to know of a worker."""
+
+    identity: PeerIdentity
+    inflight: StepsInFlight
+    """Steps that the worker computes before the one that lends what is wanted now."""
+    cost: CostModel
+    moves: MovesUnderWay
+    wake: Callable[[], None] = lambda: None
+    """Makes the worker's driver plan."""
+
+    def can_read(self, other: "TransferEndpoint") -> bool:
+        """Says whether another worker's blocks have the same bytes as this one's."""
+        return other is not self and other.identity.kv_format == self.identity.kv_format
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PeerFetch:
+    """Blocks on their way from one worker to another."""
+
+    owner: "BlockExports"
+    reader: TransferEndpoint
+    source: BlockSource
+    fetch: Move
+    ahead: Hold
+    """Blocks of the owner's CPU pool with copies of what comes after the lend, for the next."""
+    private: Mapping[BlockHash, int]
+    """GPU blocks of the owner that nothing finds, by names of what they hold."""
+    is_urgent: bool = True
+    """False if steps of the owner are to copy little for it."""
+    lend: Move | None = None
+    """None until the owner's next plan."""
+    is_read: bool = True
+    """False once the fetch has ended, so that the lend is about to end, too."""
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the blocks are being read, and neither move was called off."""
+        moves = (self.fetch, self.lend)
+        return self.is_read and all(one is None or one.cancelled_at is None for one in moves)
+
+    def call_off(self, now: float) -> None:
+        """Ends the fetch, for which nothing is lent; a no-op if it has ended."""
+        if self.is_read:
+            self.reader.moves.cancel(self.fetch, now)
+            self.reader.wake()
+
+
 class BlockExports:
     """The lends of one worker, and what the next of them are for."""
 
-    def __init__(self, peer: "Peer", *, blocks: BlockSpaceManager, moves: MovesUnderWay) -> None:
+    def __init__(self, endpoint: TransferEndpoint, *, blocks: BlockSpaceManager) -> None:
+        self.endpoint = endpoint
         self.num_bytes = 0
         """Bytes that others have read."""
-        self._peer: Peer = weakref.proxy(peer)
         self._blocks = blocks
-        self._moves = moves
+        self._moves = endpoint.moves
         self._num_tickets = 0
         self._wanted: dict[PeerFetch, None] = {}
         """Fetches for which the next plan lends."""
@@ -71,10 +130,10 @@ class BlockExports:
                 return index
         return len(hashes)
 
-    def make_source(self, reader: "PeerIdentity") -> BlockSource:
+    def make_source(self, reader: PeerIdentity) -> BlockSource:
         """Returns what a reader shows. It takes both epochs, which only the scheduler has."""
         self._num_tickets += 1
-        owner = self._peer.identity
+        owner = self.endpoint.identity
         parts = owner.epoch, reader.epoch, self._num_tickets
         told = b"".join(part.to_bytes(8, "little") for part in parts)
         ticket = hashlib.blake2b(told, digest_size=16, person=b"ticket").digest()
@@ -83,7 +142,7 @@ class BlockExports:
     def want(self, pair: PeerFetch) -> None:
         """Has the next plan lend what a fetch asks for."""
         self._wanted[pair] = None
-        self._peer.wake()
+        self.endpoint.wake()
 
     def plan(self, now: float) -> None:
         """Lends what is wanted, as far as it is still here."""
@@ -97,7 +156,7 @@ class BlockExports:
                 continue
             hold = self._take_copies(pair, pair.fetch.hashes)
             if not hold.blocks:
-                pair.reader.reads.call_off(pair, now)
+                pair.call_off(now)
                 continue
             pair.lend = self._moves.lend(
                 pair.fetch.hashes[: len(hold.blocks)],
@@ -140,7 +199,7 @@ class BlockExports:
 
     def _keeps_more(self, pair: PeerFetch, num_copies: int) -> bool:
         """Says whether a plan that copies so many blocks for a reader should copy another."""
-        cost = self._peer.cost
+        cost = self.endpoint.cost
         step_s = max(cost.last_decode_s, pair.reader.cost.last_decode_s)
         return cost.keeps_more_copies(
             num_copies=num_copies, step_s=step_s, is_urgent=pair.is_urgent
@@ -156,7 +215,7 @@ class BlockExports:
         self._lends.pop(move).ahead.release()
         move.hold.release()
         if self._wanted:
-            self._peer.wake()
+            self.endpoint.wake()
 
     def give_up(self, pair: PeerFetch, now: float) -> None:
         """Ends a lend that is read no more; a no-op if it has ended."""
@@ -164,7 +223,7 @@ class BlockExports:
         if pair.lend in self._lends:
             pair.ahead.release()
             self._moves.cancel(pair.lend, now)
-            self._peer.wake()
+            self.endpoint.wake()
 
     def take_back(self, block_hash: BlockHash, now: float) -> None:
         """Ends the lends of a block that went wrong here."""
@@ -175,7 +234,7 @@ class BlockExports:
     def leave(self, now: float) -> None:
         """Ends what others wait for: the worker is gone."""
         for pair in [*self._wanted, *self._lends.values()]:
-            pair.reader.reads.call_off(pair, now)
+            pair.call_off(now)
         self._wanted.clear()
         self._lends.clear()
 

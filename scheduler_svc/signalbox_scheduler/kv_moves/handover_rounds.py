@@ -14,7 +14,7 @@ from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.handover import Handover
 from signalbox_scheduler.kv_moves.moves_under_way import Move
-from signalbox_scheduler.kv_moves.peers import Peer
+from signalbox_scheduler.kv_moves.peers import TransferPeer
 
 MAX_ROUND_SHARE = 0.25
 """Most of the taker's CPU pool that one round uses."""
@@ -28,7 +28,7 @@ room."""
 class HandoverRounds:
     """The rounds of one taker's handovers."""
 
-    def __init__(self, blocks: BlockSpaceManager, peer: Peer, *, cost: CostModel) -> None:
+    def __init__(self, blocks: BlockSpaceManager, peer: TransferPeer, *, cost: CostModel) -> None:
         self._blocks = blocks
         self._peer = peer
         self._cost = cost
@@ -110,12 +110,13 @@ class HandoverRounds:
         names = list(itertools.islice(missing, most))
         public = handover.owner.blocks.gpu.hashes
         private = {name: missing[name] for name in names if public.get(missing[name]) != name}
-        load_s = owner.inflight.expected_s() + self._peer.inflight.expected_s()
+        ends = (owner.endpoint, self._peer.endpoint)
+        load_s = sum(end.inflight.expected_s() for end in ends)
         load_s += self._cost.load_s(len(names), from_peer=True)
         handover.until = now + 2 * load_s + GRACE_S
         is_urgent = handover.is_urgent or handover.has_paused
         handover.fetch = self._peer.reads.fetch(
-            owner, names, now, private=private, is_urgent=is_urgent
+            owner.exports, names, now, private=private, is_urgent=is_urgent
         )
         self._fetches[handover.fetch] = handover
         return True

@@ -75,7 +75,7 @@ def _may_rebalance(owner: WorkerHandovers, taker: WorkerHandovers, now: float) -
     """Says whether a worker takes groups of another only because it has fewer."""
     if taker is owner or taker.only_prefills or not taker.queues.is_accepting:
         return False
-    if not taker.peer.can_read(owner.peer) or taker.peer.reads.avoids(owner.peer, now):
+    if not taker.peer.can_read(owner.peer) or taker.peer.reads.avoids(owner.peer.exports, now):
         return False
     # Else the taker would run out of blocks first, and hand groups back.
     return taker.blocks.gpu.share_in_use <= owner.blocks.gpu.share_in_use

@@ -14,9 +14,10 @@ from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import ClearMark, MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv_moves.block_exports import PeerIdentity, TransferEndpoint
 from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
 from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
-from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.peers import Peers, TransferPeer
 from signalbox_scheduler.kv_moves.prefix_loader import PrefixLoader
 from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.kv_moves.write_behind import WriteBehind
@@ -69,16 +70,12 @@ class StorePlanning:
         self.known_clears = store.clears if store is not None else ()
         """Clears that were known where the store is when the worker joined."""
         self.moves = MovesUnderWay(books.blocks.cpu)
-        self.peer: Peer | None = None
+        self.peer: TransferPeer | None = None
         if identity is not None and peers is not None:
-            self.peer = Peer(
-                identity,
-                peers,
-                blocks=books.blocks,
-                moves=self.moves,
-                inflight=inflight,
-                cost=cost,
+            endpoint = TransferEndpoint(
+                identity=identity, inflight=inflight, cost=cost, moves=self.moves
             )
+            self.peer = TransferPeer(endpoint, peers, blocks=books.blocks)
         self.handovers: WorkerHandovers | None = None
         if self.peer is not None:
             self.handovers = WorkerHandovers(

@@ -15,7 +15,7 @@ from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.handover import Handover
 from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
 from signalbox_scheduler.kv_moves.moves_under_way import Move
-from signalbox_scheduler.kv_moves.peers import Peer
+from signalbox_scheduler.kv_moves.peers import TransferPeer
 from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.planning.group_selection import GroupSelection
 from signalbox_scheduler.planning.worker_grammars import WorkerGrammars
@@ -51,7 +51,7 @@ class WorkerHandovers:
     def __init__(
         self,
         books: Bookkeeping,
-        peer: Peer,
+        peer: TransferPeer,
         *,
         group_selection: GroupSelection,
         grammars: WorkerGrammars,
@@ -161,7 +161,7 @@ class WorkerHandovers:
         )
         self.queues.num_held_slots += num_slots
         self.coming[group] = owner.leaving[group] = handover
-        self.peer.wake()
+        self.peer.endpoint.wake()
         return True
 
     # Rounds
@@ -275,10 +275,10 @@ class WorkerHandovers:
         self.pause_ns.observe(round(1e9 * (now - handover.paused_at)))
         owner.num_handed_over += 1
         owner.retry_now()
-        owner.peer.wake()
+        owner.peer.endpoint.wake()
         group.timeline.handed_over(
             now,
-            worker=self.peer.identity.address,
+            worker=self.peer.endpoint.identity.address,
             stages=self._stages,
             num_blocks=handover.num_blocks,
             num_bytes=handover.num_bytes,
@@ -321,7 +321,7 @@ class WorkerHandovers:
     def answered(self) -> None:
         """Lets takers see what a step of this worker has brought."""
         for handover in self.leaving.values():
-            handover.taker.peer.wake()
+            handover.taker.peer.endpoint.wake()
 
     def drop_left(self, now: float) -> None:
         """Calls off handovers of groups that have ended, or yielded, in the plan that is filled.
@@ -350,7 +350,7 @@ class WorkerHandovers:
         owner.retry_later(group, now)
         if handover.has_paused:
             owner.queues.go_on(group)
-            owner.peer.wake()
+            owner.peer.endpoint.wake()
 
     def yield_room(self, now: float) -> bool:
         """Gives up the youngest reservation, as running groups lack blocks; False if none is."""

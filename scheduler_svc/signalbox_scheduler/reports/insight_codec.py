@@ -10,7 +10,7 @@ from signalbox_rpc.metrics.histogram import Histogram
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.insight.stats import RequestStats, StepStats
-from signalbox_scheduler.kv_moves.peers import Peer
+from signalbox_scheduler.kv_moves.peers import TransferPeer
 from signalbox_scheduler.kv_moves.store_planning import StorePlanning
 from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.requests.stage_use import StageUse
@@ -195,7 +195,7 @@ def _store_stats(store: StorePlanning | None, scheduler: Scheduler) -> stats_pb2
     )
 
 
-def _peer_stats(peer: Peer | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
+def _peer_stats(peer: TransferPeer | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
     """Returns None of a worker that has nothing to do with others."""
     if peer is None:
         return None

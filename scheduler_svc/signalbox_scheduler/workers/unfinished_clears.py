@@ -102,4 +102,4 @@ def _kind(scheduler: Scheduler) -> str:
 
 def _format(scheduler: Scheduler) -> str:
     """Returns what workers have in common whose blocks have the same names on a server."""
-    return "" if scheduler.peer is None else scheduler.peer.identity.kv_format
+    return "" if scheduler.peer is None else scheduler.peer.endpoint.identity.kv_format

@@ -6,11 +6,11 @@ import pytest
 
 from signalbox_contract.sections.store_moves import Fetch, Lend
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.block_exports import LEND_S
+from signalbox_scheduler.kv_moves.block_exports import LEND_S, PeerIdentity
 from signalbox_scheduler.kv_moves.fetch_cost import RETRY_S
 from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
 from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
-from signalbox_scheduler.kv_moves.peers import Peer, PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.peers import Peers, TransferPeer
 from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S
 from signalbox_scheduler.kv_moves.store_planning import POLL_S
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -65,7 +65,7 @@ class Workers:
         self.peers.join(scheduler.peer)
         return loop
 
-    def peer(self, number: int) -> Peer:
+    def peer(self, number: int) -> TransferPeer:
         peer = self.loops[number].scheduler.peer
         assert peer is not None
         return peer
@@ -198,7 +198,7 @@ def test_tickets_differ_by_owner_reader_and_time() -> None:
     workers = Workers(3)
     peers = [workers.peer(number) for number in range(3)]
     pairs = [(0, 1), (1, 0), (0, 2), (0, 1)]
-    tickets = {peers[a].exports.make_source(peers[b].identity).ticket for a, b in pairs}
+    tickets = {peers[a].exports.make_source(peers[b].endpoint.identity).ticket for a, b in pairs}
     assert len(tickets) == len(pairs)
 
 
@@ -517,7 +517,7 @@ def test_nothing_is_copied_ahead_for_a_fetch_that_is_called_off(ends_lend: bool)
     if ends_lend:
         reader.reads.cancel(pair.fetch, workers.now)
     else:
-        reader.reads.call_off(pair, workers.now)
+        pair.call_off(workers.now)
     workers.loops[0].send()
     assert not workers.num_ahead
     workers.loops[0].answer()

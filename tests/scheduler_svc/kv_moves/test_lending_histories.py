@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from signalbox_contract.model import StoreCapacity
+from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
 from signalbox_scheduler.kv_moves.moves_under_way import MovesUnderWay
-from signalbox_scheduler.kv_moves.peers import PeerIdentity, Peers
+from signalbox_scheduler.kv_moves.peers import Peers
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_store import Block, Ending, FakeStore

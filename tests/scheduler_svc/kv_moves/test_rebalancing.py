@@ -140,7 +140,7 @@ def drain(busy: Busy) -> None:
 
 
 def let_link_fail(busy: Busy) -> None:
-    busy.of(1).peer.reads._pause(busy.of(0).peer, busy.now)
+    busy.of(1).peer.reads._pause(busy.of(0).peer.exports, busy.now)
 
 
 @pytest.mark.parametrize("obstacle", [set_role, drain, let_link_fail])

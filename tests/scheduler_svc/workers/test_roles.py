@@ -10,7 +10,7 @@ from signalbox_contract.errors import Code
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import Disaggregation
-from signalbox_scheduler.kv_moves.peers import PeerIdentity
+from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
 from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
