@@ -6,12 +6,13 @@ Everything here runs on the event loop and returns at once.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from signalbox_contract.model import Adapter, ModelInfo
 from signalbox_contract.wording import counted
+from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import AdmissionBounds, Disaggregation
 from signalbox_scheduler.kv_moves.handovers import Handovers
 from signalbox_scheduler.kv_moves.peers import Peers
@@ -20,6 +21,7 @@ from signalbox_scheduler.queue.effective_window import WindowLog
 from signalbox_scheduler.queue.policies import SchedulingPolicy
 from signalbox_scheduler.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.requests.failures import model_changed
+from signalbox_scheduler.workers import adapter_use
 from signalbox_scheduler.workers.loss_attribution import record_loss
 from signalbox_scheduler.workers.quarantine import WorkerRecords
 from signalbox_scheduler.workers.roles import Roles
@@ -82,6 +84,13 @@ class Cluster:
     @property
     def uptime_s(self) -> float:
         return self._clock() - self._started_at
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields the counts of all workers together; each `Scheduler` has those of its own."""
+        yield from self.requests.samples()
+        yield from self.worker_records.samples()
+        schedulers = [step_loop.scheduler for step_loop in self.step_loops]
+        yield from adapter_use.samples(self.model, self.admission, schedulers)
 
     def serve(self, model: ModelInfo) -> None:
         """Says which model workers serve from now on; what waits for another one ends."""

@@ -6,13 +6,14 @@ sessions, one message for each step.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from signalbox_contract.errors import Code
 from signalbox_contract.model import ModelInfo
 from signalbox_contract.updates import AdmittedRequest, FinishReason, RequestFailure, RequestUpdates
 from signalbox_contract.wording import counted
+from signalbox_rpc.metrics.sample import Sample, counters, gauge, gauges
 from signalbox_scheduler.config import AdmissionBounds
 from signalbox_scheduler.insight import request_spans
 from signalbox_scheduler.insight.explain import Explanation, History, explain
@@ -82,6 +83,25 @@ class RequestLifecycle:
     def num_stranded(self) -> int:
         """Requests of the admission queue that no worker takes at the moment."""
         return len(self._placement_deadlines)
+
+    def samples(self) -> Iterator[Sample]:
+        num_waiting = len(self._admission)
+        yield gauge("num_requests_waiting", "Requests in the admission queue.", num_waiting)
+        yield from gauges(
+            "num_requests_waiting_by_reason",
+            "Requests in the admission queue: for room, or for a worker that takes them.",
+            {"capacity": num_waiting - self.num_stranded, "deferred": self.num_stranded},
+            by="reason",
+        )
+        # A series that begins with a first refusal would hide it: there is no increase to alert on.
+        refused = {Code.RESOURCE_EXHAUSTED.name: 0, **self.num_refused}
+        yield from counters(
+            "admission_rejections",
+            "Requests that were refused on arrival, by status code.",
+            {code.lower(): number for code, number in refused.items()},
+            by="reason",
+        )
+        yield from self.stats.samples()
 
     def add(self, group: SequenceGroup) -> bool:
         """Queues a request; one that is refused ends at once, and False is returned."""

@@ -8,7 +8,7 @@ there are any it is not preempted, forked or freed.
 decide one step; `OutputProcessor` processes its result.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from signalbox_contract.model import Arithmetic, StoreCapacity, WorkerRank
 from signalbox_contract.sections.block_moves import NO_MOVES
@@ -16,6 +16,7 @@ from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_contract.step_result import StepResult, StepTimings
 from signalbox_contract.updates import FinishReason
 from signalbox_contract.worker_role import WorkerRole
+from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.config import CacheShape, PreemptionMode, StepLimits
 from signalbox_scheduler.insight.stats import RequestStats, StepStats
 from signalbox_scheduler.kv.cost_model import CostModel
@@ -309,6 +310,17 @@ class Scheduler:
         return groups
 
     # Looking inside
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields the counts of all parts, since the worker joined."""
+        yield gauge("num_requests_running", "Requests in a worker's batch.", len(self.running))
+        yield gauge("num_requests_swapped", "Requests in CPU swap.", len(self.swapped))
+        arithmetic = self.planner.arithmetic_changes.arithmetic
+        yield from self.blocks.samples(cache_dtype=arithmetic.kv_cache_dtype if arithmetic else "")
+        for part in (self.output_processor, self.preemption, self.planner, self.steps, self.cost):
+            yield from part.samples()
+        if self.store is not None:
+            yield from self.store.samples()
 
     @property
     def has_enough_in_flight(self) -> bool:

@@ -156,6 +156,11 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_request_params_max_tokens",
         "signalbox_request_params_n",
         "signalbox_num_arithmetic_changes_total",
+        "signalbox_copy_bytes_per_second",
+        "signalbox_kv_store_bytes_per_second",
+        "signalbox_prefill_tokens_per_second",
+        "signalbox_prefill_tokens_total",
+        "signalbox_step_phase_seconds_total",
         "signalbox_num_gpu_blocks",
         "signalbox_request_max_num_generation_tokens",  # vLLM's dashboard does
         "signalbox_num_cpu_blocks",

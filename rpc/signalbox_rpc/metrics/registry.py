@@ -7,7 +7,7 @@ dashboards made for vLLM work.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
@@ -23,12 +23,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from signalbox_rpc.metrics.histogram import Histogram
+from signalbox_rpc.metrics.sample import PER_NS as PER_NS
+from signalbox_rpc.metrics.sample import Kind, Sample
 
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
 OURS, VLLM = "signalbox", "vllm"
 PREFIXES = {OURS: "signalbox_", VLLM: "vllm:"}
-PER_NS = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,16 @@ class Families:
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(self._families.values())
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Adds what a part yields."""
+        for kind, name, meaning, value, labels, unit in samples:
+            if isinstance(value, Histogram):
+                self.histogram(name, meaning, value, scale=unit, **labels)
+            elif kind is Kind.GAUGE:
+                self.gauge(name, meaning, value, **labels)
+            else:
+                self.counter(name, meaning, value, **labels)
 
     def gauge(self, name: str, meaning: str, value: float, **labels: str) -> None:
         """Adds a gauge."""

@@ -1,11 +1,13 @@
 """Statistics of steps and requests, as sums that only grow: two readings give a rate."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from signalbox_contract.errors import Code
 from signalbox_contract.step_result import StepResult
 from signalbox_rpc.metrics.histogram import Histogram, S, times, token_counts
+from signalbox_rpc.metrics.sample import Sample, counter, counters, durations, histogram
 from signalbox_rpc.telemetry.trace_ids import of_traceparent
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
@@ -30,6 +32,40 @@ class StepStats:
     stages: StageAccount = field(default_factory=StageAccount)
     section_counts: Counter[str] = field(default_factory=Counter)
     """Sums of `StepPlan.section_counts`."""
+
+    def samples(self) -> Iterator[Sample]:
+        yield histogram("iteration_tokens_total", "Tokens of a step.", self.tokens)
+        yield counter(
+            "prefill_tokens", "Tokens of steps, without those of decodes.", self.num_prefill_tokens
+        )
+        yield durations(
+            "step_duration_seconds",
+            "From the answer before, or from planning if nothing ran, to the answer.",
+            self.duration_ns,
+        )
+        yield durations(
+            "inter_token_latency_seconds",
+            "Between two tokens of a sequence: the step, or the preemption between them.",
+            self.inter_token_ns,
+        )
+        phases = ("wait", "swap", "forward", "sample")
+        yield from counters(
+            "step_phase_seconds",
+            "Where the time of a worker's steps went.",
+            {phase: getattr(self, f"{phase}_ns") / S for phase in phases},
+            by="phase",
+        )
+        moved = self.section_counts
+        yield from counters(
+            "blocks_moved",
+            "KV-cache blocks that steps moved.",
+            {
+                "out": moved["blocks_swapped_out"],
+                "in": moved["blocks_swapped_in"],
+                "copy": moved["blocks_copied"],
+            },
+            by="direction",
+        )
 
     def observe(self, plan: StepPlan, result: StepResult, *, seconds: float) -> None:
         """Takes a step that was answered, and its duration."""
@@ -81,6 +117,23 @@ class RequestStats:
     time_to_first_token_ns: Histogram = field(default_factory=times)
     time_per_output_token_ns: Histogram = field(default_factory=times)
     duration_ns: Histogram = field(default_factory=times)
+
+    def samples(self) -> Iterator[Sample]:
+        for name, meaning, values_ns in (
+            ("queue", "From arrival to the first step.", self.queue_ns),
+            ("prefill", "From the first step to the first token or the vector.", self.prefill_ns),
+            ("decode", "From the first token to the last.", self.decode_ns),
+            ("inference", "From the first step to the last token.", self.inference_ns),
+        ):
+            yield durations(f"request_{name}_time_seconds", meaning, values_ns)
+        yield histogram(
+            "request_num_preemptions", "Times that a request had to yield.", self.preemptions
+        )
+        yield counter(
+            "corrupted_requests",
+            "Requests of which a worker failed to compute a sequence.",
+            self.num_corrupted,
+        )
 
     def observe(self, group: SequenceGroup, now: float) -> None:
         """Takes a request that has just ended."""

@@ -5,9 +5,10 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum, auto
 
+from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.block_moves import distinct_blocks, move
 from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier
@@ -73,6 +74,33 @@ class BlockSpaceManager:
         self._prefix_cache = PrefixCache(
             block_size=block_size, gpu=self.gpu, cpu_tier=self.cpu_tier, is_on=prefix_caching
         )
+
+    def samples(self, *, cache_dtype: str) -> Iterator[Sample]:
+        num_tokens = self.gpu.num_blocks * self.block_size
+        yield gauge(
+            "cache_config_info",
+            "How a worker's KV cache is set up; always 1.",
+            1,
+            block_size=str(self.block_size),
+            num_gpu_blocks=str(self.gpu.num_blocks),
+            num_cpu_blocks=str(self.cpu.num_blocks),
+            kv_cache_size_tokens=str(num_tokens),
+            kv_cache_max_concurrency=f"{num_tokens / self.sizes.max_model_len:.4g}",
+            enable_prefix_caching=str(self.prefix_caching),
+            cache_dtype=cache_dtype,
+        )
+        yield gauge(
+            "kv_cache_usage_perc",
+            "Share of the KV-cache blocks that requests hold, 1 is all.",
+            self.gpu.share_in_use,
+        )
+        yield gauge(
+            "cpu_cache_usage_perc",
+            "Share of the swap blocks that requests hold, 1 is all.",
+            self.cpu.share_in_use,
+        )
+        yield gauge("num_gpu_blocks", "KV-cache blocks.", self.gpu.num_blocks)
+        yield gauge("num_cpu_blocks", "Swap blocks.", self.cpu.num_blocks)
 
     def can_allocate(self, group: SequenceGroup) -> AllocStatus:
         """Says whether the group's first sequence fits, with all its known tokens."""

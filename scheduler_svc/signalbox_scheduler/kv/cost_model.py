@@ -6,7 +6,10 @@ over bandwidth against tokens over prefill rate follows vLLM (SOSP 2023, section
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from signalbox_rpc.metrics.sample import Sample, gauge
 
 MIN_PREFILL_TOKENS = 32  # smaller steps say nothing of the rate of a prefill
 PREFILL_WINDOW_TOKENS = 1024  # as much as is known before weighs as much as so many tokens
@@ -53,6 +56,18 @@ class CostModel:
 
     def __post_init__(self) -> None:
         self._announced_copy_bytes_per_s = self.copy_bytes_per_s
+
+    def samples(self) -> Iterator[Sample]:
+        yield gauge(
+            "copy_bytes_per_second",
+            "Rate of copies between the pools, announced and then followed; 0 is not known.",
+            self.copy_bytes_per_s,
+        )
+        yield gauge(
+            "prefill_tokens_per_second",
+            "Rate at which prompts are computed, announced and then followed; 0 is not known.",
+            self.prefill_tokens_per_s,
+        )
 
     def prefers_swap(self, *, num_blocks: int, num_tokens: int) -> bool:
         """Says whether copying blocks out and in takes less than computing their tokens again."""

@@ -1,8 +1,10 @@
 """Counts what was fetched from one place: a worker's store, or other workers."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_rpc.metrics.sample import Sample, counter, counters
 from signalbox_scheduler.kv_moves.moves_under_way import Move
 
 
@@ -18,6 +20,35 @@ class FetchCounts:
     num_failures: int = 0
     num_late: int = 0
     """Lookups and fetches that took too long."""
+
+    def samples(
+        self, *, tier: str, num_bytes_out: int, num_failures_out: int = 0
+    ) -> Iterator[Sample]:
+        """Yields them with what went the other way: to the store, or to other workers."""
+        for name, meaning, number in (
+            (
+                "kv_store_queries",
+                "Prompt tokens that were looked up in the tier.",
+                self.num_queries,
+            ),
+            ("kv_store_hits", "Prompt tokens that were fetched from the tier.", self.num_hits),
+            ("kv_store_late_loads", "Lookups and fetches that took too long.", self.num_late),
+        ):
+            yield counter(name, meaning, number, tier=tier)
+        yield from counters(
+            "kv_store_bytes",
+            "Bytes that came from the tier, and went there.",
+            {"in": self.num_bytes, "out": num_bytes_out},
+            by="direction",
+            tier=tier,
+        )
+        yield from counters(
+            "kv_store_failures",
+            "Moves from the tier, and to it, that failed.",
+            {"in": self.num_failures, "out": num_failures_out},
+            by="direction",
+            tier=tier,
+        )
 
     def add_failure(self, move: Move, result: MoveResult) -> None:
         """Counts a move that has failed, unless it was called off."""

@@ -3,8 +3,10 @@
 The scheduler knows which worker has which block, so that no worker is asked.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv_moves.block_exports import BlockExports, TransferEndpoint
@@ -26,6 +28,9 @@ class TransferPeer:
         self.exports = BlockExports(endpoint, blocks=blocks)
         self.reads = PeerReads(endpoint, peers.exports, blocks=blocks)
         self._peers = peers
+
+    def samples(self) -> Iterator[Sample]:
+        return self.reads.counts.samples(tier="peer", num_bytes_out=self.exports.num_bytes)
 
     def can_read(self, other: "TransferPeer") -> bool:
         """Says whether another worker's blocks have the same bytes as this one's."""

@@ -7,11 +7,12 @@ steps, so that an empty step is planned now and then while nothing else is and m
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import ClearMark, MoveResult
+from signalbox_rpc.metrics.sample import Sample, gauge, gauges
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv_moves.block_exports import PeerIdentity, TransferEndpoint
@@ -111,6 +112,33 @@ class StorePlanning:
         self._now = 0.0  # as of the last call that said it
         # Not a bound method: blocks keep nothing that plans their moves.
         books.blocks.on_retract = partial(StorePlanning._distrust, weakref.proxy(self))
+
+    def samples(self) -> Iterator[Sample]:
+        yield gauge(
+            "num_requests_loading",
+            "Requests whose prefix comes from a worker's store of KV blocks, or from another"
+            " worker, or is looked for.",
+            len(self._queues.loading),
+            tier=self.kind,
+        )
+        rates = {"peer": self._cost.peer_bytes_per_s} if self.peer is not None else {}
+        if self.write_behind is not None:
+            rates[self.kind] = self._cost.load_bytes_per_s
+            yield from self.loading.counts.samples(
+                tier=self.kind,
+                num_bytes_out=self.write_behind.num_bytes,
+                num_failures_out=self.write_behind.num_failures,
+            )
+        if self.peer is not None:
+            yield from self.peer.samples()
+        yield from gauges(
+            "kv_store_bytes_per_second",
+            "Rate at which blocks come from the tier, announced and then followed; 0 is not known.",
+            rates,
+            by="tier",
+        )
+        if self.handovers is not None:
+            yield from self.handovers.samples()
 
     def begin_plan(self, now: float, *, may_begin: bool) -> None:
         """Takes the groups that load out of the queue before the plan takes others."""

@@ -5,10 +5,11 @@ owner pause the group, or takes it in. A handover that fails in any of its state
 to its owner, which goes on with it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.histogram import times
+from signalbox_rpc.metrics.sample import Sample, counter, counters, durations
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
@@ -103,6 +104,26 @@ class WorkerHandovers:
     def takes_waiting(self) -> bool:
         """True if a group waits that this worker may take: it needs none of another worker."""
         return any(map(self._group_selection.can_ever_run, self.queues.candidates))
+
+    def samples(self) -> Iterator[Sample]:
+        yield from counters(
+            "handovers",
+            "Running requests that a worker handed over to another, took over, or kept after all.",
+            {
+                "handed_over": self.num_handed_over,
+                "taken_over": self.num_taken_over,
+                "given_up": self.num_given_up,
+            },
+            by="result",
+        )
+        yield counter(
+            "handover_bytes", "Bytes of KV that a worker took over with requests.", self.num_bytes
+        )
+        yield durations(
+            "handover_pause_seconds",
+            "From the pause of a request at the other worker to its first step at this one.",
+            self.pause_ns,
+        )
 
     # Reserving
 

@@ -6,8 +6,10 @@ drawn.
 """
 
 import logging
+from collections.abc import Iterator
 
 from signalbox_contract.model import Arithmetic
+from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,13 @@ class ArithmeticChanges:
         self.num_requests = 0
         self._worker_name = worker_name
         self._logged = set[Arithmetic]()
+
+    def samples(self) -> Iterator[Sample]:
+        yield counter(
+            "num_arithmetic_changes",
+            "Requests that go on here with tokens of a worker with another arithmetic.",
+            self.num_requests,
+        )
 
     def record(self, group: SequenceGroup) -> None:
         """Takes a group that comes in."""

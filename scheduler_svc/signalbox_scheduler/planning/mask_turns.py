@@ -11,9 +11,10 @@ of its payer: beyond a bound, all structured outputs of the payer have turns unt
 neither a cost that comes late nor requests that end before they are known get around the turns.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from signalbox_contract.step_result import StepResult
+from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.planning.decode_columns import DecodeColumns
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.queue.worker_queues import GroupQueues
@@ -57,6 +58,18 @@ class MaskTurns:
         self._debt_ns = 0.0
         self._charged_ns: dict[str, float] = {}  # by payer, of those with dear masks
         self._unforeseen_ns: dict[str, float] = {}  # by payer, not repaid
+
+    def samples(self) -> Iterator[Sample]:
+        yield counter(
+            "mask_turns_missed",
+            "Steps that requests sat out because the masks of their structured outputs are dear.",
+            self.num_sat_out,
+        )
+        yield counter(
+            "mask_seconds",
+            "CPU time that steps waited for masks of structured outputs.",
+            self.mask_ns / 1e9,
+        )
 
     # Planning
 

@@ -7,9 +7,10 @@ each prompt whole: the next one that a step has no tokens left for begins anothe
 is passed by shorter ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from signalbox_contract.model import Arithmetic
+from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.config import StepLimits
 from signalbox_scheduler.kv.block_manager import AllocStatus
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
@@ -74,6 +75,17 @@ class Planner:
         self._worker_name = worker_name
         self._stages = stages
         self._incoming = incoming
+
+    def samples(self) -> Iterator[Sample]:
+        yield counter(
+            "prefix_cache_queries", "Prompt tokens that were looked for.", self.num_prefix_queries
+        )
+        yield counter("prefix_cache_hits", "Prompt tokens that were found.", self.num_prefix_hits)
+        yield counter(
+            "cpu_prefix_cache_hits", "Of those, found in CPU memory.", self.num_cpu_prefix_hits
+        )
+        yield from self.arithmetic_changes.samples()
+        yield from self.mask_turns.samples()
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan all that it has tokens, sequences and blocks for."""

@@ -4,7 +4,9 @@ Preemption of whole groups, the last in line first, follows vLLM (SOSP 2023, sec
 """
 
 import logging
+from collections.abc import Iterator
 
+from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_rpc.telemetry import logs
 from signalbox_scheduler.kv.block_manager import AllocStatus
 from signalbox_scheduler.planning.bookkeeping import Bookkeeping
@@ -37,6 +39,10 @@ class Preemption:
         self._sequence_release = books.sequence_release
         self._swapping = swapping
         self._incoming = incoming
+
+    def samples(self) -> Iterator[Sample]:
+        yield counter("num_preemptions", "Times that a request had to yield.", self.num_preemptions)
+        yield counter("num_recomputes", "Preemptions that were not swaps.", self.num_recomputes)
 
     def make_room(self, seq: Sequence, plan: StepPlan, now: float) -> bool:
         """Gives a sequence the block of its next token, at the cost of those behind it.

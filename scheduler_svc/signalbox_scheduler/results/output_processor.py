@@ -1,10 +1,11 @@
 """Processes results of steps: what was computed, which tokens were drawn, what ends with them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from signalbox_contract.errors import Code
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import FinishReason, RequestFailure
+from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import (
@@ -39,6 +40,12 @@ class OutputProcessor:
         self._admission = books.queues.admission
         self._eos_token_ids = eos_token_ids
         self._searches = BeamGroups(books, eos_token_ids=eos_token_ids)
+
+    def samples(self) -> Iterator[Sample]:
+        yield counter(
+            "prompt_tokens", "Prompt tokens of requests with a first token.", self.num_prompt_tokens
+        )
+        yield counter("generation_tokens", "Tokens that were drawn.", self.num_generated_tokens)
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutcome:
         """Processes the result of a plan; results come in the order of the plans."""

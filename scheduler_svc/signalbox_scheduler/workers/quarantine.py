@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.requests.suspicion import Loss
 
 FORGET_S = 600.0
@@ -51,6 +52,13 @@ class WorkerRecords:
         self._max_pause_s = max_pause_s
         self._clock = clock
         self._failures: OrderedDict[str, list[Loss]] = OrderedDict()
+
+    def samples(self) -> Iterator[Sample]:
+        yield counter(
+            "worker_failures",
+            "Losses of workers that no request caused by itself.",
+            self.num_failures,
+        )
 
     @property
     def num_workers(self) -> int:
