@@ -2,19 +2,71 @@
 
 The taker has room for it from the beginning. Whole blocks are copied while the group computes at
 its owner; then it is paused for what came since and for the blocks that are filled in part. It is
-among the running groups of its owner, and of no other worker, until it is among the taker's.
+among the running groups of its owner, and of no other worker, until it is among the taker's. A
+handover that is given up, in whichever of its states, leaves the group to its owner.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.moves_under_way import Move
+from signalbox_scheduler.kv_moves.peers import TransferPeer
+from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
-if TYPE_CHECKING:
-    from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+RETRY_S = 0.25
+"""Time after which it is tried again to hand a group over."""
+
+
+class HandoverEnd:
+    """One worker, as an owner and as a taker of groups on their way."""
+
+    def __init__(self, books: Bookkeeping, peer: TransferPeer) -> None:
+        self.queues = books.queues
+        self.blocks = books.blocks
+        self.peer = peer
+        self.coming: dict[SequenceGroup, Handover] = {}
+        self.leaving: dict[SequenceGroup, Handover] = {}
+        self.num_handed_over = 0
+        self.num_given_up = 0
+        """Handovers from this worker that came to nothing."""
+        self._books = books
+        self._retry_at: dict[SequenceGroup, float] = {}
+        self._rebalance_at = 0.0
+
+    def may_leave(self, group: SequenceGroup) -> bool:
+        """Says whether a group of this worker is in a state in which it can be handed over."""
+        if not self.queues.runs(group) or group in self.leaving:
+            return False
+        if group.suspicion is not None or group.pools:
+            return False
+        return all(seq.block_table for seq in group.unfinished)
+
+    def may_try(self, group: SequenceGroup) -> bool:
+        """Says whether to hand a group over: one that could not be is left alone for a while."""
+        return group not in self._retry_at and self.may_leave(group)
+
+    def retry_later(self, group: SequenceGroup, now: float) -> None:
+        """Leaves a group here for a while that could not be handed over."""
+        self._retry_at[group] = now + RETRY_S
+
+    def retry_now(self) -> None:
+        """Tries again to hand over what waits: there is room for another group on its way."""
+        self._retry_at.clear()
+        self._rebalance_at = 0.0
+
+    def pause(self, group: SequenceGroup) -> None:
+        """Lets no step take a group of this worker any more until its handover has ended."""
+        self._books.decode_columns.release(group)
+        self.queues.pause(group)
+
+    def release(self, group: SequenceGroup) -> None:
+        """Gives up what this worker has of a group that runs at another from now on."""
+        for seq in group.unfinished:
+            self._books.worker_state.forget(seq)
+            self.blocks.free(seq)
+        self.queues.remove(group)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -22,8 +74,8 @@ class Handover:
     """One group on its way."""
 
     group: SequenceGroup
-    owner: "WorkerHandovers"
-    taker: "WorkerHandovers"
+    owner: HandoverEnd
+    taker: HandoverEnd
     num_slots: int
     """Sequences that the taker keeps room for."""
     num_wanted: int
@@ -100,6 +152,37 @@ class Handover:
         if not self.spare.blocks:
             self.spare.take(1)
         return self.spare.split(len(self.spare.blocks) - 1)
+
+    def begin(self) -> None:
+        """Makes the group known at both ends, and has the taker plan."""
+        self.taker.queues.num_held_slots += self.num_slots
+        self.taker.coming[self.group] = self.owner.leaving[self.group] = self
+        self.taker.peer.endpoint.wake()
+
+    def pause(self, now: float) -> None:
+        """Has the owner compute no more of the group until the handover has ended."""
+        self.owner.pause(self.group)
+        self.has_paused = True
+        self.paused_at = now
+
+    def give_up(self, now: float) -> None:
+        """Ends a handover that comes to nothing; the group goes on where it is."""
+        if self.fetch is not None:
+            self.taker.peer.reads.cancel(self.fetch, now)
+        self.end()
+        self.owner.num_given_up += 1
+        self.owner.retry_later(self.group, now)
+        if self.has_paused:
+            self.owner.queues.go_on(self.group)
+            self.owner.peer.endpoint.wake()
+
+    def end(self) -> None:
+        """Makes both ends forget the group, and gives up what the taker still keeps for it."""
+        self.is_over = True
+        del self.taker.coming[self.group]
+        del self.owner.leaving[self.group]
+        self.taker.queues.num_held_slots -= self.num_slots
+        self.release()
 
     def release(self) -> None:
         """Gives up the blocks that the taker keeps for the group."""

@@ -32,7 +32,7 @@ class Handovers:
         """Takes a worker out that is gone; its groups are where they were."""
         self.members.remove(worker)
         for handover in [*worker.coming.values(), *worker.leaving.values()]:
-            handover.taker.give_up(handover, now)
+            handover.give_up(now)
 
     def begin_anywhere(self, group: SequenceGroup, owner: WorkerHandovers, now: float) -> bool:
         """Begins to hand a group over to the worker with most room that takes it, if any does.

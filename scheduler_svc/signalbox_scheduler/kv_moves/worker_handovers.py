@@ -1,8 +1,7 @@
 """The part of one worker in handovers: groups that come to it, and groups that leave it.
 
 What comes is looked after in this worker's plans: each begins the next round of copies, has the
-owner pause the group, or takes it in. A handover that fails in any of its states leaves the group
-to its owner, which goes on with it.
+owner pause the group, or takes it in.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,7 @@ from signalbox_rpc.metrics.sample import Sample, counter, counters, durations
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.handover import Handover
+from signalbox_scheduler.kv_moves.handover import Handover, HandoverEnd
 from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
 from signalbox_scheduler.kv_moves.moves_under_way import Move
 from signalbox_scheduler.kv_moves.peers import TransferPeer
@@ -27,8 +26,6 @@ MAX_COMING = 4
 """Groups that may come to a worker at once."""
 MAX_LEAVING = 8
 """Groups that a draining worker hands over at once."""
-RETRY_S = 0.25
-"""Time after which it is tried again to hand a group over."""
 REBALANCE_S = 0.1
 """Time between two looks at whether another worker has less to do."""
 TAIL_BLOCKS = 2
@@ -46,7 +43,7 @@ def _alone(_owner: "WorkerHandovers", _now: float) -> None:
     """Rebalances nothing: the worker has not joined."""
 
 
-class WorkerHandovers:
+class WorkerHandovers(HandoverEnd):
     """One worker's."""
 
     def __init__(
@@ -59,18 +56,11 @@ class WorkerHandovers:
         cost: CostModel,
         stages: StageAccount,
     ) -> None:
-        self.queues = books.queues
-        self.blocks = books.blocks
-        self.peer = peer
+        super().__init__(books, peer)
         self.cost = cost
-        self.coming: dict[SequenceGroup, Handover] = {}
-        self.leaving: dict[SequenceGroup, Handover] = {}
         self.only_prefills = False
         """True if what runs here is handed over to workers that decode."""
         self.num_taken_over = 0
-        self.num_handed_over = 0
-        self.num_given_up = 0
-        """Handovers from this worker that came to nothing."""
         self.num_bytes = 0
         """Bytes that came with groups."""
         self.pause_ns = times()
@@ -79,9 +69,6 @@ class WorkerHandovers:
         """Begins to hand a group of a worker over to another, if one has room."""
         self.rebalance: Callable[[WorkerHandovers, float], None] = _alone
         """Begins to hand a group of a worker over to one that has less to do, if that pays."""
-        self._rebalance_at = 0.0
-        self._retry_at: dict[SequenceGroup, float] = {}
-        self._books = books
         self._group_selection = group_selection
         self._grammars = grammars
         self._stages = stages
@@ -127,22 +114,10 @@ class WorkerHandovers:
 
     # Reserving
 
-    def may_leave(self, group: SequenceGroup) -> bool:
-        """Says whether a group of this worker is in a state in which it can be handed over."""
-        if not self.queues.runs(group) or group in self.leaving:
-            return False
-        if group.suspicion is not None or group.pools:
-            return False
-        return all(seq.block_table for seq in group.unfinished)
-
-    def may_try(self, group: SequenceGroup) -> bool:
-        """Says whether to hand a group over: one that could not be is left alone for a while."""
-        return group not in self._retry_at and self.may_leave(group)
-
     def reserve(
         self,
         group: SequenceGroup,
-        owner: "WorkerHandovers",
+        owner: HandoverEnd,
         now: float,
         *,
         is_urgent: bool = True,
@@ -180,9 +155,7 @@ class WorkerHandovers:
             filled=filled,
             arrived=found,
         )
-        self.queues.num_held_slots += num_slots
-        self.coming[group] = owner.leaving[group] = handover
-        self.peer.endpoint.wake()
+        handover.begin()
         return True
 
     # Rounds
@@ -193,7 +166,7 @@ class WorkerHandovers:
         for handover in list(self.coming.values()):
             is_valid = handover.is_valid and self.queues.is_accepting
             if not (is_valid and self._rounds.prepare(handover) and self._advance(handover, now)):
-                self.give_up(handover, now)
+                handover.give_up(now)
         self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
         leaves = self.only_prefills or not self.queues.is_accepting
         if leaves and self.queues.running:
@@ -222,7 +195,7 @@ class WorkerHandovers:
                 return True
             if not self._rounds.room(handover):  # for the copies that the pause is for
                 return self._rounds.waits(handover)
-            handover.owner.pause(handover, now)
+            handover.pause(now)
             missing = self._rounds.missing(handover)
         if handover.group.is_inflight:
             return True
@@ -241,7 +214,7 @@ class WorkerHandovers:
         if handover is None:
             return False
         if not handover.is_over and (result.failed or not handover.landed):
-            self.give_up(handover, now)
+            handover.give_up(now)
         return True
 
     # Taking in
@@ -260,7 +233,7 @@ class WorkerHandovers:
                 self._take(handover, now)
                 taken.append(handover.group)
             else:
-                self.give_up(handover, now)
+                handover.give_up(now)
         return taken
 
     def _is_complete(self, handover: Handover) -> bool:
@@ -287,7 +260,7 @@ class WorkerHandovers:
         owner.release(group)
         for seq, table in tables.items():
             self.blocks.take_over(seq, table, num_cached_blocks=num_cached[seq], private=private)
-        self._forget(handover)
+        handover.end()
         self.queues.run(group)
         group.num_handovers += 1
         self._grammars.record_use(group)
@@ -306,30 +279,7 @@ class WorkerHandovers:
             seconds=now - handover.paused_at,
         )
 
-    def release(self, group: SequenceGroup) -> None:
-        """Gives up what this worker has of a group that runs at another from now on."""
-        for seq in group.unfinished:
-            self._books.worker_state.forget(seq)
-            self.blocks.free(seq)
-        self.queues.remove(group)
-
     # Leaving
-
-    def pause(self, handover: Handover, now: float) -> None:
-        """Lets no step take a group of this worker any more until its handover has ended."""
-        self._books.decode_columns.release(handover.group)
-        self.queues.pause(handover.group)
-        handover.has_paused = True
-        handover.paused_at = now
-
-    def retry_later(self, group: SequenceGroup, now: float) -> None:
-        """Leaves a group here for a while that could not be handed over."""
-        self._retry_at[group] = now + RETRY_S
-
-    def retry_now(self) -> None:
-        """Tries again to hand over what waits: there is room for another group on its way."""
-        self._retry_at.clear()
-        self._rebalance_at = 0.0
 
     def _hand_over(self, groups: Iterable[SequenceGroup], now: float) -> None:
         """Begins to hand over running groups for which another worker has room."""
@@ -351,41 +301,22 @@ class WorkerHandovers:
         """
         for handover in list(self.leaving.values()):
             if not handover.is_valid:
-                handover.taker.give_up(handover, now)
+                handover.give_up(now)
 
     def distrust(self, block_hash: BlockHash, now: float) -> None:
         """Calls off handovers whose taker has a block that went wrong here."""
         for handover in [*self.leaving.values(), *self.coming.values()]:
             if block_hash in handover.arrived or block_hash in handover.landed:
-                handover.taker.give_up(handover, now)
+                handover.give_up(now)
 
     # Giving up
-
-    def give_up(self, handover: Handover, now: float) -> None:
-        """Ends a handover to this worker; the group goes on where it is."""
-        if handover.fetch is not None:
-            self.peer.reads.cancel(handover.fetch, now)
-        self._forget(handover)
-        owner, group = handover.owner, handover.group
-        owner.num_given_up += 1
-        owner.retry_later(group, now)
-        if handover.has_paused:
-            owner.queues.go_on(group)
-            owner.peer.endpoint.wake()
 
     def yield_room(self, now: float) -> bool:
         """Gives up the youngest reservation, as running groups lack blocks; False if none is."""
         if not self.coming:
             return False
-        self.give_up(next(reversed(self.coming.values())), now)
+        next(reversed(self.coming.values())).give_up(now)
         return True
-
-    def _forget(self, handover: Handover) -> None:
-        handover.is_over = True
-        del self.coming[handover.group]
-        del handover.owner.leaving[handover.group]
-        self.queues.num_held_slots -= handover.num_slots
-        handover.release()
 
     def check(self) -> None:
         """Asserts that handovers are known at both ends, and what the taker keeps for them."""

@@ -9,10 +9,11 @@ from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.structured_output.grammar_cost import GROWTH_BYTES
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv_moves.block_exports import BlockExports
+from signalbox_scheduler.kv_moves.handover import RETRY_S
 from signalbox_scheduler.kv_moves.handover_rounds import GRACE_S
 from signalbox_scheduler.kv_moves.handovers import Handovers
 from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
-from signalbox_scheduler.kv_moves.worker_handovers import RETRY_S, WorkerHandovers
+from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.scheduler import LONG_STEP_S
@@ -617,7 +618,7 @@ def test_a_long_step_is_enough_in_flight_while_a_group_leaves(seconds: float) ->
     assert owner.has_enough_in_flight is (seconds > LONG_STEP_S)
     pair.loops[0].answer()
     assert not owner.has_enough_in_flight
-    pair.of(1).give_up(pair.of(0).leaving[group], pair.now)
+    pair.of(0).leaving[group].give_up(pair.now)
     pair.loops[0].send()
     assert not owner.has_enough_in_flight
     pair.assert_right()
