@@ -135,14 +135,37 @@ READS = {
 """What other folders may ask a pool."""
 
 
+def name_of(node: ast.expr) -> str:
+    """Returns the last name of `self._blocks.gpu`, or of a variable."""
+    return str(getattr(node, "attr", getattr(node, "id", ""))).lstrip("_")
+
+
+def pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
+
+
 def changes(source: str) -> list[str]:
-    """Returns what a module does to pools, or with allocators of its own."""
+    """Returns what a module does to pools, or with allocators of its own.
+
+    A pool has no other name there than those that are looked for.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
-            owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
-            if owner.lstrip("_") in POOLS and node.attr not in READS:
+            owner = name_of(node.value)
+            if owner in POOLS and node.attr not in READS:
                 found.append(f"{owner}.{node.attr}, line {node.lineno}")
+        elif isinstance(node, ast.Assign | ast.NamedExpr):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target, value in (pair for one in targets for pair in pairs(one, node.value)):
+                if name_of(value) in POOLS and name_of(target) not in POOLS:
+                    found.append(f"a pool by another name, line {node.lineno}")
+        elif isinstance(node, ast.arg):
+            kind = ast.unparse(node.annotation) if node.annotation else ""
+            if "BlockAllocator" in kind and node.arg not in POOLS:
+                found.append(f"a pool by another name, line {node.lineno}")
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "BlockAllocator":
             found.append(f"BlockAllocator(), line {node.lineno}")
     return found
@@ -150,8 +173,14 @@ def changes(source: str) -> list[str]:
 
 def test_only_the_folder_of_the_allocator_changes_pools() -> None:
     assert set(dir(BlockAllocator(1))) >= READS
-    for line in ("self._blocks.gpu.share(1)", "cpu.free(1)", "self._pool.incoming = []"):
-        assert changes(line)
+    for line in (
+        "self._blocks.gpu.share(1)",
+        "cpu.free(1)",
+        "self._pool.incoming = []",
+        "n, blocks = 1, self._blocks.gpu",
+        "def free(blocks: BlockAllocator): ...",
+    ):
+        assert changes(line), line
     root = Path(signalbox_scheduler.__file__).parent
     paths = [path for path in root.rglob("*.py") if path.parent != root / "kv"]
     assert paths
