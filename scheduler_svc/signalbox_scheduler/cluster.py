@@ -18,13 +18,14 @@ from signalbox_scheduler.kv_moves.handovers import Handovers
 from signalbox_scheduler.kv_moves.peers import Peers
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.effective_window import WindowLog
-from signalbox_scheduler.queue.policies import SchedulingPolicy
+from signalbox_scheduler.queue.policies import FCFS, SchedulingPolicy
 from signalbox_scheduler.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.requests.failures import model_changed
 from signalbox_scheduler.workers import adapter_use
 from signalbox_scheduler.workers.loss_attribution import record_loss
 from signalbox_scheduler.workers.quarantine import WorkerRecords
 from signalbox_scheduler.workers.roles import Roles
+from signalbox_scheduler.workers.starting_workers import StartingWorkers
 from signalbox_scheduler.workers.step_loop import StepLoop
 from signalbox_scheduler.workers.unfinished_clears import UnfinishedClears
 from signalbox_scheduler.workers.worker_pool import StepLoops
@@ -39,9 +40,9 @@ class Cluster:
         self,
         *,
         bounds: AdmissionBounds | None = None,
-        policy: SchedulingPolicy | None = None,
+        policy: SchedulingPolicy = FCFS,
         worker_wait_s: float = 0.0,
-        worker_records: WorkerRecords | None = None,
+        max_quarantine_s: float = 0.0,
         explain_history: int = 1024,
         disaggregation: Disaggregation = Disaggregation.STATIC,
         clock: Callable[[], float] = time.monotonic,
@@ -55,7 +56,8 @@ class Cluster:
         self.step_loops = StepLoops()
         self.roles = Roles(disaggregation, self.step_loops)
         self.tokenizer_files: dict[str, bytes] = {}
-        self.worker_records = worker_records or WorkerRecords()
+        self.starting_workers = StartingWorkers()
+        self.worker_records = WorkerRecords(max_pause_s=max_quarantine_s)
         self.requests = RequestLifecycle(
             admission=self.admission,
             step_loops=self.step_loops,

@@ -13,7 +13,6 @@ from signalbox_scheduler.kv_moves.write_behind import most_stored
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
 from signalbox_scheduler.scheduler import Scheduler
-from signalbox_scheduler.workers.quarantine import WorkerRecords
 
 
 def make_cluster(
@@ -24,7 +23,7 @@ def make_cluster(
         bounds=config,
         policy=make_policy(config),
         worker_wait_s=config.worker_wait,
-        worker_records=WorkerRecords(max_pause_s=config.worker_quarantine),
+        max_quarantine_s=config.worker_quarantine,
         explain_history=config.explain_history,
         disaggregation=config.disaggregation,
         clock=clock,

@@ -22,7 +22,6 @@ from signalbox_scheduler.reports import metrics
 from signalbox_scheduler.reports.stats_log import StatsLog
 from signalbox_scheduler.service.registry_servicer import WorkerRegistryServicer
 from signalbox_scheduler.service.scheduler_servicer import SchedulerServicer
-from signalbox_scheduler.workers.starting_workers import StartingWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,6 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     if config.record:
         recorder = FileRecorder(config, config.record, now=time.monotonic())
     cluster = make_cluster(config, clock=recorder.clock)
-    starting = StartingWorkers()
     adapters = AdapterLoading(cluster, recorder)
     server = Server(
         host=config.host,
@@ -78,13 +76,12 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
             recorder,
             adapters=adapters,
             is_draining=lambda: not server.is_serving(REGISTRY_SERVICE),  # else it always does
-            starting=starting,
         ),
         pb_grpc.add_SchedulerServiceServicer_to_server,
         name=SCHEDULER_SERVICE,
     )
     server.add(
-        WorkerRegistryServicer(cluster, config, recorder, adapters=adapters, starting=starting),
+        WorkerRegistryServicer(cluster, config, recorder, adapters=adapters),
         pb_grpc.add_WorkerRegistryServiceServicer_to_server,
         name=REGISTRY_SERVICE,
     )

@@ -21,7 +21,7 @@ from signalbox_scheduler.kv_moves.peers import Peers
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
-from signalbox_scheduler.queue.policies import SchedulingPolicy
+from signalbox_scheduler.queue.policies import FCFS, SchedulingPolicy
 from signalbox_scheduler.requests.sequence_group import (
     RouterSession,
     SequenceGroup,
@@ -316,7 +316,7 @@ def outputs(group: SequenceGroup) -> list[list[int]]:
 
 def make_cluster(
     *,
-    policy: SchedulingPolicy | None = None,
+    policy: SchedulingPolicy = FCFS,
     bounds: AdmissionBounds | None = None,
     worker_wait_s: float = 0.0,
     clock: Callable[[], float] = lambda: 0.0,

@@ -54,8 +54,8 @@ class Explanation:
     failure: RequestFailure | None = None
     num_steps_sat_out: int = 0
     """Steps that it sat out because its masks are dear."""
-    stages: StageUse | None = None
-    """Use of its worker's stages since the worker took it; None for a worker of one rank."""
+    stages: StageUse
+    """Use of its worker's stages since the worker took it; without ranks for one of one rank."""
 
 
 class History:

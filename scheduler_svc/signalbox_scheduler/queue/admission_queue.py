@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.queue.fair_queue import Flows, rank_of
 from signalbox_scheduler.queue.grammar_queue import Constraint, Parked
-from signalbox_scheduler.queue.policies import FirstComeFirstServed, SchedulingPolicy
+from signalbox_scheduler.queue.policies import FCFS, FirstComeFirstServed, SchedulingPolicy
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.wait_accounting import WaitLedger
 
@@ -28,8 +28,8 @@ LOOK_AHEAD = 64
 class AdmissionQueue:
     """Waiting groups in the policy's order."""
 
-    def __init__(self, policy: SchedulingPolicy | None = None) -> None:
-        self.policy = policy or FirstComeFirstServed()
+    def __init__(self, policy: SchedulingPolicy = FCFS) -> None:
+        self.policy = policy
         self.charges = type(self.policy).cost is not FirstComeFirstServed.cost
         """False if the policy charges nothing for tokens."""
         self.waits = WaitLedger()

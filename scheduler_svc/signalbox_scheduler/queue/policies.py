@@ -61,6 +61,9 @@ class FirstComeFirstServed:
         return 0.0
 
 
+FCFS = FirstComeFirstServed()
+
+
 class ByPriority(FirstComeFirstServed):
     """The least priority first, by arrival among equals.
 
@@ -106,7 +109,7 @@ def make_policy(settings: PolicySettings) -> SchedulingPolicy:
     """Makes the policy of a name, or of an import path. Raises ValueError in one line."""
     match settings.scheduling_policy:
         case PolicyName.FCFS:
-            return FirstComeFirstServed()
+            return FCFS
         case PolicyName.PRIORITY:
             return ByPriority(ageing_s=settings.ageing)
         case PolicyName.SHORTEST_PROMPT:

@@ -44,7 +44,7 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         role=_role(known.worker, cluster),
         num_steps_sat_out=known.num_steps_sat_out,
     )
-    if known.stages is not None:
+    if known.stages.ranks:
         message.stages.CopyFrom(_stage_use(known.stages))
     if known.failure is not None:
         message.code, message.message = known.failure.code, known.failure.message

@@ -35,7 +35,7 @@ class StageUse(NamedTuple):
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StageAccount:
     """The account of one worker since it joined."""
 
@@ -53,3 +53,7 @@ class StageAccount:
 
     def use(self) -> StageUse:
         return StageUse(self.ranks, self.stages, self.num_steps, self.in_flight_ns)
+
+
+NO_STAGES = StageAccount()
+"""The account of no worker."""

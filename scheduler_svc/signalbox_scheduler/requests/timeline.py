@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_contract.updates import Timings
-from signalbox_scheduler.requests.stage_use import StageAccount, StageUse
+from signalbox_scheduler.requests.stage_use import NO_STAGES, StageAccount, StageUse
 from signalbox_scheduler.requests.wait_accounting import (
     Account,
     Wait,
@@ -86,13 +86,14 @@ class Timeline:
     num_dropped: int = 0
     worker: str = ""
     """Worker that has the request or had it last; empty if that worker has left."""
-    _waits_from: Account | None = None
+    _waits_from: Account = ()
+    """The queue's account when the request began to wait there; empty outside the queue."""
     _waited: tuple[Wait, ...] = ()
     """Waits before that, outside the queue and before it left the queue to load."""
     _loading_since: float | None = None
-    _stages: StageAccount | None = None
-    """Account of the worker; None if it is of one rank."""
-    _stages_from: StageUse | None = None
+    _stages: StageAccount = NO_STAGES
+    """Account of the worker."""
+    _stages_from: StageUse = field(default_factory=NO_STAGES.use)
     """The account when the worker took the request."""
 
     def add(self, kind: EventKind, now: float, **numbers: Any) -> None:
@@ -114,7 +115,7 @@ class Timeline:
 
     def loading(self, ledger: WaitLedger, now: float) -> None:
         """Records that the request leaves the queue, and waits for its prefix."""
-        self._waited, self._waits_from = self.waits(ledger, now), None
+        self._waited, self._waits_from = self.waits(ledger, now), ()
         self._loading_since = now
 
     def loaded(self, ledger: WaitLedger, now: float) -> None:
@@ -133,10 +134,9 @@ class Timeline:
         resumes: bool,
     ) -> None:
         """Records that a worker took the request from the admission queue, and why not earlier."""
-        waits, self._waits_from, self._waited = self.waits(ledger, now), None, ()
+        waits, self._waits_from, self._waited = self.waits(ledger, now), (), ()
         self.worker = worker
-        if stages.ranks and self._stages is not stages:
-            self._stages, self._stages_from = stages, stages.use()
+        self._follow(stages)
         kind = EventKind.RESUMED if resumes else EventKind.SCHEDULED
         self.add(kind, now, step_id=step_id, waits=waits)
 
@@ -149,14 +149,12 @@ class Timeline:
         """Records that the request's worker has gone, and whether it had announced that."""
         self.add(EventKind.MOVED, now, detail="lost" if is_lost else "drained")
         self.worker = ""
-        self._stages = self._stages_from = None
+        self._follow(NO_STAGES)
 
     def handed_over(self, now: float, *, worker: str, stages: StageAccount, **numbers: Any) -> None:
         """Records that the request runs on another worker from now on, which has its blocks."""
         self.worker = worker
-        if self._stages is not stages:
-            self._stages = stages if stages.ranks else None
-            self._stages_from = stages.use() if stages.ranks else None
+        self._follow(stages)
         self.add(EventKind.HANDED_OVER, now, **numbers)
 
     def moved_blocks(
@@ -179,16 +177,18 @@ class Timeline:
             detail=result.failed,
         )
 
-    def stage_use(self) -> StageUse | None:
+    def _follow(self, stages: StageAccount) -> None:
+        if self._stages is not stages:
+            self._stages, self._stages_from = stages, stages.use()
+
+    def stage_use(self) -> StageUse:
         """Returns what the stages of the worker have computed since it took the request."""
-        if self._stages is None or self._stages_from is None:
-            return None
         return self._stages.use().since(self._stages_from)
 
     def waits(self, ledger: WaitLedger, now: float) -> tuple[Wait, ...]:
         """Returns what a request that is queued, or loads, has waited for so far."""
         latest: tuple[Wait, ...] = ()
-        if self._waits_from is not None:
+        if self._waits_from:
             latest = ledger.since(self._waits_from, now)
         elif self._loading_since is not None:
             latest = (Wait(WaitReason.LOADING, now - self._loading_since, 0),)

@@ -30,7 +30,6 @@ from signalbox_scheduler.requests.failures import RETRY_AFTER_S
 from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.service.startup_servicer import read_reports
 from signalbox_scheduler.workers.engine import Engine
-from signalbox_scheduler.workers.starting_workers import StartingWorkers
 from signalbox_scheduler.workers.step_loop import StepLoop
 from signalbox_scheduler.workers.worker_client import WorkerClient, WorkerLostError
 
@@ -53,11 +52,8 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         recorder: Recorder = UNRECORDED,
         *,
         adapters: AdapterLoading,
-        starting: StartingWorkers | None = None,
     ) -> None:
-        """Records in `starting` what workers that start report."""
         self._adapters = adapters
-        self._starting = StartingWorkers() if starting is None else starting
         self._recorder = recorder
         self._cluster = cluster
         self._config = config
@@ -111,8 +107,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
     async def ReportStartup(
         self, requests: AsyncIterator[pb.ReportStartupRequest], context: Context
     ) -> pb.ReportStartupResponse:
-        with self._starting.reporting():
-            await read_reports(requests, self._starting)
+        starting = self._cluster.starting_workers
+        with starting.reporting():
+            await read_reports(requests, starting)
         return pb.ReportStartupResponse()
 
     async def _ask(self, worker: WorkerClient) -> tuple[ModelInfo, WorkerCapacity]:

@@ -24,7 +24,6 @@ from signalbox_scheduler.recorder import UNRECORDED, Recorder
 from signalbox_scheduler.reports import insight_codec, state_codec
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S, drains
 from signalbox_scheduler.service.router_session import Heartbeat, Message, ModelChanged, Session
-from signalbox_scheduler.workers.starting_workers import StartingWorkers
 
 MAX_LIVE_REQUESTS = 100
 """Most requests that one answer lists: the place in the queue of each is searched for."""
@@ -45,14 +44,9 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         *,
         adapters: AdapterLoading,
         is_draining: Callable[[], bool] = lambda: False,
-        starting: StartingWorkers | None = None,
     ) -> None:
-        """Refuses requests while `is_draining`, so that routers send them to other schedulers.
-
-        Errors say what the workers of `starting` do while none serves.
-        """
+        """Refuses requests while `is_draining`, so that routers send them to other schedulers."""
         self._adapters = adapters
-        self._starting = StartingWorkers() if starting is None else starting
         self._is_draining = is_draining
         self._recorder = recorder
         self._cluster = cluster
@@ -118,7 +112,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             yield pb.GetTokenizerResponse(file_name=name, chunk=chunk)
 
     def _no_worker(self) -> Unavailable:
-        starting = self._starting.describe()
+        starting = self._cluster.starting_workers.describe()
         return Unavailable(
             "no worker serves" + (f"; {starting}" if starting else ""), RETRY_AFTER_S
         )

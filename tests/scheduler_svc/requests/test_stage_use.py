@@ -32,7 +32,7 @@ def test_a_request_that_moved_is_told_of_its_new_worker_alone() -> None:
     schedule(timeline, first)
     first.add(STEP, in_flight_ns=5)
     timeline.moved(1.0, is_lost=True)
-    assert timeline.stage_use() is None
+    assert not timeline.stage_use().ranks
     schedule(timeline, second)
     second.add(STEP, in_flight_ns=7)
     assert timeline.stage_use() == StageUse(RANKS, STEP, 1, 7)
@@ -41,4 +41,4 @@ def test_a_request_that_moved_is_told_of_its_new_worker_alone() -> None:
 def test_a_worker_of_one_rank_has_no_stages() -> None:
     timeline = Timeline()
     schedule(timeline, StageAccount())
-    assert timeline.stage_use() is None
+    assert not timeline.stage_use().ranks

@@ -39,12 +39,11 @@ def test_the_worker_that_has_come_furthest_is_described() -> None:
 
 
 def make_servicer() -> tuple[WorkerRegistryServicer, StartingWorkers]:
-    starting = StartingWorkers()
     config = SchedulerConfig(port=0)
     cluster = Cluster()
     adapters = AdapterLoading(cluster)
-    servicer = WorkerRegistryServicer(cluster, config, adapters=adapters, starting=starting)
-    return servicer, starting
+    servicer = WorkerRegistryServicer(cluster, config, adapters=adapters)
+    return servicer, cluster.starting_workers
 
 
 async def reports(*requests: pb.ReportStartupRequest) -> AsyncIterator[pb.ReportStartupRequest]:
