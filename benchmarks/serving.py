@@ -63,8 +63,9 @@ async def busy_s(stack: LocalStack) -> float:
     async with open_channel(stack.addresses.scheduler) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         answer = await stub.GetStats(stats_pb2.GetStatsRequest())
-    steps = [worker.steps for worker in answer.workers]
-    return float(sum(one.swap_ns + one.forward_ns + one.sample_ns for one in steps)) / 1e9
+    samples = [sample for worker in answer.workers for sample in worker.samples]
+    phases = [one for one in samples if one.name == "step_phase_seconds"]
+    return float(sum(one.counter for one in phases if one.labels["phase"] != "wait"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

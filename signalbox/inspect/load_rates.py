@@ -1,52 +1,19 @@
 """Rates of a scheduler and its workers, from the difference of two answers to GetStats."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from signalbox.inspect.readings import Quantiles, Readings, quantiles, read
 from signalbox.inspect.stage_use import StageLoad, stage_loads
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
+STEPS = "step_duration_seconds"
+"""Name of the sample that counts a worker's steps, by their duration."""
 _PHASES = {
     explain_pb2.REQUEST_STATE_WAITING: "waiting",
     explain_pb2.REQUEST_STATE_SWAPPED: "swapped",
     explain_pb2.REQUEST_STATE_LOADING: "loading",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
-    """Quantiles of durations, as exact as the scheduler's buckets; None if there were no values."""
-
-    p50_s: float | None
-    p99_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreLoad:
-    """A worker's store of KV blocks. Rates are of the time between the two answers."""
-
-    kind: str
-    num_loading: int
-    """Requests that look for their prefix there, or wait for it."""
-    hit_rate: float | None
-    """Share of the tokens that were looked up since the worker joined."""
-    fetched_bytes_per_s: float
-    stored_bytes_per_s: float
-    num_failures: int
-    """Moves that have failed or come late since the worker joined."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoverLoad:
-    """Running requests that went from worker to worker with their KV blocks, since it joined."""
-
-    num_out: int
-    num_in: int
-    num_given_up: int
-    """Groups whose handover was given up, so that they stayed here."""
-    pause: Quantiles
-    """Time without a token of those that came between the two answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +48,8 @@ class WorkerLoad:
     """Shares of the worker's time in forward, swap, sample and wait; their sum is 1."""
     stages: list[StageLoad]
     """Pipeline stages, the first first; none of a worker of one rank."""
-    store: StoreLoad | None
-    """None of a worker without one."""
-    peers: StoreLoad | None
-    """Blocks read of other workers, and by them; None of a worker that has none."""
-    handovers: HandoverLoad | None
-    """None of a worker that reads no other one's blocks."""
+    samples: Readings
+    """Counts of the worker's parts, as its metrics name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +109,8 @@ class LoadRates:
     """None if each worker was started by itself."""
     requests: list[RequestLoad]
     """The oldest live requests; the scheduler lists at most 100."""
+    samples: Readings
+    """Counts of all workers together, as the scheduler's metrics name them."""
 
 
 def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> LoadRates:
@@ -167,7 +132,7 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> LoadRate
         generated_tokens_per_s=sum(worker.generated_tokens_per_s for worker in workers),
         num_ended=dict(after.requests.num_ended),
         num_refused=dict(after.num_refused),
-        queue_time=_quantiles(before.requests.queue_ns, after.requests.queue_ns),
+        queue_time=quantiles(before.requests.queue_ns, after.requests.queue_ns),
         workers=workers,
         quarantined_workers=[
             QuarantinedWorker(
@@ -180,6 +145,7 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> LoadRate
         ],
         launcher=_launcher(after.launcher) if after.HasField("launcher") else None,
         requests=[_request(request) for request in after.live_requests],
+        samples=read(before.samples, after.samples, seconds),
     )
 
 
@@ -206,10 +172,11 @@ def _request(request: pb.RequestSummary) -> RequestLoad:
 
 
 def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> WorkerLoad:
-    if before.num_steps > after.num_steps:  # the worker has rejoined at the same address
+    if _num_steps(before) > _num_steps(after):  # the worker has rejoined at the same address
         before = pb.WorkerStats()
-    queries = after.num_prefix_queries - before.num_prefix_queries
-    hits = after.num_prefix_hits - before.num_prefix_hits
+    counts = read(before.samples, after.samples, seconds)
+    queries, hits = counts.per_s("prefix_cache_queries"), counts.per_s("prefix_cache_hits")
+    num_recomputes = int(counts.total("num_recomputes"))
     earlier, requests = before.requests, after.requests
     return WorkerLoad(
         address=after.address,
@@ -222,77 +189,33 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
         num_cached_gpu_blocks=after.num_cached_gpu_blocks,
         num_cpu_blocks=after.num_cpu_blocks,
         num_used_cpu_blocks=after.num_cpu_blocks - after.num_free_cpu_blocks,
-        steps_per_s=(after.num_steps - before.num_steps) / seconds,
-        generated_tokens_per_s=(after.num_generated_tokens - before.num_generated_tokens) / seconds,
-        prefill_tokens_per_s=(after.steps.num_prefill_tokens - before.steps.num_prefill_tokens)
-        / seconds,
-        preemptions_per_s=(after.num_preemptions - before.num_preemptions) / seconds,
+        steps_per_s=counts.per_s(STEPS),
+        generated_tokens_per_s=counts.per_s("generation_tokens"),
+        prefill_tokens_per_s=counts.per_s("prefill_tokens"),
+        preemptions_per_s=counts.per_s("num_preemptions"),
         num_failures=after.num_failures,
-        num_swaps=after.num_preemptions - after.num_recomputes,
-        num_recomputes=after.num_recomputes,
+        num_swaps=int(counts.total("num_preemptions")) - num_recomputes,
+        num_recomputes=num_recomputes,
         prefix_hit_rate=hits / queries if queries else None,
-        step=_quantiles(before.steps.duration_ns, after.steps.duration_ns),
-        time_to_first_token=_quantiles(
+        step=counts.quantiles(STEPS),
+        time_to_first_token=quantiles(
             earlier.time_to_first_token_ns, requests.time_to_first_token_ns
         ),
-        time_per_output_token=_quantiles(
+        time_per_output_token=quantiles(
             earlier.time_per_output_token_ns, requests.time_per_output_token_ns
         ),
-        step_shares=_shares(before.steps, after.steps),
+        step_shares=_shares(counts),
         stages=stage_loads(before.stages, after.stages),
-        store=_store(before.store, after.store, seconds) if after.HasField("store") else None,
-        peers=_store(before.peers, after.peers, seconds) if after.HasField("peers") else None,
-        handovers=_handovers(before.handovers, after.handovers)
-        if after.HasField("handovers")
-        else None,
+        samples=counts,
     )
 
 
-def _handovers(before: pb.HandoverStats, after: pb.HandoverStats) -> HandoverLoad:
-    return HandoverLoad(
-        num_out=after.num_handed_over,
-        num_in=after.num_taken_over,
-        num_given_up=after.num_given_up,
-        pause=_quantiles(before.pause_ns, after.pause_ns),
-    )
+def _num_steps(worker: pb.WorkerStats) -> int:
+    return sum(sum(one.histogram.counts) for one in worker.samples if one.name == STEPS)
 
 
-def _store(before: pb.StoreStats, after: pb.StoreStats, seconds: float) -> StoreLoad:
-    return StoreLoad(
-        kind=after.kind,
-        num_loading=after.num_requests_loading,
-        hit_rate=after.num_hits / after.num_queries if after.num_queries else None,
-        fetched_bytes_per_s=(after.num_fetched_bytes - before.num_fetched_bytes) / seconds,
-        stored_bytes_per_s=(after.num_stored_bytes - before.num_stored_bytes) / seconds,
-        num_failures=after.num_failed_loads + after.num_late_loads + after.num_failed_stores,
-    )
-
-
-def _shares(before: pb.StepStats, after: pb.StepStats) -> dict[str, float]:
-    spent = {
-        name: getattr(after, f"{name}_ns") - getattr(before, f"{name}_ns")
-        for name in ("forward", "swap", "sample", "wait")
-    }
+def _shares(counts: Readings) -> dict[str, float]:
+    phases = ("forward", "swap", "sample", "wait")
+    spent = {phase: counts.per_s("step_phase_seconds", phase=phase) for phase in phases}
     whole = sum(spent.values())
     return {name: part / whole for name, part in spent.items()} if whole else {}
-
-
-def _quantiles(before: pb.Histogram, after: pb.Histogram) -> Quantiles:
-    earlier = list(before.counts) or [0] * len(after.counts)
-    counts = [count - then for count, then in zip(after.counts, earlier, strict=True)]
-    return Quantiles(
-        p50_s=_quantile(counts, after.bounds, 0.5), p99_s=_quantile(counts, after.bounds, 0.99)
-    )
-
-
-def _quantile(counts: list[int], bounds: Sequence[int], share: float) -> float | None:
-    """Returns a quantile in seconds, assuming evenly distributed values within a bucket."""
-    wanted = share * sum(counts)
-    if not wanted:
-        return None
-    seen, low = 0, 0
-    for count, high in zip(counts, bounds, strict=False):
-        if seen + count >= wanted:
-            return (low + (high - low) * (wanted - seen) / count) / 1e9
-        seen, low = seen + count, high
-    return bounds[-1] / 1e9

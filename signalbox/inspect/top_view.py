@@ -9,17 +9,15 @@ from rich.text import Text
 
 from signalbox.client.tables import make_table, right
 from signalbox.inspect.load_rates import (
-    HandoverLoad,
     LauncherLoad,
     LoadRates,
-    Quantiles,
     QuarantinedWorker,
     RequestLoad,
-    StoreLoad,
     WorkerLoad,
 )
+from signalbox.inspect.part_lines import part_lines, quantiles_text, time_text
+from signalbox.inspect.readings import Quantiles
 from signalbox.inspect.stage_use import stage_table
-from signalbox_contract.wording import counted
 
 BAR_WIDTH = 20
 
@@ -93,9 +91,7 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
         f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled{hits}",
         f"{worker.steps_per_s:,.1f} steps/s" + _known(" of {}", worker.step),
         *_shares(worker),
-        *_store(worker.store),
-        *_store(worker.peers),
-        *_handovers(worker.handovers),
+        *part_lines(worker.samples),
         *([latencies] if latencies else []),
         f"preempted {worker.preemptions_per_s:,.1f}/s"
         f"  (so far {worker.num_swaps:,} by swap, {worker.num_recomputes:,} by recompute)",
@@ -125,28 +121,6 @@ def _bar(used: int, total: int) -> Text:
     )
 
 
-def _store(store: StoreLoad | None) -> list[str]:
-    if store is None:
-        return []
-    hits = "" if store.hit_rate is None else f"hit rate so far {store.hit_rate:.0%}  "
-    failed = f", {store.num_failures:,} failed" if store.num_failures else ""
-    return [
-        f"{store.kind}: {hits}{counted(store.num_loading, 'request')} loading"
-        f"  {store.fetched_bytes_per_s / 1e6:,.1f} MB/s in"
-        f"  {store.stored_bytes_per_s / 1e6:,.1f} MB/s out{failed}"
-    ]
-
-
-def _handovers(handovers: HandoverLoad | None) -> list[str]:
-    if handovers is None:
-        return []
-    given_up = f", {handovers.num_given_up:,} given up" if handovers.num_given_up else ""
-    return [
-        f"handed over so far: {handovers.num_out:,} out, {handovers.num_in:,} in{given_up}"
-        + _known("  paused {}", handovers.pause)
-    ]
-
-
 def _shares(worker: WorkerLoad) -> list[str]:
     shares = [f"{name} {share:.0%}" for name, share in worker.step_shares.items()]
     return [f"time of a step: {', '.join(shares)}"] if shares else []
@@ -165,18 +139,12 @@ def _requests(requests: list[RequestLoad]) -> Table:
             f"{request.num_prompt_tokens:,}",
             f"{request.num_output_tokens:,}",
             f"{request.max_tokens:,}",
-            _time(request.waited_s),
-            _time(request.age_s),
+            time_text(request.waited_s),
+            time_text(request.age_s),
         )
     return table
 
 
 def _known(text: str, values: Quantiles) -> str:
     """Returns a text with the quantiles in it; empty while there are none."""
-    if values.p50_s is None or values.p99_s is None:
-        return ""
-    return text.format(f"{_time(values.p50_s)} (p99 {_time(values.p99_s)})")
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+    return text.format(shown) if (shown := quantiles_text(values)) else ""

@@ -9,11 +9,13 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from signalbox.inspect.readings import read
 from signalbox_contract import updates
 from signalbox_contract.pooling import Vector
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
+from signalbox_protos.scheduler.v1 import stats_pb2
 from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_router.main import Router as RouterService
 from signalbox_rpc.transport.channel import open_channel
@@ -158,6 +160,11 @@ async def until_serving(address: str) -> None:
         ):
             if answer.status == health_pb2.HealthCheckResponse.SERVING:
                 return
+
+
+def count(samples: Iterable[stats_pb2.Sample], name: str, **labels: str) -> float:
+    """Returns what an answer to GetStats counts, or how many values a histogram has."""
+    return read((), samples, seconds=1).total(name, **labels)
 
 
 def simulated(**settings: Any) -> Callable[[], Runner]:

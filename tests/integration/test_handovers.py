@@ -23,6 +23,7 @@ from tests.integration.stack import (
     RunningWorker,
     assert_idle,
     assert_replays,
+    count,
     router,
     running_scheduler,
     running_worker,
@@ -117,8 +118,9 @@ async def test_a_worker_that_drains_hands_its_streams_over(
         assert event.worker == scheduler.worker_name
         assert event.num_bytes == 64 * event.num_blocks > 0
         (known,) = (await running.client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
-        assert known.handovers.num_taken_over == sum(known.handovers.pause_ns.counts) == NUM_STREAMS
-        assert known.handovers.num_bytes == of(cluster, 0).num_bytes
+        assert count(known.samples, "handovers", result="taken_over") == NUM_STREAMS
+        assert count(known.samples, "handover_pause_seconds") == NUM_STREAMS
+        assert count(known.samples, "handover_bytes") == of(cluster, 0).num_bytes
     assert_replays(recording)
 
 

@@ -23,6 +23,7 @@ from tests.integration.stack import (
     RunningWorker,
     assert_idle,
     assert_replays,
+    count,
     router,
     running_scheduler,
     running_worker,
@@ -94,8 +95,9 @@ async def test_a_prefix_comes_from_the_worker_that_has_it(tmp_path: Path) -> Non
         stub = two.client.stub
         first, second = (await stub.GetStats(stats_pb2.GetStatsRequest())).workers
         explanation = await stub.Explain(explain_pb2.ExplainRequest(request_id="r2"))
-    assert first.peers.num_stored_bytes == second.peers.num_fetched_bytes == 8 * BLOCK_BYTES
-    assert not second.HasField("store")
+    for worker, direction in ((first, "out"), (second, "in")):
+        assert count(worker.samples, "kv_store_bytes", direction=direction) == 8 * BLOCK_BYTES
+    assert {one.labels["tier"] for one in second.samples if "tier" in one.labels} == {"peer"}
     assert owner.exports.num_bytes == reader.reads.counts.num_bytes == 8 * BLOCK_BYTES
     counts = reader.reads.counts
     assert (counts.num_queries, counts.num_hits, counts.num_failures) == (64, 64, 0)

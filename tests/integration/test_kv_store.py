@@ -32,6 +32,7 @@ from tests.integration.stack import (
     RunningScheduler,
     assert_idle,
     assert_replays,
+    count,
     router,
     running_scheduler,
     running_worker,
@@ -144,8 +145,9 @@ async def test_a_worker_that_starts_again_finds_its_prefixes_in_the_store() -> N
             await assert_idle(scheduler)
             (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
             explanation = await client.stub.Explain(explain_pb2.ExplainRequest(request_id="r3"))
-    assert (worker.store.num_queries, worker.store.num_hits) == (64, 64)
-    assert worker.store.num_fetched_bytes == 8 * store.block_bytes
+    for name in ("kv_store_queries", "kv_store_hits"):
+        assert count(worker.samples, name, tier="memory") == 64
+    assert count(worker.samples, "kv_store_bytes", direction="in") == 8 * store.block_bytes
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
     assert (event.num_blocks, event.num_bytes) == (8, 8 * store.block_bytes)
 

@@ -21,6 +21,7 @@ from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expec
 from tests.integration.stack import (
     Router,
     assert_idle,
+    count,
     router,
     running_scheduler,
     running_worker,
@@ -87,10 +88,11 @@ async def test_vectors_are_right_in_chunks_and_in_few_blocks(
         for handle in range(NUM_REQUESTS):
             assert_pooled(client, handle, model)
         (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
-        assert worker.num_prompt_tokens == sum(len(make_prompt(i)) for i in range(NUM_REQUESTS))
-        assert worker.num_preemptions == 0
+        num_tokens = sum(len(make_prompt(i)) for i in range(NUM_REQUESTS))
+        assert count(worker.samples, "prompt_tokens") == num_tokens
+        assert count(worker.samples, "num_preemptions") == 0
         if num_gpu_blocks == 1000:
-            assert (worker.num_prefix_hits > 0) is (name == "last")
+            assert (count(worker.samples, "prefix_cache_hits") > 0) is (name == "last")
         await assert_idle(scheduler)
 
 

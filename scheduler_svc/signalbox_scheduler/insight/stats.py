@@ -81,8 +81,7 @@ class StepStats:
         self.swap_ns += timings.swap_ns
         self.forward_ns += timings.forward_ns
         self.sample_ns += timings.sample_ns
-        if self.stages.ranks:
-            self.stages.add(timings.stages, in_flight_ns=duration_ns)
+        self.stages.add(timings.stages, in_flight_ns=duration_ns)
         for name, number in plan.section_counts.items():
             if number:
                 self.section_counts[name] += number

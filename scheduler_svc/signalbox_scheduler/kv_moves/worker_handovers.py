@@ -83,11 +83,6 @@ class WorkerHandovers(HandoverEnd):
         return self.queues.num_sequence_slots + self.queues.num_held_slots - num_leaving
 
     @property
-    def has_moved(self) -> bool:
-        """True if a group has come or gone, or should have."""
-        return bool(self.num_handed_over or self.num_taken_over or self.num_given_up)
-
-    @property
     def takes_waiting(self) -> bool:
         """True if a group waits that this worker may take: it needs none of another worker."""
         return any(map(self._group_selection.can_ever_run, self.queues.candidates))

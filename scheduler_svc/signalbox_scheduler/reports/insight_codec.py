@@ -7,16 +7,13 @@ from signalbox_contract.step_result import encode_stages
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_rpc.metrics.histogram import Histogram
+from signalbox_rpc.metrics.sample import PER_NS, Sample
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.insight.explain import Explanation
-from signalbox_scheduler.insight.stats import RequestStats, StepStats
-from signalbox_scheduler.kv_moves.peers import TransferPeer
-from signalbox_scheduler.kv_moves.store_planning import StorePlanning
-from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.insight.stats import RequestStats
 from signalbox_scheduler.requests.stage_use import StageUse
 from signalbox_scheduler.requests.timeline import Event
 from signalbox_scheduler.requests.wait_accounting import Wait
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.workers.quarantine import Quarantine
 from signalbox_scheduler.workers.step_loop import StepLoop
 
@@ -43,9 +40,8 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         num_ahead=known.num_ahead,
         role=_role(known.worker, cluster),
         num_steps_sat_out=known.num_steps_sat_out,
+        stages=_stage_use(known.stages),
     )
-    if known.stages.ranks:
-        message.stages.CopyFrom(_stage_use(known.stages))
     if known.failure is not None:
         message.code, message.message = known.failure.code, known.failure.message
     return message
@@ -57,7 +53,10 @@ def _role(worker_name: str, cluster: Cluster) -> str:
     return "" if WorkerRole.BOTH in roles else "".join(roles[:1])
 
 
-def _stage_use(use: StageUse) -> explain_pb2.StageUse:
+def _stage_use(use: StageUse) -> explain_pb2.StageUse | None:
+    """Returns None for a worker of one rank."""
+    if not use.ranks:
+        return None
     return explain_pb2.StageUse(
         ranks=map(encode_rank, use.ranks),
         stages=encode_stages(use.stages),
@@ -112,7 +111,7 @@ def stats(cluster: Cluster, *, max_live_requests: int = 0) -> stats_pb2.GetStats
         requests=_request_stats(cluster.requests.stats),
         num_refused=cluster.requests.num_refused,
         quarantined_workers=map(_quarantined, cluster.worker_records.quarantined()),
-        num_worker_failures=cluster.worker_records.num_failures,
+        samples=map(_sample, cluster.samples()),
     )
 
 
@@ -147,114 +146,43 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         num_requests_swapped=len(scheduler.swapped),
         num_gpu_blocks=gpu.num_blocks,
         num_free_gpu_blocks=gpu.num_free,
+        num_cached_gpu_blocks=gpu.num_cached,
         num_cpu_blocks=cpu.num_blocks,
         num_free_cpu_blocks=cpu.num_free,
-        num_steps=scheduler.num_steps,
-        num_preemptions=scheduler.preemption.num_preemptions,
-        num_generated_tokens=scheduler.output_processor.num_generated_tokens,
-        num_prompt_tokens=scheduler.output_processor.num_prompt_tokens,
-        num_steps_in_flight=len(scheduler.inflight),
-        is_draining=not scheduler.is_accepting,
-        block_size=scheduler.blocks.block_size,
-        num_cached_gpu_blocks=gpu.num_cached,
-        num_recomputes=scheduler.preemption.num_recomputes,
-        num_prefix_queries=scheduler.planner.num_prefix_queries,
-        num_prefix_hits=scheduler.planner.num_prefix_hits,
-        steps=_step_stats(scheduler.steps),
-        requests=_request_stats(scheduler.request_stats),
-        copy_bytes_per_second=scheduler.cost.copy_bytes_per_s,
-        prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
-        num_cpu_prefix_hits=scheduler.planner.num_cpu_prefix_hits,
         num_cached_cpu_blocks=cpu.num_cached,
+        is_draining=not scheduler.is_accepting,
         num_failures=cluster.worker_records.num_failures_of(step_loop.worker_name),
-        stages=_stage_use(scheduler.steps.stages.use()) if scheduler.steps.stages.ranks else None,
-        store=_store_stats(scheduler.store, scheduler),
-        peers=_peer_stats(scheduler.peer, scheduler),
         role=cluster.roles.of(step_loop),
-        handovers=_handover_stats(scheduler.handovers),
-    )
-
-
-def _store_stats(store: StorePlanning | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
-    """Returns None of a worker without a store."""
-    if store is None or (write_behind := store.write_behind) is None:
-        return None
-    counts = store.loading.counts
-    return stats_pb2.StoreStats(
-        kind=store.kind,
-        num_requests_loading=len(scheduler.loading),
-        num_queries=counts.num_queries,
-        num_hits=counts.num_hits,
-        num_fetched_bytes=counts.num_bytes,
-        num_failed_loads=counts.num_failures,
-        num_late_loads=counts.num_late,
-        num_stored_bytes=write_behind.num_bytes,
-        num_stored_blocks=write_behind.num_blocks,
-        num_failed_stores=write_behind.num_failures,
-        load_bytes_per_second=scheduler.cost.load_bytes_per_s,
-    )
-
-
-def _peer_stats(peer: TransferPeer | None, scheduler: Scheduler) -> stats_pb2.StoreStats | None:
-    """Returns None of a worker that has nothing to do with others."""
-    if peer is None:
-        return None
-    counts, num_lent_bytes = peer.reads.counts, peer.exports.num_bytes
-    if not (peer.reads.has_peers or counts.num_queries or num_lent_bytes):
-        return None
-    return stats_pb2.StoreStats(
-        kind="peer",
-        num_requests_loading=peer.reads.num_fetches,
-        num_stored_bytes=num_lent_bytes,
-        num_queries=counts.num_queries,
-        num_hits=counts.num_hits,
-        num_fetched_bytes=counts.num_bytes,
-        num_failed_loads=counts.num_failures,
-        num_late_loads=counts.num_late,
-        load_bytes_per_second=scheduler.cost.peer_bytes_per_s,
-    )
-
-
-def _handover_stats(handovers: WorkerHandovers | None) -> stats_pb2.HandoverStats | None:
-    """Returns None of a worker that has nothing to do with others."""
-    if handovers is None or not (handovers.peer.reads.has_peers or handovers.has_moved):
-        return None
-    return stats_pb2.HandoverStats(
-        num_handed_over=handovers.num_handed_over,
-        num_taken_over=handovers.num_taken_over,
-        num_given_up=handovers.num_given_up,
-        num_bytes=handovers.num_bytes,
-        pause_ns=_histogram(handovers.pause_ns),
-    )
-
-
-def _step_stats(steps: StepStats) -> stats_pb2.StepStats:
-    return stats_pb2.StepStats(
-        tokens=_histogram(steps.tokens),
-        duration_ns=_histogram(steps.duration_ns),
-        num_prefill_tokens=steps.num_prefill_tokens,
-        wait_ns=steps.wait_ns,
-        swap_ns=steps.swap_ns,
-        forward_ns=steps.forward_ns,
-        sample_ns=steps.sample_ns,
-        num_blocks_swapped_out=steps.section_counts["blocks_swapped_out"],
-        num_blocks_swapped_in=steps.section_counts["blocks_swapped_in"],
-        num_blocks_copied=steps.section_counts["blocks_copied"],
+        requests=_request_stats(scheduler.request_stats),
+        stages=_stage_use(scheduler.steps.stages.use()),
+        samples=map(_sample, scheduler.samples()),
     )
 
 
 def _request_stats(requests: RequestStats) -> stats_pb2.RequestStats:
     return stats_pb2.RequestStats(
         num_ended=requests.num_ended,
-        queue_ns=_histogram(requests.queue_ns),
-        time_to_first_token_ns=_histogram(requests.time_to_first_token_ns),
-        time_per_output_token_ns=_histogram(requests.time_per_output_token_ns),
-        duration_ns=_histogram(requests.duration_ns),
+        queue_ns=_histogram(requests.queue_ns, PER_NS),
+        time_to_first_token_ns=_histogram(requests.time_to_first_token_ns, PER_NS),
+        time_per_output_token_ns=_histogram(requests.time_per_output_token_ns, PER_NS),
+        duration_ns=_histogram(requests.duration_ns, PER_NS),
     )
 
 
-def _histogram(values: Histogram) -> stats_pb2.Histogram:
-    return stats_pb2.Histogram(bounds=values.bounds, counts=values.counts, sum=values.sum)
+def _sample(sample: Sample) -> stats_pb2.Sample:
+    kind, name, _, value, labels, unit = sample
+    message = stats_pb2.Sample(name=name, labels=labels)
+    if isinstance(value, Histogram):
+        message.histogram.CopyFrom(_histogram(value, unit))
+    else:
+        setattr(message, kind.name.lower(), value)
+    return message
+
+
+def _histogram(values: Histogram, unit: float) -> stats_pb2.Histogram:
+    return stats_pb2.Histogram(
+        bounds=values.bounds, counts=values.counts, sum=values.sum, unit=unit
+    )
 
 
 def nanoseconds(seconds: float) -> int:

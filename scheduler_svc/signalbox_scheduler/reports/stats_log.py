@@ -7,8 +7,9 @@ and none was preempted since. A log ends with the worker at rest.
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 
+from signalbox_rpc.metrics.histogram import Histogram
+from signalbox_rpc.metrics.sample import Kind
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.workers.step_loop import StepLoop
@@ -26,28 +27,17 @@ _LOAD = ("running", "swapped", "waiting")
 _AT_REST = (0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counts:
-    """Counts of one worker since it joined."""
+_Counts = dict[str, float]
+"""Counters of one worker since it joined, by the name of their samples."""
 
-    num_steps: int
-    num_prompt_tokens: int
-    num_generated_tokens: int
-    num_preemptions: int
-    num_prefix_queries: int
-    num_prefix_hits: int
 
-    @classmethod
-    def of(cls, scheduler: Scheduler) -> "_Counts":
-        planner, processor = scheduler.planner, scheduler.output_processor
-        return cls(
-            num_steps=scheduler.num_steps,
-            num_prompt_tokens=processor.num_prompt_tokens,
-            num_generated_tokens=processor.num_generated_tokens,
-            num_preemptions=scheduler.preemption.num_preemptions,
-            num_prefix_queries=planner.num_prefix_queries,
-            num_prefix_hits=planner.num_prefix_hits,
-        )
+def _counts(scheduler: Scheduler) -> _Counts:
+    found = _Counts(num_steps=scheduler.num_steps)
+    for sample in scheduler.samples():
+        if sample.kind is Kind.COUNTER and not sample.labels:
+            assert not isinstance(sample.value, Histogram)
+            found[sample.name] = sample.value
+    return found
 
 
 class StatsLog:
@@ -68,8 +58,9 @@ class StatsLog:
     def write(self, now: float) -> None:
         """Writes a line of each worker whose load is not what its last line said."""
         for step_loop in (step_loops := list(self._cluster.step_loops)):
-            counts = _Counts.of(step_loop.scheduler)
-            fields = self._fields(step_loop, self._before.get(step_loop), counts, now - self._at)
+            counts, before = _counts(step_loop.scheduler), self._before.get(step_loop, {})
+            since = {name: number - before.get(name, 0) for name, number in counts.items()}
+            fields = self._fields(step_loop, since, now - self._at)
             load = tuple(fields[name] for name in _LOAD)
             if load != self._written.get(step_loop, _AT_REST) or fields["preemptions"]:
                 logger.info(_LINE, fields)
@@ -80,25 +71,18 @@ class StatsLog:
                 del kept[gone]
         self._at = now
 
-    def _fields(
-        self, step_loop: StepLoop, before: _Counts | None, counts: _Counts, seconds: float
-    ) -> dict[str, object]:
+    def _fields(self, step_loop: StepLoop, since: _Counts, seconds: float) -> dict[str, object]:
         scheduler, gpu = step_loop.scheduler, step_loop.scheduler.blocks.gpu
-
-        def since(name: str) -> int:
-            grown: int = getattr(counts, name) - (getattr(before, name) if before else 0)
-            return grown
-
-        queries = since("num_prefix_queries")
+        queries = since["prefix_cache_queries"]
         return {
             "worker": step_loop.worker_name,
-            "prompt_tokens_per_s": round(since("num_prompt_tokens") / seconds, 1),
-            "generated_tokens_per_s": round(since("num_generated_tokens") / seconds, 1),
-            "steps_per_s": round(since("num_steps") / seconds, 1),
+            "prompt_tokens_per_s": round(since["prompt_tokens"] / seconds, 1),
+            "generated_tokens_per_s": round(since["generation_tokens"] / seconds, 1),
+            "steps_per_s": round(since["num_steps"] / seconds, 1),
             "running": len(scheduler.running),
             "swapped": len(scheduler.swapped),
             "waiting": len(self._cluster.admission),
             "kv_cache_percent": round(100 * gpu.share_in_use),
-            "prefix_hit_percent": round(100 * since("num_prefix_hits") / max(1, queries)),
-            "preemptions": since("num_preemptions"),
+            "prefix_hit_percent": round(100 * since["prefix_cache_hits"] / max(1, queries)),
+            "preemptions": since["num_preemptions"],
         }

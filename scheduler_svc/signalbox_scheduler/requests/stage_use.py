@@ -46,7 +46,9 @@ class StageAccount:
     in_flight_ns: int = 0
 
     def add(self, stages: Stages, *, in_flight_ns: int) -> None:
-        """Adds a step."""
+        """Adds a step; a no-op for a worker of one rank."""
+        if not self.ranks:
+            return
         self.stages = sum_stages(self.stages, stages)
         self.num_steps += 1
         self.in_flight_ns += in_flight_ns

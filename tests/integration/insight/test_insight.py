@@ -7,6 +7,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from tests.integration.stack import (
     Router,
+    count,
     router,
     running_scheduler,
     running_worker,
@@ -111,16 +112,18 @@ async def test_stats_count_steps_tokens_and_how_requests_ended() -> None:
             stats = await client.stub.GetStats(stats_pb2.GetStatsRequest())
             assert not stats.live_requests
     [worker] = stats.workers
-    steps = worker.steps
+    histograms = {one.name: one.histogram for one in worker.samples if one.HasField("histogram")}
+    tokens, durations = histograms["iteration_tokens_total"], histograms["step_duration_seconds"]
     assert dict(stats.num_refused) == {"UNAVAILABLE": 1}
     assert dict(stats.requests.num_ended) == {"LENGTH": 2}
     assert worker.requests == stats.requests
     assert sum(worker.requests.time_to_first_token_ns.counts) == 2
-    assert sum(steps.tokens.counts) == sum(steps.duration_ns.counts) > 0
-    assert len(steps.tokens.counts) == len(steps.tokens.bounds) + 1
-    assert worker.num_prefix_hits == 16  # the second request finds two blocks of the first
-    assert 24 <= steps.num_prefill_tokens <= steps.tokens.sum
-    assert stats.uptime_ns > steps.duration_ns.sum > 0
+    assert sum(tokens.counts) == sum(durations.counts) > 0
+    assert len(tokens.counts) == len(tokens.bounds) + 1
+    hits = count(worker.samples, "prefix_cache_hits")
+    assert hits == 16  # the second request finds two blocks of the first
+    assert 24 <= count(worker.samples, "prefill_tokens") <= tokens.sum
+    assert stats.uptime_ns / 1e9 > durations.sum * durations.unit > 0
 
 
 async def test_dump_shows_queues_tables_and_steps_in_flight_and_no_tokens_unless_asked() -> None:

@@ -1,12 +1,15 @@
 """What `signalbox top` makes of two answers of a scheduler."""
 
+import dataclasses
 import io
+import json
 import re
+from collections.abc import Iterable
 
 import pytest
 from rich.console import Console
 
-from signalbox.inspect.load_rates import measure
+from signalbox.inspect.load_rates import LoadRates, measure
 from signalbox.inspect.top import Watch, run
 from signalbox.inspect.top_view import render
 from signalbox_protos.scheduler.v1 import explain_pb2
@@ -31,14 +34,18 @@ def make_request(
     )
 
 
-def make_stats(seconds: int, *, num_steps: int = 0, tokens: int = 0) -> pb.GetStatsResponse:
-    bounds = [10 * MS, 20 * MS]
-    steps = pb.StepStats(
-        duration_ns=pb.Histogram(bounds=bounds, counts=[num_steps, 0, 0]),
-        num_prefill_tokens=3 * tokens,
-        forward_ns=3 * num_steps,
-        wait_ns=num_steps,
-    )
+def counter(name: str, value: float, **labels: str) -> pb.Sample:
+    return pb.Sample(name=name, labels=labels, counter=value)
+
+
+def durations(name: str, *counts: int) -> pb.Sample:
+    histogram = pb.Histogram(bounds=[10 * MS, 20 * MS], counts=counts, unit=1e-9)
+    return pb.Sample(name=name, histogram=histogram)
+
+
+def make_stats(
+    seconds: int, *, num_steps: int = 0, tokens: int = 0, more: Iterable[pb.Sample] = ()
+) -> pb.GetStatsResponse:
     worker = pb.WorkerStats(
         address="host:1",
         num_requests_running=7,
@@ -47,13 +54,18 @@ def make_stats(seconds: int, *, num_steps: int = 0, tokens: int = 0) -> pb.GetSt
         num_cached_gpu_blocks=10,
         num_cpu_blocks=50,
         num_free_cpu_blocks=50,
-        num_steps=num_steps,
-        num_generated_tokens=tokens,
-        num_preemptions=5,
-        num_recomputes=2,
-        num_prefix_queries=tokens,
-        num_prefix_hits=tokens // 4,
-        steps=steps,
+        samples=[
+            durations("step_duration_seconds", num_steps, 0, 0),
+            counter("generation_tokens", tokens),
+            counter("prefill_tokens", 3 * tokens),
+            counter("step_phase_seconds", 3 * num_steps, phase="forward"),
+            counter("step_phase_seconds", num_steps, phase="wait"),
+            counter("num_preemptions", 5),
+            counter("num_recomputes", 2),
+            counter("prefix_cache_queries", tokens),
+            counter("prefix_cache_hits", tokens // 4),
+            *more,
+        ],
     )
     queued = make_request("queued", explain_pb2.REQUEST_STATE_WAITING, waited_ns=2500 * MS)
     queued.age_ns = queued.waited_ns
@@ -85,8 +97,8 @@ def test_rates_are_differences_over_the_scheduler_s_own_time() -> None:
 
 def test_quantiles_are_of_what_came_between_and_lie_within_their_bucket() -> None:
     before, after = make_stats(1), make_stats(2)
-    before.workers[0].steps.duration_ns.counts[:] = [1000, 0, 0]
-    after.workers[0].steps.duration_ns.counts[:] = [1000, 100, 0]
+    before.workers[0].samples[0].histogram.counts[:] = [1000, 0, 0]
+    after.workers[0].samples[0].histogram.counts[:] = [1000, 100, 0]
     step = measure(before, after).workers[0].step
     assert step.p50_s == pytest.approx(0.015)
     assert step.p99_s == pytest.approx(0.0199)
@@ -125,50 +137,65 @@ def test_the_screen_shows_queues_pools_and_rates() -> None:
     assert fresh == ["[bold]fresh", "prefill", "700", "0", "64", "0", "ms", "1.5", "s"]
 
 
+def make_moves(factor: int) -> list[pb.Sample]:
+    """Returns the samples of a disk, other workers, and a part without a line on the screen."""
+    disk, peer = {"tier": "disk"}, {"tier": "peer"}
+    return [
+        counter("kv_store_queries", 100 * factor, **disk),
+        counter("kv_store_hits", 0, **disk),
+        counter("kv_store_bytes", 10**6 * factor, direction="out", **disk),
+        counter("kv_store_queries", 100 * factor, **peer),
+        counter("kv_store_hits", 75 * factor, **peer),
+        counter("kv_store_bytes", 4 * 10**6 * factor, direction="in", **peer),
+        counter("kv_store_failures", factor, direction="in", **peer),
+        pb.Sample(name="num_requests_loading", labels=peer, gauge=2),
+        counter("moved_pictures", 7 * factor),
+    ]
+
+
+def squeezed(load: LoadRates) -> str:
+    return " ".join(text_of(render(load, "host:1")).replace("│", " ").split())
+
+
 def test_the_screen_shows_what_comes_from_stores_and_other_workers() -> None:
-    before, after = make_stats(1), make_stats(3)
-    for stats, factor in ((before, 1), (after, 3)):
-        (worker,) = stats.workers
-        worker.store.CopyFrom(
-            pb.StoreStats(kind="disk", num_queries=100 * factor, num_stored_bytes=10**6 * factor)
-        )
-        worker.peers.CopyFrom(
-            pb.StoreStats(
-                kind="peer",
-                num_requests_loading=2,
-                num_queries=100 * factor,
-                num_hits=75 * factor,
-                num_fetched_bytes=4 * 10**6 * factor,
-                num_failed_loads=factor,
-            )
-        )
-    text = " ".join(text_of(render(measure(before, after), "host:1")).replace("│", " ").split())
-    assert "disk: hit rate so far 0% 0 requests loading 0.0 MB/s in 1.0 MB/s out" in text
-    assert "peer: hit rate so far 75% 2 requests loading 4.0 MB/s in" in text
-    assert "3 failed" in text
-    assert "hit rate so far 75%" in text_of(render(measure(after, after), "host:1"))
+    after = make_stats(3, more=make_moves(3))
+    load = measure(make_stats(1, more=make_moves(1)), after)
+    text = squeezed(load)
+    assert "disk: hit rate so far 0% 1.0 MB/s out peer: hit rate" in text
+    assert "peer: hit rate so far 75% 4.0 MB/s in 3 failed 2 loading" in text
+    assert "hit rate so far 75% 0.0 MB/s in" in squeezed(measure(after, after))
+
+
+def test_a_count_that_the_screen_does_not_choose_is_in_the_json_object() -> None:
+    load = measure(make_stats(1, more=make_moves(1)), make_stats(3, more=make_moves(3)))
+    samples = json.loads(json.dumps(dataclasses.asdict(load)))["workers"][0]["samples"]
+    (found,) = (one for one in samples if one["name"] == "moved_pictures")
+    assert (found["value"], found["per_s"]) == (21, 7)
 
 
 def test_the_screen_shows_what_was_handed_over() -> None:
-    before, after = make_stats(1), make_stats(3)
-    (worker,) = after.workers
-    worker.handovers.num_handed_over, worker.handovers.num_taken_over = 5, 1200
-    worker.handovers.num_given_up = 3
-    worker.handovers.pause_ns.bounds[:] = [10**7, 2 * 10**7]
-    worker.handovers.pause_ns.counts[:] = [0, 100, 0]
-    text = " ".join(text_of(render(measure(before, after), "host:1")).replace("│", " ").split())
-    assert "handed over so far: 5 out, 1,200 in, 3 given up paused 15 ms (p99 20 ms)" in text
-    assert "handed over" not in text_of(render(measure(before, make_stats(3)), "host:1"))
+    more = [
+        counter("handovers", 5, result="handed_over"),
+        counter("handovers", 1200, result="taken_over"),
+        counter("handovers", 3, result="given_up"),
+        durations("handover_pause_seconds", 0, 100, 0),
+    ]
+    before = make_stats(1)
+    text = squeezed(measure(before, make_stats(3, more=more)))
+    assert "handed over so far: 5 out 1,200 in 3 given up paused 15 ms (p99 20 ms)" in text
+    assert "handed over" not in squeezed(measure(before, make_stats(3)))
 
 
 def test_what_is_not_known_yet_has_no_place_on_the_screen() -> None:
-    stats = make_stats(1)
-    stats.workers[0].handovers.num_taken_over = 1
-    stats.workers[0].peers.kind = "peer"
+    more = [
+        counter("kv_store_queries", 0, tier="peer"),
+        durations("handover_pause_seconds", 1, 0, 0),
+    ]
+    stats = make_stats(1, more=more)
     text = text_of(render(measure(stats, stats), "host:1"))
     assert re.search(r"\s-\W", text) is None
     assert "0.0 steps/s" in text
-    assert "peer: 0 requests loading" in text
+    assert "peer" not in text and "handed over" not in text
     assert "first token" not in text
 
 

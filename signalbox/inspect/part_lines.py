@@ -1,0 +1,101 @@
+"""Lines of `signalbox top` for the parts that a worker may have: which samples, in which words.
+
+What is 0 since the worker joined is left out, so a worker without a part has no line of it. The
+JSON object of `--json` has every sample.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from signalbox.inspect.readings import Quantiles, Readings
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of a line: words around it, the name of its samples, and their labels."""
+
+    words: str
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    share_of: str = ""
+    """Name of the samples of which it is shown as a share; empty for the number itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Numbers behind a title, or a line of them for each value of the label `by`."""
+
+    numbers: tuple[Number, ...]
+    title: str = ""
+    by: str = ""
+
+
+LINES = (
+    Line(
+        by="tier",
+        numbers=(
+            Number("hit rate so far {}", "kv_store_hits", share_of="kv_store_queries"),
+            Number("{} in", "kv_store_bytes", {"direction": "in"}),
+            Number("{} out", "kv_store_bytes", {"direction": "out"}),
+            Number("{} failed", "kv_store_failures"),
+            Number("{} late", "kv_store_late_loads"),
+            Number("{} loading", "num_requests_loading"),
+        ),
+    ),
+    Line(
+        title="handed over so far",
+        numbers=(
+            Number("{} out", "handovers", {"result": "handed_over"}),
+            Number("{} in", "handovers", {"result": "taken_over"}),
+            Number("{} given up", "handovers", {"result": "given_up"}),
+            Number("paused {}", "handover_pause_seconds"),
+        ),
+    ),
+)
+
+
+def part_lines(samples: Readings) -> list[str]:
+    """Returns the lines that have a number to show."""
+    lines = []
+    for line in LINES:
+        for title, labels in _titles(line, samples).items():
+            texts = [_text(number, samples, labels) for number in line.numbers]
+            if any(texts):
+                lines.append(f"{title}: {'  '.join(filter(None, texts))}")
+    return lines
+
+
+def _titles(line: Line, samples: Readings) -> dict[str, dict[str, str]]:
+    """Returns labels of the samples of a line, by its title."""
+    if not line.by:
+        return {line.title: {}}
+    found = [one for number in line.numbers for one in samples.find(number.name)]
+    return {one.labels[line.by]: {line.by: one.labels[line.by]} for one in found}
+
+
+def _text(number: Number, samples: Readings, labels: dict[str, str]) -> str:
+    found = samples.find(number.name, **labels, **number.labels)
+    whole = samples.total(number.share_of or number.name, **labels, **number.labels)
+    if not whole:
+        return ""
+    value = sum(one.value for one in found)
+    if number.share_of:
+        text = f"{value / whole:.0%}"
+    elif number.name.endswith("_bytes"):
+        text = f"{sum(one.per_s or 0.0 for one in found) / 1e6:,.1f} MB/s"
+    elif number.name.endswith("_seconds"):
+        text = quantiles_text(found.quantiles(number.name))
+    else:
+        text = f"{value:,.0f}"
+    return number.words.format(text) if text else ""
+
+
+def quantiles_text(values: Quantiles) -> str:
+    """Returns the median and the 99th percentile; empty while there are none."""
+    if values.p50_s is None or values.p99_s is None:
+        return ""
+    return f"{time_text(values.p50_s)} (p99 {time_text(values.p99_s)})"
+
+
+def time_text(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
