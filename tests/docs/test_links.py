@@ -14,7 +14,10 @@ from tests.docs.blocks import ROOT, pages
 from tests.test_imports import FOLDERS
 
 DOCUMENTS = [
-    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "THREAT_MODEL.md")),
+    *(
+        ROOT / name
+        for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "THREAT_MODEL.md")
+    ),
     *pages(),
 ]
 TOPS = "|".join(
