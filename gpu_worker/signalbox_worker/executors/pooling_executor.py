@@ -13,7 +13,7 @@ from signalbox_worker.batch.arrays import FloatArray, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.spans import span
 from signalbox_worker.executors.torch_executor import TorchExecutor
-from signalbox_worker.models import Encoder, Model
+from signalbox_worker.models import Model
 from signalbox_worker.pooling.hidden_states import Sums
 from signalbox_worker.pooling.pooler import Pooler
 from signalbox_worker.sampling.sampler import Sampler
@@ -62,7 +62,6 @@ class PoolingExecutor(TorchExecutor):
         pooler: Pooler,
     ) -> None:
         super().__init__(model, attention, sampler, device)
-        assert isinstance(model, Encoder), "models that cannot pool are refused when opened"
         self._encoder, self._pooler = model, pooler
 
     def execute(self, batch: Batch) -> BatchOutput:

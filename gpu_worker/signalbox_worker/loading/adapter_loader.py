@@ -15,7 +15,7 @@ from signalbox_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.layers.linear import FusedTarget, MatrixTarget
-from signalbox_worker.models import Model, TakesAdapters
+from signalbox_worker.models import Model
 
 _WEIGHT = ".weight"
 _LAYER = re.compile(r"(\.layers\.)\d+(\.)")
@@ -127,7 +127,7 @@ def _whole_shape(parts: Sequence[_Part]) -> tuple[int, int]:
 
 def _why_not(model: Model, architecture: str, device: torch.device) -> str | None:
     """Says why a model takes no adapters; None if it does."""
-    if not (isinstance(model, TakesAdapters) and model.takes_adapters):
+    if not model.takes_adapters:
         return f"adapters are not served for {architecture}; merge them into the model"
     if device.type != "cpu":
         return f"adapters are served on a CPU, and the model is on {device}; merge them into it"

@@ -9,7 +9,6 @@ from signalbox_worker.device.division import kv_heads_per_rank
 from signalbox_worker.layers import ParallelGroup, Placement
 from signalbox_worker.loading.dummy_source import DummySource
 from signalbox_worker.loading.opened_model import OpenedModel
-from signalbox_worker.models import HasSinks, Pooled, SoftCapped
 
 _INT8, _FP8 = "int8", "fp8"
 _FP8_CAPABILITY = (8, 9)
@@ -24,21 +23,20 @@ def attention_shape(
     why_not_natively: str,
 ) -> AttentionShape:
     """Raises ModelError for a `kv_cache_dtype` that the model or the device does not take."""
-    config, kv_dtype = opened.config, cache_config.kv_cache_dtype
+    model, kv_dtype = opened.shape, cache_config.kv_cache_dtype
     _check_kv_dtype(opened, kv_dtype, placement, why_not_natively)
-    stage = group.stage(config.num_layers)
-    windows = config.sliding_windows or (None,) * config.num_layers
+    stage = group.stage(model.num_layers)
     return AttentionShape(
         num_layers=len(stage),
-        num_heads=group.divide(config.num_heads, "num_attention_heads"),
-        num_kv_heads=kv_heads_per_rank(config.num_kv_heads, group.size),
-        head_size=config.head_size,
+        num_heads=group.divide(model.num_heads, "num_attention_heads"),
+        num_kv_heads=kv_heads_per_rank(model.num_kv_heads, group.size),
+        head_size=model.head_size,
         block_size=cache_config.block_size or AUTO_BLOCK_SIZE,
-        scale=config.scale,
-        sliding_windows=tuple(windows[i] for i in stage.indices),
-        soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
-        has_sinks=isinstance(config, HasSinks) and config.has_sinks,
-        is_bidirectional=_is_bidirectional(opened),
+        scale=model.scale,
+        sliding_windows=tuple(model.sliding_windows[i] for i in stage.indices),
+        soft_cap=model.attention_soft_cap,
+        has_sinks=model.has_sinks,
+        is_bidirectional=model.is_bidirectional,
         dtype=placement.dtype,
         device=placement.device,
         fp8_scales=_fp8_scales(opened, stage) if kv_dtype == _FP8 else None,
@@ -65,15 +63,11 @@ def _check_kv_dtype(
             f"{placement.device} has {'.'.join(map(str, capability))}; use 'auto'"
         )
     check_kv_scheme(opened.source.config, kv_dtype)
-    if _is_bidirectional(opened) and kv_dtype not in ("auto", dtype):
+    if opened.shape.is_bidirectional and kv_dtype not in ("auto", dtype):
         raise ModelError(
             f"kv_cache_dtype is {kv_dtype!r}, but {opened.spec.architecture} keeps no K and V; use "
             "'auto'"
         )
-
-
-def _is_bidirectional(opened: OpenedModel) -> bool:
-    return isinstance(opened.config, Pooled) and opened.config.is_bidirectional
 
 
 def _fp8_scales(opened: OpenedModel, stage: StageLayers) -> tuple[tuple[float, float], ...]:

@@ -27,7 +27,7 @@ _TABLES = re.compile(r"embed|wte|wpe")
 
 def stage_layers(opened: OpenedModel, parallel: ParallelConfig) -> StageLayers:
     """Returns the layers of a rank's stage. Raises ModelError if there is no such division."""
-    total, num_stages = opened.config.num_layers, parallel.pipeline_parallel_size
+    total, num_stages = opened.shape.num_layers, parallel.pipeline_parallel_size
     if num_stages == 1:
         return StageLayers(0, total, total)
     if not opened.spec.has_stages:
@@ -77,7 +77,7 @@ def divided(layers: Sequence[int], head: int, *, num_stages: int) -> tuple[int, 
 
 def _bytes(opened: OpenedModel) -> tuple[list[int], int]:
     """Returns the bytes of the layers and of the head; made-up layers are alike."""
-    layers = [0] * opened.config.num_layers
+    layers = [0] * opened.shape.num_layers
     if isinstance(opened.source, DummySource):
         return [1] * len(layers), 0
     embedding = head = 0

@@ -28,8 +28,9 @@ from signalbox_worker.loading.attention_shape import attention_shape
 from signalbox_worker.loading.dummy_weights import dummy_placement
 from signalbox_worker.loading.model_source import ModelSource
 from signalbox_worker.loading.opened_model import OpenedModel, model_info, open_with_config
-from signalbox_worker.loading.weight_loader import LoadsItself, load_weights
-from signalbox_worker.models import Model, Staged
+from signalbox_worker.loading.pooling_model import not_pooled
+from signalbox_worker.loading.weight_loader import load_weights
+from signalbox_worker.models import Model
 from signalbox_worker.models.few_rows import choose_products
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.pooling.pooler import Pooler
@@ -112,9 +113,9 @@ def load_model(
         progress=progress,
         why_not_natively=why_not_natively,
     )
-    config, kv_dtype = opened.config, str(shape.kv_dtype).removeprefix("torch.")
+    kv_dtype = str(shape.kv_dtype).removeprefix("torch.")
     sampler = make_sampler(
-        device_config, vocab_size=config.vocab_size, placement=placement, group=group
+        device_config, vocab_size=opened.shape.vocab_size, placement=placement, group=group
     )
     logger.info("%s is loaded on %s in %s, K and V in %s", info.name, device, info.dtype, kv_dtype)
     return LoadedModel(
@@ -139,8 +140,8 @@ def load_model(
             BackendInUse("linear", built.linear_backend),
         ),
         group=group,
-        stage=group.stage(config.num_layers),
-        hidden_size=config.hidden_size if isinstance(config, Staged) else 0,
+        stage=group.stage(opened.shape.num_layers),
+        hidden_size=opened.shape.hidden_size,
         dtype=placement.dtype,
         weights_bytes=tensor_bytes(built.model),
         others_bytes=others_bytes,
@@ -170,7 +171,7 @@ def _build(
 ) -> _BuiltModel:
     """Builds the model in the form that `--quantization` chooses, and loads its weights."""
     source, device = opened.source, placement.device
-    stage = group.stage(opened.config.num_layers)
+    stage = group.stage(opened.shape.num_layers)
     quantization = choose_quantization(
         model_config,
         source,
@@ -179,8 +180,10 @@ def _build(
         has_kernels=device.type != "cuda" or registry.has_own("fp8_linear", device),
     )
     with _out_of_memory_named(info, device), torch.inference_mode():
-        model = opened.spec.build(opened.config, info.max_model_len, placement, group)
-        rounds = model_config.quantization != "none" and not isinstance(model, LoadsItself)
+        model = opened.spec.make(opened.config, info.max_model_len, placement, group)
+        if opened.pooling is not None and not model.pools:
+            raise not_pooled(info.architecture)
+        rounds = model_config.quantization != "none" and not model.loads_itself
         line = describe_form(
             source.sizes, info.dtype, quantization, why_not_natively, rounds_activations=rounds
         )
@@ -211,7 +214,7 @@ def _build(
 def all_names(opened: OpenedModel, placement: Placement) -> Set[str]:
     """Returns the names of the tensors of all stages."""
     nowhere = replace(placement, device=torch.device("meta"))
-    return opened.spec.build(opened.config, 1, nowhere, ParallelGroup()).weight_targets().keys()
+    return opened.spec.make(opened.config, 1, nowhere, ParallelGroup()).weight_targets().keys()
 
 
 @contextlib.contextmanager

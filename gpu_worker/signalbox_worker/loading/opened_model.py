@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from signalbox_contract.model import ModelInfo
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
@@ -17,15 +18,7 @@ from signalbox_worker.loading.generation_config import read_generation_config, w
 from signalbox_worker.loading.model_source import ModelSource, as_text, open_model
 from signalbox_worker.loading.pooling_model import OpenedPooling, is_pooling, open_pooling
 from signalbox_worker.missing_packages import needing_pytorch
-from signalbox_worker.models import (
-    DecoderConfig,
-    ModelSpec,
-    Pooled,
-    ServedConfig,
-    Stretched,
-    Tied,
-    find_model,
-)
+from signalbox_worker.models import DecoderConfig, ModelShape, ModelSpec, find_model
 from signalbox_worker.models.plugins import import_plugins
 
 logger = logging.getLogger(__name__)
@@ -40,7 +33,10 @@ class OpenedModel:
 
     source: ModelSource
     spec: ModelSpec
-    config: ServedConfig
+    config: Any
+    """The family's own."""
+    shape: ModelShape
+    """What all else reads of it."""
     pooling: OpenedPooling | None = None
     """None of a model that generates."""
     files: tuple[ContentFile, ...] = ()
@@ -49,8 +45,8 @@ class OpenedModel:
     @property
     def tied_tables(self) -> tuple[str, str] | None:
         """Names of the table of embeddings and of the head, if they are one matrix."""
-        is_tied = isinstance(self.config, Tied) and self.config.tie_embeddings
-        return (self.spec.table, self.spec.head) if is_tied and self.pooling is None else None
+        is_tied = self.shape.tie_embeddings and self.pooling is None
+        return (self.spec.table, self.spec.head) if is_tied else None
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns the files of the tokenizer, and those that say how texts are pooled."""
@@ -73,26 +69,27 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
             trust_remote_code=model_config.trust_remote_code,
         )
         config = _with_stored_head(spec.read_config(source.config), spec, source)
+        shape = ModelShape.of(config)
     if pools:
         if model_config.model_impl == "transformers":
             raise ModelError("--model-impl transformers has no pooling; leave it out")
-        pooling = open_pooling(model_config, source, config)
+        pooling = open_pooling(model_config, source, config, shape)
         if isinstance(config, DecoderConfig):
             config = replace(config, has_head=False)
-        return OpenedModel(source, spec, config, pooling)
-    if not spec.generates or (isinstance(config, Pooled) and config.is_bidirectional):
-        raise ModelError(f"{config.architecture} generates no tokens; use --runner pooling")
+        return OpenedModel(source, spec, config, shape, pooling)
+    if not spec.generates or shape.is_bidirectional:
+        raise ModelError(f"{shape.architecture} generates no tokens; use --runner pooling")
     if model_config.convert != "auto":
         raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
     code = foreign_code(plugins, source.root if model_config.trust_remote_code else None)
     files = tuple(ContentFile.note(path) for path in (*source.files(), *code))
-    return OpenedModel(source, spec, config, files=files)
+    return OpenedModel(source, spec, config, shape, files=files)
 
 
-def _with_stored_head(config: ServedConfig, spec: ModelSpec, source: ModelSource) -> ServedConfig:
+def _with_stored_head(config: Any, spec: ModelSpec, source: ModelSource) -> Any:
     """Returns the configuration untied if the files hold a head of its own, as in transformers:
     those of a merged adapter do, and the config.json of its base model is left."""
-    if isinstance(source, DummySource) or not (isinstance(config, Tied) and config.tie_embeddings):
+    if isinstance(source, DummySource) or not ModelShape.of(config).tie_embeddings:
         return config
     stored = source.stored()
     table, head = find(stored, spec.table), find(stored, spec.head)
@@ -104,8 +101,7 @@ def _with_stored_head(config: ServedConfig, spec: ModelSpec, source: ModelSource
         spec.head,
         spec.table,
     )
-    untied: ServedConfig = replace(config, tie_embeddings=False)  # type: ignore[type-var]
-    return untied
+    return replace(config, tie_embeddings=False)
 
 
 def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:
@@ -114,23 +110,23 @@ def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) ->
 
 def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> ModelInfo:
     """Describes a model whose floats are computed in `dtype`. Raises ModelError."""
-    source, config = opened.source, opened.config
-    length = model_config.max_model_len or _usual_length(config)
+    source, shape = opened.source, opened.shape
+    length = model_config.max_model_len or _usual_length(shape)
     if opened.pooling is not None and model_config.max_model_len is None:
         length = min(length, opened.pooling.max_length or length)
-    if length > config.max_position:
+    if length > shape.max_position:
         raise ModelError(
-            f"max_model_len is {length}; {source.name} allows at most {config.max_position}"
+            f"max_model_len is {length}; {source.name} allows at most {shape.max_position}"
         )
     generation = read_generation_config(model_config, source)
     pooling = opened.pooling
     return ModelInfo(
         name=model_config.served_name or source.name,
-        architecture=config.architecture,
+        architecture=shape.architecture,
         dtype=dtype,
-        vocab_size=config.vocab_size,
+        vocab_size=shape.vocab_size,
         max_model_len=length,
-        eos_token_ids=within_vocabulary(generation.eos_token_ids, config.vocab_size),
+        eos_token_ids=within_vocabulary(generation.eos_token_ids, shape.vocab_size),
         sampling_defaults=generation.defaults,
         fingerprint=fingerprint([*source.files(), *(pooling.outputs.files if pooling else ())]),
         pooling=pooling.model if pooling else None,
@@ -138,13 +134,12 @@ def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> Mo
     )
 
 
-def _usual_length(config: ServedConfig) -> int:
-    if not isinstance(config, Stretched) or config.usual_length == config.max_position:
-        return config.max_position
-    logger.info(
-        "max_model_len is %d, the original window; --max-model-len takes up to %d, with the "
-        "rotation of a longer window for all prompts",
-        config.usual_length,
-        config.max_position,
-    )
-    return config.usual_length
+def _usual_length(shape: ModelShape) -> int:
+    if shape.usual_length != shape.max_position:
+        logger.info(
+            "max_model_len is %d, the original window; --max-model-len takes up to %d, with the "
+            "rotation of a longer window for all prompts",
+            shape.usual_length,
+            shape.max_position,
+        )
+    return shape.usual_length

@@ -14,7 +14,7 @@ from signalbox_worker.checkpoints.gguf.pooling import GGUF_POOLING
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.loading.model_source import ModelSource
 from signalbox_worker.loading.tokenizer_files import token_id
-from signalbox_worker.models import DecoderConfig, Pooled
+from signalbox_worker.models import DecoderConfig, ModelShape
 from signalbox_worker.pooling.classifier_heads import (
     Head,
     classifier_head,
@@ -55,10 +55,19 @@ class PooledOutputs:
 
 
 def pooled_outputs(
-    model_config: ModelConfig, source: ModelSource, config: Pooled, saved: SavedModules | None
+    model_config: ModelConfig,
+    source: ModelSource,
+    config: Any,
+    shape: ModelShape,
+    saved: SavedModules | None,
 ) -> PooledOutputs:
-    """Returns the outputs of a model; `saved` are its modules. Raises ModelError."""
-    convert, size = model_config.convert, config.hidden_size
+    """Returns the outputs of a model. Raises ModelError.
+
+    Args:
+        config: the family's own.
+        saved: modules of the model.
+    """
+    convert, size = model_config.convert, shape.hidden_size
     architecture = (source.config.get("architectures") or [""])[0]
     if saved is not None and saved.pooling is not None:
         return _saved_outputs(source, saved, size)
@@ -124,7 +133,7 @@ def _classified(source: ModelSource, head: Head) -> PooledOutputs:
     )
 
 
-def _token_head(source: ModelSource, config: Pooled, tokens: ScoredTokens) -> Head:
+def _token_head(source: ModelSource, config: Any, tokens: ScoredTokens) -> Head:
     if type(config) is not DecoderConfig or config.is_bidirectional:
         raise ModelError(
             "scores by logits of tokens are made of decoders of the Llama family alone; use one, "

@@ -16,7 +16,7 @@ from signalbox_worker.checkpoints.json_file import read_json
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.loading.model_source import ModelSource
 from signalbox_worker.loading.pooled_outputs import PooledOutputs, pooled_outputs
-from signalbox_worker.models import Pooled, ServedConfig, only_pools
+from signalbox_worker.models import ModelShape, only_pools
 from signalbox_worker.pooling.sentence_transformers import (
     MODULES,
     SETTINGS,
@@ -53,27 +53,36 @@ def is_pooling(model_config: ModelConfig, source: ModelSource) -> bool:
     return has_modules(source.root) or only_pools(source.config) or GGUF_POOLING in source.config
 
 
+def not_pooled(architecture: str) -> ModelError:
+    """Returns the error for a model whose hidden states are not pooled."""
+    return ModelError(
+        f"{architecture} is not served with --runner pooling; use an encoder, or a model of the "
+        "Llama or Gemma family"
+    )
+
+
 def open_pooling(
-    model_config: ModelConfig, source: ModelSource, config: ServedConfig
+    model_config: ModelConfig, source: ModelSource, config: Any, shape: ModelShape
 ) -> OpenedPooling:
-    """Reads how a model pools. Raises ModelError if it cannot."""
-    if not isinstance(config, Pooled):
-        raise ModelError(
-            f"{config.architecture} is not served with --runner pooling; use an encoder, or a "
-            "model of the Llama or Gemma family"
-        )
+    """Reads how a model pools. Raises ModelError if it cannot.
+
+    Args:
+        config: the family's own.
+    """
+    if not shape.hidden_size:
+        raise not_pooled(shape.architecture)
     root = source.root
     transformer = _transformer_config_file(source)
     if transformer is not None:
         check_transformer_settings(transformer)
     saved = read_modules(root) if root is not None and has_modules(root) else None
-    outputs = pooled_outputs(model_config, source, config, saved)
+    outputs = pooled_outputs(model_config, source, config, shape, saved)
     return OpenedPooling(
         model=PoolingModel(
             task=outputs.task,
             num_outputs=outputs.num_outputs,
-            is_bidirectional=config.is_bidirectional,
-            reads_all_tokens=config.is_bidirectional or outputs.modes != ("lasttoken",),
+            is_bidirectional=shape.is_bidirectional,
+            reads_all_tokens=shape.is_bidirectional or outputs.modes != ("lasttoken",),
             activation=outputs.activation,
             dimensions=_dimensions(source.config, outputs),
         ),

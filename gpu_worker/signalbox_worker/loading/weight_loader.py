@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_kernels.rounding import Rounding
@@ -22,13 +21,6 @@ from signalbox_worker.models import Model
 from signalbox_worker.quantised.form import QuantisedForm
 
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class LoadsItself(Protocol):
-    """A model that reads its checkpoint's directory in its own way."""
-
-    def load(self, directory: Path, progress: ReportProgress) -> None: ...
 
 
 class _Form(NamedTuple):
@@ -57,7 +49,7 @@ def load_weights(
         quantization: a form that layers hold; None holds all matrices in the model's dtype.
     """
     progress(StartupProgress(StartupPhase.LOAD))
-    if quantization is not None and isinstance(model, LoadsItself):
+    if quantization is not None and model.loads_itself:
         raise ModelError(
             f"{quantization.name} is not served for models that run through transformers; use "
             "--quantization none"
@@ -65,7 +57,7 @@ def load_weights(
     if isinstance(source, DummySource):
         _refuse_dummy_weights(model)
         _choose_formats(model, None, quantization)
-    elif source.directory is not None and isinstance(model, LoadsItself):
+    elif source.directory is not None and model.loads_itself:
         model.load(source.directory, progress)
     else:
         others = {alias for name in of_other_stages for alias in aliases(name)}
@@ -84,7 +76,7 @@ def load_weights(
 
 def _refuse_dummy_weights(model: Model) -> None:
     """Ours hold made-up weights since they were built; others are built without."""
-    if isinstance(model, LoadsItself):
+    if model.loads_itself:
         raise ModelError(
             "load_format 'dummy' is not served for models that run through transformers; use 'auto'"
         )

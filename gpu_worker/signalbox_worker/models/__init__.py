@@ -1,19 +1,12 @@
 """Models that a worker can serve, and the registry that finds them."""
 
+import warnings
+
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import DecoderConfig, decoder_shapes
+from signalbox_worker.models.model import Model, ModelShape
 from signalbox_worker.models.registry import (
-    Encoder,
-    HasSinks,
-    Model,
     ModelSpec,
-    Pooled,
-    ServedConfig,
-    SoftCapped,
-    Staged,
-    Stretched,
-    TakesAdapters,
-    Tied,
     architectures,
     find_model,
     has_native_program,
@@ -24,18 +17,10 @@ from signalbox_worker.models.registry import (
 
 __all__ = [
     "DecoderConfig",
-    "Encoder",
-    "HasSinks",
     "Model",
     "ModelError",
+    "ModelShape",
     "ModelSpec",
-    "Pooled",
-    "ServedConfig",
-    "SoftCapped",
-    "Staged",
-    "Stretched",
-    "TakesAdapters",
-    "Tied",
     "architectures",
     "decoder_shapes",
     "find_model",
@@ -44,3 +29,26 @@ __all__ = [
     "only_pools",
     "register_model",
 ]
+
+_OF_MODELS = ("Encoder", "TakesAdapters")
+_OF_SHAPES = (
+    "HasSinks", "Pooled", "ServedConfig", "SoftCapped", "Staged", "Stretched", "Tied",
+)  # fmt: skip
+
+
+class _Protocol:
+    """Stands for a protocol that is gone, where a package derives from it or names it as a type."""
+
+
+def __getattr__(name: str) -> type:
+    """Returns what stands for an old name, for one release."""
+    if name not in _OF_MODELS and name not in _OF_SHAPES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = "Model" if name in _OF_MODELS else "ModelShape"
+    warnings.warn(
+        f"signalbox_worker.models.{name} goes with the next release; see {new}, which has its "
+        "attributes, with defaults",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return _Protocol

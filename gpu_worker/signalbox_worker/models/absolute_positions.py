@@ -21,11 +21,12 @@ from signalbox_worker.layers import (
     RowParallelLinear,
     VocabularyEnds,
 )
+from signalbox_worker.models.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsoluteConfig:
-    """Shapes and flags; whole numbers of the model, not of a rank. Satisfies `ServedConfig`."""
+    """Shapes and flags; whole numbers of the model, not of a rank."""
 
     architecture: str
     vocab_size: int
@@ -125,7 +126,7 @@ class AbsoluteLayer:
         self.feed_forward.finish()
 
 
-class AbsoluteDecoder:
+class AbsoluteDecoder(Model):
     """All of `Model` except the names of the weights."""
 
     def __init__(

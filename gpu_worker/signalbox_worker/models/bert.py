@@ -15,12 +15,15 @@ from signalbox_worker.layers import (
 )
 from signalbox_worker.models.absolute_positions import AbsoluteConfig, AbsoluteLayer
 from signalbox_worker.models.encoder_config import BertConfig, is_ignored
+from signalbox_worker.models.model import Model
 
 _PARTS = {"q": "query", "k": "key", "v": "value"}
 
 
-class BertEncoder:
-    """Satisfies `Model`, without logits, and `Pooled`."""
+class BertEncoder(Model):
+    """The whole model."""
+
+    pools = True
 
     def __init__(
         self, config: BertConfig, max_model_len: int, placement: Placement, group: ParallelGroup

@@ -79,7 +79,7 @@ class DecoderConfig:
 
     @property
     def usual_length(self) -> int:
-        """Window in tokens, unless a longer one is configured; satisfies `Stretched`."""
+        """Window in tokens, unless a longer one is configured."""
         return min(self.max_position, self.rope.original_length or self.max_position)
 
     @property

@@ -35,7 +35,7 @@ them."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """Configuration that all encoders have; satisfies `ServedConfig` and `Pooled`."""
+    """Configuration that all encoders have."""
 
     architecture: str
     vocab_size: int

@@ -77,7 +77,7 @@ class GemmaLayer:
 
 
 class GemmaDecoder(DecoderStack[GemmaLayer]):
-    """Satisfies `Model`."""
+    """The whole model."""
 
     takes_adapters = True
 

@@ -33,7 +33,7 @@ def gpt2_config(config: Mapping[str, Any]) -> AbsoluteConfig:
 
 
 class Gpt2Decoder(AbsoluteDecoder):
-    """Satisfies `Model`."""
+    """The whole model."""
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {}

@@ -27,6 +27,7 @@ from signalbox_worker.layers import (
 from signalbox_worker.layers.adapters import BatchAdapters
 from signalbox_worker.layers.rotary import Angles
 from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.model import Model
 
 
 class Attention:
@@ -196,8 +197,10 @@ class DecoderLayer:
 LayerT = TypeVar("LayerT", bound=ModelPart)
 
 
-class DecoderStack(Generic[LayerT]):
+class DecoderStack(Model, Generic[LayerT]):
     """Embedding, layers, norm and head with Llama's names; a subclass adds the forward pass."""
+
+    pools = True
 
     def __init__(
         self,
@@ -249,7 +252,7 @@ class DecoderStack(Generic[LayerT]):
 
 
 class Decoder(DecoderStack[DecoderLayer]):
-    """The whole model; satisfies `Model`."""
+    """The whole model."""
 
     layer_type: type[DecoderLayer] = DecoderLayer
     takes_adapters = True

@@ -107,7 +107,7 @@ class MoeLayer(DecoderLayer):
 
 
 class MoeDecoder(Decoder):
-    """Satisfies `Model`."""
+    """The whole model."""
 
     layer_type = MoeLayer
     takes_adapters = False

@@ -19,6 +19,7 @@ from signalbox_worker.layers import (
     activation,
 )
 from signalbox_worker.models.encoder_config import ModernBertConfig, is_ignored
+from signalbox_worker.models.model import Model
 from signalbox_worker.models.rope import RopeConfig
 
 _PREFIX = "model"
@@ -97,8 +98,10 @@ class ModernBertLayer:
             layer.finish()
 
 
-class ModernBertEncoder:
-    """Satisfies `Model`, without logits, and `Pooled`."""
+class ModernBertEncoder(Model):
+    """The whole model."""
+
+    pools = True
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def opt_config(config: Mapping[str, Any]) -> AbsoluteConfig:
 
 
 class OptDecoder(AbsoluteDecoder):
-    """Satisfies `Model`."""
+    """The whole model."""
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {}

@@ -20,6 +20,6 @@ class Phi3Layer(DecoderLayer):
 
 
 class Phi3Decoder(Decoder):
-    """Satisfies `Model`."""
+    """The whole model."""
 
     layer_type = Phi3Layer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import (
@@ -32,151 +32,11 @@ from signalbox_worker.models.encoder_config import (
 )
 from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
+from signalbox_worker.models.model import Model, as_model
 from signalbox_worker.models.rope_config import stretched_length
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
-
-
-class ServedConfig(Protocol):
-    """Properties of a model that the worker needs; satisfied by `DecoderConfig`."""
-
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_position(self) -> int: ...
-    @property
-    def num_layers(self) -> int:
-        """Layers of the KV cache."""
-        ...
-
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_size(self) -> int: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def sliding_windows(self) -> tuple[int | None, ...]:
-        """Number of positions that a token sees in each layer; empty if all see all."""
-        ...
-
-
-@runtime_checkable
-class TakesAdapters(Protocol):
-    """Optional property of a model."""
-
-    @property
-    def takes_adapters(self) -> bool:
-        """True if its layers read `ForwardContext.adapters`."""
-        ...
-
-
-@runtime_checkable
-class SoftCapped(Protocol):
-    """Optional property of a configuration whose attention scores are capped."""
-
-    @property
-    def attention_soft_cap(self) -> float | None:
-        """Scores become cap * tanh(score / cap) before the softmax."""
-        ...
-
-
-@runtime_checkable
-class HasSinks(Protocol):
-    """Optional property of a configuration with attention sinks."""
-
-    @property
-    def has_sinks(self) -> bool:
-        """True if layers call `SinkAttentionPlan.attend_with_sinks`."""
-        ...
-
-
-@runtime_checkable
-class Pooled(Protocol):
-    """Properties of the configuration of a model whose hidden states can be pooled."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def is_bidirectional(self) -> bool:
-        """True if tokens see those behind them too, so that sequences are computed whole."""
-        ...
-
-
-@runtime_checkable
-class Encoder(Protocol):
-    """Optional property of a model."""
-
-    def normed(self, hidden: "Tensor") -> "Tensor":
-        """Returns the hidden states that are pooled, for forward's result."""
-        ...
-
-
-@runtime_checkable
-class Staged(Protocol):
-    """Property of the configuration of a model with `ModelSpec.has_stages`."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-
-@runtime_checkable
-class Tied(Protocol):
-    """Optional property of a configuration, a dataclass, whose head may be the table of
-    embeddings."""
-
-    @property
-    def tie_embeddings(self) -> bool:
-        """True if config.json says so; the files may hold a head nevertheless."""
-        ...
-
-
-@runtime_checkable
-class Stretched(Protocol):
-    """Optional property of a configuration whose rotary embedding depends on the window."""
-
-    @property
-    def usual_length(self) -> int:
-        """Window in tokens, unless a longer one is configured."""
-        ...
-
-
-class Model(Protocol):
-    """A language model over a paged cache, or an encoder."""
-
-    def weight_targets(self) -> "dict[str, WeightTarget]":
-        """Returns where each tensor of a checkpoint goes, by its name there."""
-        ...
-
-    def ignores(self, name: str) -> bool:
-        """Says whether a checkpoint's tensor without a target is expected, and not needed."""
-        ...
-
-    def finish(self) -> None:
-        """Packs the weights, after all of them are loaded."""
-        ...
-
-    def forward(
-        self, token_ids: "Tensor", positions: "Tensor", context: "ForwardContext"
-    ) -> "Tensor":
-        """Returns the last layer's [num_tokens, hidden_size], not normed.
-
-        Args:
-            token_ids, positions: [num_tokens] int64.
-            context: what the layers read of the step.
-        """
-        ...
-
-    def logits(self, hidden: "Tensor") -> "Tensor":
-        """Returns [num_rows, vocab_size] for [num_rows, hidden_size] of forward's result."""
-        ...
+    from signalbox_worker.layers import ParallelGroup, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +44,8 @@ class ModelSpec:
     """Functions that make a model of an architecture."""
 
     architecture: str
-    read_config: Callable[[Mapping[str, Any]], ServedConfig]
+    read_config: Callable[[Mapping[str, Any]], Any]
+    """Returns the family's configuration, a dataclass of which `ModelShape.of` reads the shape."""
     build: "Callable[[Any, int, Placement, ParallelGroup], Model]"
     """Takes what read_config returns, the longest sequence, the placement and the group."""
     has_stages: bool = False
@@ -196,9 +57,15 @@ class ModelSpec:
     generates: bool = True
     """False for an architecture that only pools."""
     table: str = "model.embed_tokens.weight"
-    """Name in checkpoints of the table of embeddings, of a `Tied` configuration."""
+    """Name in checkpoints of the table of embeddings, which may be the head, too."""
     head: str = "lm_head.weight"
     """Name of its head, which counts if its content is another than the table's."""
+
+    def make(
+        self, config: Any, max_model_len: int, placement: "Placement", group: "ParallelGroup"
+    ) -> Model:
+        """Builds a model, whose weights are not read yet."""
+        return as_model(self.build(config, max_model_len, placement, group))
 
 
 _specs: dict[str, ModelSpec] = {}
@@ -281,7 +148,7 @@ def _transformers_spec(
 
 def _read_transformers_config(
     config: Mapping[str, Any], *, directory: Path | None, trust_remote_code: bool
-) -> ServedConfig:
+) -> Any:
     from signalbox_worker.models.transformers.config import read_config  # its import takes seconds
 
     return read_config(
@@ -366,7 +233,7 @@ register_model(
         generates=False,
     )
 )
-_encoder_reader: Callable[[Mapping[str, Any]], ServedConfig]
+_encoder_reader: Callable[[Mapping[str, Any]], Any]
 for _family, _encoder_reader, _module, _model_name in (
     ("Bert", bert_config, "bert", "BertEncoder"),
     ("Roberta", roberta_config, "bert", "BertEncoder"),

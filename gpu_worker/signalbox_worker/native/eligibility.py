@@ -19,7 +19,6 @@ from signalbox_worker.config import (
 from signalbox_worker.loading.opened_model import OpenedModel
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
-from signalbox_worker.models.registry import Pooled, SoftCapped
 from signalbox_worker.native.native_encoder import why_no_encoder
 from signalbox_worker.native.rank_memory import why_no_memory
 from signalbox_worker.native.tensor_share import why_not_divided
@@ -137,17 +136,16 @@ def _why_no_program(
     opened: OpenedModel, model_config: ModelConfig, cache_config: CacheConfig
 ) -> str | None:
     """Says what the native path lacks for this model; None if it can run it."""
-    config = opened.config
-    both_ways = isinstance(config, Pooled) and config.is_bidirectional
-    if both_ways and cache_config.kv_cache_dtype != "auto":
+    shape = opened.shape
+    if shape.is_bidirectional and cache_config.kv_cache_dtype != "auto":
         return "models whose tokens see later ones keep no K and V"
-    if isinstance(config, EncoderConfig):
+    if isinstance(opened.config, EncoderConfig):
         if (reason := why_no_encoder(opened, model_config)) is not None:
             return reason
     elif not opened.spec.is_llama:
         return f"it has no program for {opened.spec.architecture}"
-    if isinstance(config, SoftCapped) and config.attention_soft_cap is not None:
+    if shape.attention_soft_cap is not None:
         return "its attention caps no scores"
-    if config.head_size % _GRAIN:
-        return f"head size {config.head_size} is no multiple of {_GRAIN}"
+    if shape.head_size % _GRAIN:
+        return f"head size {shape.head_size} is no multiple of {_GRAIN}"
     return None

@@ -17,7 +17,6 @@ from signalbox_worker.layers import ParallelGroup, Placement
 from signalbox_worker.loading.loaded_model import all_names
 from signalbox_worker.loading.opened_model import open_with_config
 from signalbox_worker.loading.weight_loader import load_weights
-from signalbox_worker.models import Tied
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     assert_greedy,
@@ -103,8 +102,7 @@ def test_head_of_a_tied_model_that_is_the_table_takes_no_memory(
         remove_files(tmp_path, *WEIGHTS)
         torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
     opened = open_with_config(ModelConfig(model=str(tmp_path)), ignore_progress)
-    assert isinstance(opened.config, Tied)
-    assert opened.config.tie_embeddings
+    assert opened.shape.tie_embeddings
 
 
 @pytest.mark.parametrize("options", [TORCH, NATIVE])

@@ -18,7 +18,7 @@ from signalbox_worker.kv_cache.cache_engine import CacheEngine
 from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement
 from signalbox_worker.loading.model_source import open_model
 from signalbox_worker.loading.weight_loader import load_weights
-from signalbox_worker.models import ServedConfig, SoftCapped, model_spec
+from signalbox_worker.models import ModelShape, model_spec
 from signalbox_worker.models.decoder_config import llama_config
 from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.generation import make_batch, make_sequence
@@ -110,7 +110,7 @@ def rank_logits(
     model = spec.build(config, 256, placement, group)
     with torch.inference_mode():
         load_weights(model, source, lambda _: None, quantization)
-        attention = TorchAttention(rank_shape(config, group))
+        attention = TorchAttention(rank_shape(ModelShape.of(config), group))
         cache = CacheEngine(
             num_gpu_blocks=8, num_cpu_blocks=0, block_bytes=attention.block_bytes, device=CPU
         )
@@ -124,7 +124,7 @@ def rank_logits(
         return model.logits(hidden)
 
 
-def rank_shape(config: ServedConfig, group: ParallelGroup) -> AttentionShape:
+def rank_shape(config: ModelShape, group: ParallelGroup) -> AttentionShape:
     return AttentionShape(
         num_layers=config.num_layers,
         num_heads=config.num_heads // group.size,
@@ -132,8 +132,8 @@ def rank_shape(config: ServedConfig, group: ParallelGroup) -> AttentionShape:
         head_size=config.head_size,
         block_size=16,
         scale=config.scale,
-        sliding_windows=config.sliding_windows or (None,) * config.num_layers,
-        soft_cap=config.attention_soft_cap if isinstance(config, SoftCapped) else None,
+        sliding_windows=config.sliding_windows,
+        soft_cap=config.attention_soft_cap,
         dtype=torch.float32,
         device=CPU,
     )

@@ -54,6 +54,29 @@ def test_model_of_a_plugin_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_greedy(runner, reference, make_prompts(1, 18, 40), 12, chunks=[13])
 
 
+def test_model_by_the_old_interface_is_served_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = make_model(tmp_path / "model", OUTSIDE)
+    text = (PACKAGE / MODULE / "__init__.py").read_text()
+    old = text.replace("    Model,\n", "    ServedConfig,\n").replace("Olmo(Model)", "Olmo")
+    (tmp_path / f"{MODULE}.py").write_text(old.replace("-> DecoderConfig", "-> ServedConfig"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(DeprecationWarning, match=r"ServedConfig goes .* see ModelShape"):
+        runner = load(tmp_path / "model", MODULE)
+    assert "Olmo does not derive from signalbox_worker.models.Model" in caplog.text
+    assert_greedy(runner, reference, make_prompts(1, 18), 12, chunks=[13])
+
+
+def test_model_of_a_plugin_without_pooling_is_refused_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, OUTSIDE)
+    monkeypatch.syspath_prepend(PACKAGE)
+    with pytest.raises(ModelError, match="OlmoForCausalLM is not served with --runner pooling"):
+        make_runner(tmp_path, model_plugin=MODULE, runner="pooling")
+
+
 def test_model_of_a_plugin_that_sees_both_ways_does_not_generate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,10 +31,7 @@ Stretch = Callable[[Mapping[str, Any], int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig:
-    """A model of transformers with what a worker must know of it.
-
-    Satisfies `ServedConfig`, `Stretched` and `HasSinks`.
-    """
+    """A model of transformers with what a worker must know of it."""
 
     architecture: str
     model_class: Any

@@ -21,6 +21,7 @@ from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 from signalbox_worker.config import ModelError
 from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
 from signalbox_worker.layers.weight_placement import copy_checked
+from signalbox_worker.models.model import Model
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PagedStep,
@@ -34,8 +35,10 @@ from signalbox_worker.models.transformers.longrope import pin_longrope
 logger = logging.getLogger(__name__)
 
 
-class TransformersModel:
-    """Satisfies `Model`."""
+class TransformersModel(Model):
+    """A model in its own code, with the attention of a worker."""
+
+    loads_itself = True
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from signalbox_worker.layers import (
 )
 from signalbox_worker.models import (
     DecoderConfig,
+    Model,
     ModelError,
     ModelSpec,
     decoder_shapes,
@@ -61,8 +62,8 @@ class OlmoLayer:
         self.feed_forward.finish()
 
 
-class Olmo:
-    """Satisfies `signalbox_worker.models.Model`."""
+class Olmo(Model):
+    """The whole model."""
 
     def __init__(
         self,
