@@ -22,6 +22,7 @@ from signalbox_worker.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
+from signalbox_worker.layers.model import Model
 from signalbox_worker.layers.moe import ExpertNames, MixtureOfExperts
 from signalbox_worker.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from signalbox_worker.layers.rotary import Angles, RotaryEmbedding
@@ -39,6 +40,7 @@ __all__ = [
     "Linear",
     "MergedColumnParallelLinear",
     "MixtureOfExperts",
+    "Model",
     "OffsetRMSNorm",
     "ParallelGroup",
     "ParallelLMHead",

@@ -1,10 +1,11 @@
 """Models that a worker can serve, and the registry that finds them."""
 
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import DecoderConfig, decoder_shapes
-from signalbox_worker.models.model import Model, ModelShape
+from signalbox_worker.models.model_shape import ModelShape
 from signalbox_worker.models.registry import (
     ModelSpec,
     architectures,
@@ -14,6 +15,9 @@ from signalbox_worker.models.registry import (
     only_pools,
     register_model,
 )
+
+if TYPE_CHECKING:
+    from signalbox_worker.layers import Model
 
 __all__ = [
     "DecoderConfig",
@@ -40,8 +44,12 @@ class _Protocol:
     """Stands for a protocol that is gone, where a package derives from it or names it as a type."""
 
 
-def __getattr__(name: str) -> type:
-    """Returns what stands for an old name, for one release."""
+def __getattr__(name: str) -> Any:
+    """Returns `Model`, which imports PyTorch, or what stands for an old name, for one release."""
+    if name == "Model":
+        from signalbox_worker import layers
+
+        return layers.Model
     if name not in _OF_MODELS and name not in _OF_SHAPES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     new = "Model" if name in _OF_MODELS else "ModelShape"

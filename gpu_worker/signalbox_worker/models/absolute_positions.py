@@ -14,6 +14,7 @@ from signalbox_worker.layers import (
     LayerNorm,
     LearnedPositions,
     MergedColumnParallelLinear,
+    Model,
     ParallelGroup,
     Placement,
     PlainFeedForward,
@@ -21,7 +22,6 @@ from signalbox_worker.layers import (
     RowParallelLinear,
     VocabularyEnds,
 )
-from signalbox_worker.models.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

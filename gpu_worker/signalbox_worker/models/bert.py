@@ -7,6 +7,7 @@ from signalbox_worker.layers import (
     ForwardContext,
     LayerNorm,
     LearnedPositions,
+    Model,
     ParallelGroup,
     Placement,
     VocabParallelEmbedding,
@@ -15,7 +16,6 @@ from signalbox_worker.layers import (
 )
 from signalbox_worker.models.absolute_positions import AbsoluteConfig, AbsoluteLayer
 from signalbox_worker.models.encoder_config import BertConfig, is_ignored
-from signalbox_worker.models.model import Model
 
 _PARTS = {"q": "query", "k": "key", "v": "value"}
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from signalbox_kernels import ops
 from signalbox_kernels.torch import registry, row_ops
-from signalbox_worker.layers import Placement
+from signalbox_worker.layers import Model, Placement
 from signalbox_worker.models.llama import Decoder
-from signalbox_worker.models.model import Model
 from signalbox_worker.trials.device_clock import Clock, clock_of
 from signalbox_worker.trials.kept_verdicts import verdicts_of
 from signalbox_worker.trials.trial import Trial, Verdict

@@ -15,6 +15,7 @@ from signalbox_worker.layers import (
     HeadNorms,
     Linear,
     MergedColumnParallelLinear,
+    Model,
     ParallelGroup,
     Placement,
     QKVParallelLinear,
@@ -27,7 +28,6 @@ from signalbox_worker.layers import (
 from signalbox_worker.layers.adapters import BatchAdapters
 from signalbox_worker.layers.rotary import Angles
 from signalbox_worker.models.decoder_config import DecoderConfig
-from signalbox_worker.models.model import Model
 
 
 class Attention:

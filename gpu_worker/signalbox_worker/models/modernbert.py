@@ -9,6 +9,7 @@ from signalbox_worker.layers import (
     ForwardContext,
     LayerNorm,
     MergedColumnParallelLinear,
+    Model,
     ParallelGroup,
     Placement,
     QKVParallelLinear,
@@ -19,7 +20,6 @@ from signalbox_worker.layers import (
     activation,
 )
 from signalbox_worker.models.encoder_config import ModernBertConfig, is_ignored
-from signalbox_worker.models.model import Model
 from signalbox_worker.models.rope import RopeConfig
 
 _PREFIX = "model"

@@ -32,11 +32,10 @@ from signalbox_worker.models.encoder_config import (
 )
 from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
-from signalbox_worker.models.model import Model, as_model
 from signalbox_worker.models.rope_config import stretched_length
 
 if TYPE_CHECKING:
-    from signalbox_worker.layers import ParallelGroup, Placement
+    from signalbox_worker.layers import Model, ParallelGroup, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,10 @@ class ModelSpec:
 
     def make(
         self, config: Any, max_model_len: int, placement: "Placement", group: "ParallelGroup"
-    ) -> Model:
+    ) -> "Model":
         """Builds a model, whose weights are not read yet."""
+        from signalbox_worker.layers.model import as_model  # PyTorch's import takes seconds
+
         return as_model(self.build(config, max_model_len, placement, group))
 
 
@@ -158,7 +159,7 @@ def _read_transformers_config(
 
 def _build_transformers_model(
     config: Any, max_model_len: int, placement: "Placement", group: "ParallelGroup"
-) -> Model:
+) -> "Model":
     from signalbox_worker.models.transformers.model import TransformersModel
 
     return TransformersModel(config, max_model_len, placement, group)

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from signalbox_contract.startup import ReportProgress
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 from signalbox_worker.config import ModelError
-from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement, WeightTarget
+from signalbox_worker.layers import ForwardContext, Model, ParallelGroup, Placement, WeightTarget
 from signalbox_worker.layers.weight_placement import copy_checked
-from signalbox_worker.models.model import Model
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PagedStep,
