@@ -1,10 +1,10 @@
 """Writes gpu_worker/signalbox_worker/models/family_table.json: what transformers' classes say about
 config.json.
 
-For the configuration class of each registered architecture it has the fields with their defaults,
-other names with theirs, names that stand for another, fields that take no null, and which of the
-names transformers' code reads: the class, the model's own code, and the modules that all models
-share. `python -m scripts.family_table` writes it; a test compares.
+For the configuration class of each registered architecture it has the architectures, the fields
+with their defaults, other names with theirs, names that stand for another, fields that take no
+null, and which of the names transformers' code reads: the class, the model's own code, and the
+modules that all models share. `python -m scripts.family_table` writes it; a test compares.
 """
 
 import ast
@@ -74,6 +74,7 @@ def _entry(kind: Any, names: list[str]) -> dict[str, Any]:
         if name not in own
     }
     return {
+        "architectures": names,
         "aliases": aliases,
         "fields": fields,
         "others": dict(sorted(others.items())),

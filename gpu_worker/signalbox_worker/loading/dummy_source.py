@@ -9,6 +9,7 @@ from signalbox_worker.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.config import ModelError
 from signalbox_worker.loading.hf_directory import DirectorySource
 from signalbox_worker.loading.tokenizer_files import has_tokenizer
+from signalbox_worker.models.family_config import FamilyConfig
 from signalbox_worker.simulated.byte_tokenizer import MIN_VOCAB_SIZE, tokenizer_files
 
 SPREAD = 0.035
@@ -32,11 +33,12 @@ class DummySource(DirectorySource):
     def tokenizer_files(self) -> dict[str, bytes]:
         if has_tokenizer(self._path):
             return super().tokenizer_files()
-        vocab_size = int(self.config.get("vocab_size") or 0)
+        config = FamilyConfig.of_file(self.config)
+        vocab_size = int(config["vocab_size"] or 0)
         if vocab_size < MIN_VOCAB_SIZE:
             raise ModelError(
                 f"{self._path} has no tokenizer, and a vocabulary of {vocab_size} cannot hold the "
                 f"{MIN_VOCAB_SIZE} tokens of a byte-level one; add tokenizer.json"
             )
-        max_model_len = int(self.config.get("max_position_embeddings") or 2048)
+        max_model_len = int(config["max_position_embeddings"] or 2048)
         return tokenizer_files(vocab_size=vocab_size, max_model_len=max_model_len)

@@ -25,6 +25,7 @@ from signalbox_worker.hub.weight_file_names import (
 from signalbox_worker.loading.tokenizer_files import directory_tokenizer_files, token_id
 from signalbox_worker.missing_packages import needing_pytorch
 from signalbox_worker.models import has_native_program
+from signalbox_worker.models.family_config import FamilyConfig
 from signalbox_worker.quantised.configuration import quantised_checkpoint, with_quantization
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,8 @@ class DirectorySource:
 
     def eos_token_ids(self) -> tuple[int, ...]:
         try:
-            of_model, of_generation = map(end_token_ids, (self.config, self.generation_config()))
+            of_model = end_token_ids(FamilyConfig.of_file(self.config))
+            of_generation = end_token_ids(self.generation_config())
         except ValueError as error:
             raise ModelError(f"{self._path}: {error}") from None
         return tuple(sorted((of_generation or of_model) | self._tokenizer_eos()))

@@ -50,6 +50,8 @@ class UnsoundConfig(ModelError):
 class Family:
     """Fields and other names of a configuration class of transformers, with their defaults."""
 
+    architectures: frozenset[str]
+    """Registered architectures whose configuration it is."""
     aliases: Mapping[str, str]
     """Names that stand for another."""
     fields: frozenset[str]
@@ -76,6 +78,7 @@ def families() -> Mapping[str, Family]:
 
 
 def _family(
+    architectures: list[str],
     aliases: dict[str, str],
     fields: dict[str, Any],
     others: dict[str, Any],
@@ -83,7 +86,14 @@ def _family(
     unread: list[str],
 ) -> Family:
     defaults = others | {aliases.get(name, name): default for name, default in fields.items()}
-    return Family(aliases, frozenset(fields), defaults, frozenset(not_null), frozenset(unread))
+    return Family(
+        frozenset(architectures),
+        aliases,
+        frozenset(fields),
+        defaults,
+        frozenset(not_null),
+        frozenset(unread),
+    )
 
 
 class FamilyConfig(Mapping[str, Any]):
@@ -104,6 +114,13 @@ class FamilyConfig(Mapping[str, Any]):
     def of(cls, config: Mapping[str, Any]) -> "FamilyConfig":
         """Returns a configuration itself, or one with the defaults that all families share."""
         return config if isinstance(config, cls) else cls(config)
+
+    @classmethod
+    def of_file(cls, config: Mapping[str, Any]) -> "FamilyConfig":
+        """Returns a config.json with the defaults of its architecture's class."""
+        architecture = (config.get("architectures") or [""])[0]
+        own = (name for name, one in families().items() if architecture in one.architectures)
+        return cls(config, next(own, ANY_MODEL))
 
     def __getitem__(self, name: str) -> Any:
         own = self._family.aliases.get(name, name)

@@ -41,7 +41,7 @@ def is_classifier(architecture: str) -> bool:
 def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
     """Returns the head of a classifier by its config.json. Raises ModelError."""
     family = config["architectures"][0].removesuffix(CLASSIFIER)
-    config = FamilyConfig(config, f"{family}Config")
+    config = FamilyConfig.of_file(config)
     num_labels = _num_labels(config)
 
     def make(stored: Stored) -> list[VectorModule]:

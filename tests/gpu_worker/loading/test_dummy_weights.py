@@ -28,7 +28,8 @@ OPT = {
 
 
 def make_config(path: Path, **changes: Any) -> Path:
-    (path / "config.json").write_text(json.dumps(OPT | changes))
+    config = {name: value for name, value in (OPT | changes).items() if value is not ...}
+    (path / "config.json").write_text(json.dumps(config))
     return path
 
 
@@ -67,6 +68,12 @@ def test_configuration_alone_gets_a_tokenizer_of_bytes(tmp_path: Path) -> None:
     (drawn,) = Driver(runner=runner).generate([ids], num_tokens=20, params=params)
     assert max(drawn) < 512
     assert set(runner.model.eos_token_ids) == {2, 258}
+
+
+def test_vocabulary_that_config_leaves_out_is_that_of_the_class(tmp_path: Path) -> None:
+    config = make_config(tmp_path, architectures=["LlamaForCausalLM"], vocab_size=...)
+    tokenizer = Tokenizer.from_str(load(config).tokenizer_files()["tokenizer.json"].decode())
+    assert tokenizer.get_vocab_size() == 32000
 
 
 def test_vocabulary_too_small_for_bytes_is_refused(tmp_path: Path) -> None:

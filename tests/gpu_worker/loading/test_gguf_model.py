@@ -202,6 +202,12 @@ def test_divisors_that_are_not_one_for_each_frequency_are_refused(tmp_path: Path
         _ = open_path(path).config
 
 
+def test_experts_without_a_size_share_that_of_the_feed_forward(tmp_path: Path) -> None:
+    extra = {"expert_feed_forward_length": 0, "feed_forward_length": 96}
+    config = open_gguf(tmp_path, "qwen3-moe", extra).config
+    assert config["moe_intermediate_size"] == 96 // config["num_experts_per_tok"]
+
+
 def test_fields_that_change_nothing_are_taken(tmp_path: Path) -> None:
     extra = {
         "vocab_size": 97,

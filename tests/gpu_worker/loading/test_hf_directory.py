@@ -47,6 +47,20 @@ def test_end_of_sequence_ids_come_from_generation_config_and_tokenizer(tmp_path:
     assert open_path(tmp_path).eos_token_ids() == (2, 5, 7)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "ids"),
+    [("LlamaForCausalLM", (2,)), ("GemmaForCausalLM", (1,)), ("Qwen2ForCausalLM", ())],
+)
+def test_end_of_sequence_that_no_file_names_is_that_of_the_class(
+    architecture: str, ids: tuple[int, ...], tmp_path: Path
+) -> None:
+    make_tokenizer(tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"eos_token": None}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    assert open_path(tmp_path).eos_token_ids() == ids
+
+
 def test_end_of_sequence_that_is_none_ends_nothing(tmp_path: Path) -> None:
     make_model(tmp_path)
     for name in ("config.json", "generation_config.json"):

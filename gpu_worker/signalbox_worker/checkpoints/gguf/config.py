@@ -124,13 +124,14 @@ class GGUFConfig:
         if not num_experts or self.fields.kind not in _MIXTURES:
             return {}
         per_token = self._whole("expert_used_count")
-        width = self._whole("expert_feed_forward_length", 0)
+        width = self._whole("expert_feed_forward_length", 0)  # or else, as llama.cpp takes it
+        width = width or self._whole("feed_forward_length") // max(1, per_token)
         return {
             "num_experts": num_experts,
             "num_local_experts": num_experts,
             "num_experts_per_tok": per_token,
             "norm_topk_prob": True,  # llama.cpp does so for both families
-            **({"moe_intermediate_size": width} if width else {}),
+            "moe_intermediate_size": width,
         }
 
     def _extras(self) -> dict[str, Any]:
