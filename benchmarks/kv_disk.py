@@ -28,8 +28,8 @@ from signalbox_worker.kv_disk.disk_index import DiskIndex
 from signalbox_worker.kv_disk.disk_store import DiskStore
 from signalbox_worker.kv_disk.disk_tier import DiskTier
 from signalbox_worker.kv_disk.index_schema import connect, prepare
-from signalbox_worker.kv_store.move_queue import MoveQueue
-from signalbox_worker.kv_store.move_threads import NUM_READERS, MoveThreads
+from signalbox_worker.kv_store.store_threads import NUM_READERS, StoreThreads
+from signalbox_worker.kv_store.transfer import Transfer
 
 _MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 _IDENTITY = b"\1" * 32
@@ -73,7 +73,7 @@ class Engine:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         runner: Any = llm.llm_engine._core._worker._runner
-        self.tier: DiskTier = runner._store.store
+        self.tier: DiskTier = runner.transfers.store.store
         self.tier.opened.wait()
 
     def first_token_s(self, prompt: Sequence[int]) -> float:
@@ -127,7 +127,7 @@ def _store(first: Engine, prompts: list[list[int]]) -> None:
 
 
 def measure_reads(folder: Path, *, block_bytes: int, num_blocks: int) -> ReadRates:
-    """Writes blocks, and reads them through the tier's queue and plainly, in turns."""
+    """Writes blocks, and reads them through the tier's threads and plainly, in turns."""
     from signalbox_worker.kv_disk.store_folder import StoreFolder
     from signalbox_worker.kv_disk.write_limit import WriteLimit
 
@@ -144,16 +144,16 @@ def measure_reads(folder: Path, *, block_bytes: int, num_blocks: int) -> ReadRat
         store.write(key, data, b"")
     store.maintain()
     pool = np.zeros((num_blocks, block_bytes), dtype=np.uint8)
-    threads = MoveThreads(block_bytes=block_bytes)
-    queue = MoveQueue(store, threads, block=lambda index: memoryview(pool[index]))
+    threads = StoreThreads(store)
     (blocks,) = folder.glob("*.blocks")
 
     def read_by_tier() -> None:
-        queue.fetch(1, keys, range(num_blocks))
-        while not (ended := queue.pop_ended()):
+        transfer = Transfer(1, keys, [memoryview(block) for block in pool])
+        threads.read(transfer)
+        while not transfer.is_ended:
             time.sleep(0.0005)
-        if ended[0].num_blocks != num_blocks:
-            raise RuntimeError(f"{ended[0].num_blocks} of {num_blocks} blocks were read")
+        if (num_read := transfer.result().num_blocks) != num_blocks:
+            raise RuntimeError(f"{num_read} of {num_blocks} blocks were read")
 
     def read_plainly() -> None:
         fd = os.open(blocks, os.O_RDONLY)
@@ -172,9 +172,7 @@ def measure_reads(folder: Path, *, block_bytes: int, num_blocks: int) -> ReadRat
             start = time.perf_counter()
             read()
             seconds.append(time.perf_counter() - start)
-    queue.close()
     threads.close(wait_s=5)
-    store.close()
     num_bytes = num_blocks * block_bytes
     return ReadRates(*(num_bytes / median(seconds) for seconds in times.values()))
 

@@ -29,11 +29,9 @@ from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from signalbox_worker.batch.runner_protocol import (
     Described,
     Inspectable,
-    Lending,
     MemoryReport,
     ProfileOptions,
     Runner,
-    Storing,
     close,
 )
 from signalbox_worker.device.device_errors import DeviceLost, device_loss, exit_message
@@ -41,10 +39,9 @@ from signalbox_worker.execution_thread import ExecutionThread
 from signalbox_worker.insight.metrics import StepCounts
 from signalbox_worker.insight.metrics import read as read_metrics
 from signalbox_worker.insight.profiler import Profile, Profiler
-from signalbox_worker.kv_peers.lent_parts import Part, lent_parts
-from signalbox_worker.kv_peers.peer_client import BlockReader
-from signalbox_worker.kv_peers.peer_moves import PeerMoves
-from signalbox_worker.kv_store.block_store import StoreUsage
+from signalbox_worker.kv_peers.exported_parts import Part, exported_parts
+from signalbox_worker.kv_peers.peer_client import PeerClient
+from signalbox_worker.kv_store.block_transfers import BlockReader
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
 from signalbox_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
@@ -55,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 NO_EPOCH = 0
 MAX_READS = 16
-"""Calls of other workers that read lent blocks at once; each holds a block in memory."""
+"""Calls of other workers that read exported blocks at once; each holds a block in memory."""
 
 
 class Worker:
@@ -70,10 +67,9 @@ class Worker:
         tokenizer_files: Mapping[str, bytes],
         grammar_bytes: int = GRAMMAR_BYTES,
         adapter_dir: Path | None = None,
-        block_reader: BlockReader | None = None,
+        block_reader: BlockReader,
     ) -> None:
-        """`adapter_dir` is the folder below which are the adapters that may be loaded;
-        `block_reader` reads blocks that other workers lend."""
+        """`adapter_dir` is the folder below which are the adapters that may be loaded."""
         self.capacity = replace(
             capacity,
             grammar_bytes=grammar_bytes,
@@ -138,7 +134,7 @@ class Worker:
             tokenizer_files=files,
             grammar_bytes=grammar_bytes,
             adapter_dir=adapter_dir,
-            block_reader=BlockReader(tls),
+            block_reader=PeerClient(tls),
         )
         await worker._grammars.load()
         return worker
@@ -151,9 +147,10 @@ class Worker:
     def begin_epoch(self, epoch: int) -> None:
         """Takes the nonce of a registration, or NO_EPOCH when it is lost; ends the lease."""
         self._epoch = epoch
-        if (lease := self._lease) is not None:
+        if self._lease is not None:
             self._end_lease()
-            self._thread.submit(lease.end_moves).add_done_callback(self._watch)
+            leaving = self._thread.submit(self._runner.transfers.leave_peers)
+            leaving.add_done_callback(self._watch)
 
     async def init_cache_engine(
         self, *, epoch: int, num_gpu_blocks: int, num_cpu_blocks: int
@@ -202,18 +199,18 @@ class Worker:
             names: those in the caller's certificate.
         """
         lease = self._lease
-        moves = self._peer_moves() if lease else None
         if self._num_reads >= MAX_READS:
             raise ResourceExhausted(f"{MAX_READS} workers read blocks", 1.0)
-        lent = moves.take(ticket) if moves is not None else None
-        if lent is None:
-            raise NotFound("no blocks are lent for this ticket, or no more")
-        if lent.reader and lent.reader not in names:
-            lent.move.end("its ticket was shown by another worker")
-            raise PermissionDenied("these blocks are lent to another worker")
+        exported = self._runner.transfers.redeem(ticket) if lease else None
+        if exported is None:
+            raise NotFound("no blocks are exported for this ticket, or no more")
+        if exported.reader and exported.reader not in names:
+            exported.transfer.end("its ticket was shown by another worker")
+            raise PermissionDenied("these blocks are exported to another worker")
         self._num_reads += 1
         try:
-            async with aclosing(lent_parts(lent, is_valid=lambda: self._lease is lease)) as parts:
+            parts = exported_parts(exported, is_valid=lambda: self._lease is lease)
+            async with aclosing(parts):
                 async for part in parts:
                     yield part
         finally:
@@ -244,13 +241,12 @@ class Worker:
         self._thread.close()
         self._grammars.close()
         self.adapters.close()
-        if self._block_reader is not None:
-            self._block_reader.close()
+        self._block_reader.close()
 
     @property
     def announced_capacity(self) -> WorkerCapacity:
         """The capacity, with the clears of its store that are known by now."""
-        store, usage = self.capacity.store, self._store_usage()
+        store, usage = self.capacity.store, self._runner.transfers.usage().store
         if store is None or usage is None:
             return self.capacity
         return replace(self.capacity, store=replace(store, clears=usage.clears))
@@ -271,18 +267,9 @@ class Worker:
             self.capacity,
             has_lease=self._lease is not None,
             backends=self._runner.backends if isinstance(self._runner, Described) else (),
-            store=self._store_usage(),
-            num_lends=0 if (moves := self._peer_moves()) is None else moves.num_lent,
-            num_reads=0 if self._block_reader is None else len(self._block_reader),
+            transfers=self._runner.transfers.usage(),
             families=families,
         )
-
-    def _peer_moves(self) -> PeerMoves | None:
-        return self._runner.peer_moves() if isinstance(self._runner, Lending) else None
-
-    def _store_usage(self) -> StoreUsage | None:
-        queue = self._runner.move_queue() if isinstance(self._runner, Storing) else None
-        return None if queue is None else queue.usage()
 
     def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
         answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))
@@ -309,6 +296,7 @@ class Worker:
         except MemoryError as error:
             counts = f"{num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks"
             raise ResourceExhausted(str(error) or f"no memory for {counts}") from None
+        self._runner.transfers.connect(self._block_reader)
         return Lease(
             epoch=epoch,
             runner=self._runner,
@@ -316,7 +304,6 @@ class Worker:
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
             grammars=self._grammars,
-            block_reader=self._block_reader,
         )
 
     def _end_lease(self) -> None:

@@ -37,7 +37,7 @@ class Served:
         core = self.engine._core
         self.runner: Any = core._worker._runner
         shard = getattr(self.runner, "_shard", None) or self.runner  # of the first rank
-        self.tier: DiskTier = shard._store.store
+        self.tier: DiskTier = shard.transfers.store.store
         self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
         self.moves = core.scheduler.store.moves  # type: ignore[union-attr]
         assert self.tier.opened.wait(EVENT_S)
@@ -59,7 +59,7 @@ class Served:
 
     def open_all(self) -> None:
         """Asks for prompts that no store has until the stores of all ranks answer lookups."""
-        are_open = self.runner.move_queue()._are_open
+        are_open = self.runner.transfers._are_open
         for number in range(1, 1000):
             if len(are_open) > 1 and all(are_open.values()):
                 return

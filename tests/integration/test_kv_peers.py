@@ -16,7 +16,7 @@ from signalbox_scheduler.kv.planned_copies import PlannedCopies
 from signalbox_scheduler.kv_moves.block_exports import BlockExports
 from signalbox_scheduler.kv_moves.peers import Peer
 from signalbox_worker.kv_peers import peer_client
-from signalbox_worker.kv_peers.peer_moves import LentBlocks
+from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -145,13 +145,13 @@ async def test_workers_whose_blocks_differ_compute(other: dict[str, int]) -> Non
 
 
 def cut_off(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_out = LentBlocks.copy_out
+    copy_out = ExportedBlocks.copy_out
 
-    def shorter(lent: LentBlocks, index: int) -> bytearray | None:
+    def shorter(lent: ExportedBlocks, index: int) -> bytearray | None:
         block = copy_out(lent, index)
         return block and block[:-1]
 
-    monkeypatch.setattr(LentBlocks, "copy_out", shorter)
+    monkeypatch.setattr(ExportedBlocks, "copy_out", shorter)
 
 
 def forget_lends(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +166,10 @@ def lose_blocks(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refuse(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def aborted(lent: LentBlocks, index: int) -> bytearray:
+    def aborted(lent: ExportedBlocks, index: int) -> bytearray:
         raise Aborted("no")
 
-    monkeypatch.setattr(LentBlocks, "copy_out", aborted)
+    monkeypatch.setattr(ExportedBlocks, "copy_out", aborted)
 
 
 @pytest.mark.parametrize("harm", [cut_off, forget_lends, lose_blocks, refuse])
@@ -192,13 +192,13 @@ async def test_a_worker_that_is_lost_while_blocks_move_costs_a_recompute(
     async with pair() as two:
         entered = asyncio.Event()
         loop = asyncio.get_running_loop()
-        copy_out = LentBlocks.copy_out
+        copy_out = ExportedBlocks.copy_out
 
-        def entering(lent: LentBlocks, index: int) -> bytearray | None:
+        def entering(lent: ExportedBlocks, index: int) -> bytearray | None:
             loop.call_soon_threadsafe(entered.set)
             return copy_out(lent, index) if index < 2 else None
 
-        monkeypatch.setattr(LentBlocks, "copy_out", entering)
+        monkeypatch.setattr(ExportedBlocks, "copy_out", entering)
         await two.client.add(2, PROMPT)
         await entered.wait()
         lost = two.first if is_owner else two.second

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
-from signalbox_contract.sections.store_moves import MoveResult, StoreMoves
 from signalbox_contract.step import Step
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.kv_peers.peer_moves import PeerMoves
-from signalbox_worker.kv_store.block_store import StoreUsage
+from signalbox_worker.kv_store.block_transfers import BlockTransfers
 
 
 class Runner(Protocol):
@@ -27,6 +25,11 @@ class Runner(Protocol):
     @property
     def model(self) -> ModelInfo: ...
 
+    @property
+    def transfers(self) -> BlockTransfers:
+        """What transfers blocks of the CPU pool that `init_cache_engine` made last."""
+        ...
+
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns "tokenizer.json" (tokenizers format) and "tokenizer_config.json"."""
         ...
@@ -36,7 +39,7 @@ class Runner(Protocol):
         ...
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Allocates both pools, dropping what was there."""
+        """Allocates both pools, dropping what was there, and binds `transfers` to them."""
         ...
 
     def apply(self, sections: Step) -> int:
@@ -110,46 +113,6 @@ class AdapterLoading(Protocol):
 
     def remove_adapter(self, adapter: Adapter) -> None:
         """Frees the slot of an adapter that no later batch names."""
-        ...
-
-
-class StoreQueue(Protocol):
-    """The moves between a runner's CPU pool and its store; see `MoveQueue`."""
-
-    def begin(self, moves: StoreMoves) -> None:
-        """Begins a section's moves to and from the store, after those it calls off have ended."""
-        ...
-
-    def pop_ended(self) -> list[MoveResult]:
-        """Returns the moves that have ended since the last call."""
-        ...
-
-    def usage(self) -> StoreUsage:
-        """Returns what the store holds; safe from any thread."""
-        ...
-
-
-@runtime_checkable
-class Storing(Protocol):
-    """A runner whose blocks may move between its CPU pool and a store."""
-
-    def move_queue(self) -> StoreQueue | None:
-        """Returns the queue of the pools that `init_cache_engine` made last; None without a store.
-
-        The runner closes it before it drops those pools.
-        """
-        ...
-
-
-@runtime_checkable
-class Lending(Protocol):
-    """A runner whose blocks may move between its CPU pool and other workers."""
-
-    def peer_moves(self) -> PeerMoves | None:
-        """Returns those of the pools that `init_cache_engine` made last; None without a CPU pool.
-
-        The runner closes them before it drops those pools.
-        """
         ...
 
 

@@ -9,6 +9,7 @@ from signalbox_rpc.metrics.histogram import Histogram, times
 from signalbox_rpc.metrics.registry import PER_NS, Families
 from signalbox_worker.batch.runner_protocol import BackendInUse
 from signalbox_worker.kv_store.block_store import StoreUsage
+from signalbox_worker.kv_store.block_transfers import TransferUsage
 
 
 @dataclass(slots=True)
@@ -52,9 +53,7 @@ def read(
     *,
     has_lease: bool,
     backends: Sequence[BackendInUse],
-    store: StoreUsage | None,
-    num_lends: int,
-    num_reads: int,
+    transfers: TransferUsage,
     families: Families,
 ) -> None:
     """Adds a worker as it is now."""
@@ -95,14 +94,14 @@ def read(
         ("worker_cpu_blocks", "Swap blocks that fit.", capacity.num_cpu_blocks),
     ):
         families.gauge(gauge, meaning, number, **name)
-    for direction, number in (("lend", num_lends), ("read", num_reads)):
+    for direction, number in (("lend", transfers.num_exports), ("read", transfers.num_reads)):
         families.gauge(
             "worker_kv_peer_moves",
             "Lends of KV blocks under way to other workers, which pin them here, and reads.",
             number, **name, direction=direction,
         )  # fmt: skip
-    if store is not None:
-        _add_store(store, families, name)
+    if transfers.store is not None:
+        _add_store(transfers.store, families, name)
 
 
 def _add_store(store: StoreUsage, families: Families, name: dict[str, str]) -> None:

@@ -1,1 +1,1 @@
-"""Blocks of KV that one worker lends and another reads, from CPU pool to CPU pool."""
+"""Blocks of KV that one worker exports and another reads, from CPU pool to CPU pool."""

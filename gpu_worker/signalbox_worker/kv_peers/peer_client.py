@@ -1,6 +1,6 @@
-"""Reads blocks that other workers lend into the CPU pool, beside the steps.
+"""Reads blocks that other workers export into the CPU pool, beside the steps.
 
-A block is whole and has its digest before the pool sees it. What goes wrong ends the move: the
+A block is whole and has its digest before the pool sees it. What goes wrong ends the transfer: the
 blocks before it have arrived, and the tokens of the others are computed.
 """
 
@@ -17,16 +17,17 @@ from signalbox_contract.sections.store_moves import BlockSource
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig, TlsError
-from signalbox_worker.kv_peers.lent_parts import blocks_at_once, digest_of
+from signalbox_worker.kv_peers.exported_parts import blocks_at_once, digest_of
 from signalbox_worker.kv_peers.peer_channels import PeerChannels
-from signalbox_worker.kv_store.move import Move
-from signalbox_worker.kv_store.pool_moves import CANCELLED
+from signalbox_worker.kv_store.block_transfers import BlockReader
+from signalbox_worker.kv_store.pool_transfers import CANCELLED
+from signalbox_worker.kv_store.transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
 TOLD_S = 10.0
 """Longest that a ticket is shown again of which its owner has not been told; the scheduler, which
-knows for how long the owner is busy, calls the move off before."""
+knows for how long the owner is busy, cancels the transfer before."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 STALL_S = 5.0
 """Longest wait for the next part of a block."""
@@ -36,51 +37,49 @@ class BadBlock(Exception):
     """A worker has sent something else than it was asked for."""
 
 
-class BlockReader:
+class PeerClient(BlockReader):
     """Tasks that read; made on the event loop that they run on.
 
     Args:
         tls: certificates that this worker shows and accepts.
     """
 
+    reaches_peers = True
+
     def __init__(self, tls: TlsConfig = CLEAR) -> None:
         self._channels = PeerChannels(tls)
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[Move, asyncio.Task[None]] = {}
+        self._tasks: dict[Transfer, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
-        """Returns the number of moves that are read."""
         return len(self._tasks)
 
-    def begin(self, move: Move, source: BlockSource, *, block_bytes: int) -> None:
-        """Reads a move's blocks from another worker; on any thread."""
-        self._loop.call_soon_threadsafe(self._start, move, source, block_bytes)
+    def begin(self, transfer: Transfer, source: BlockSource) -> None:
+        self._loop.call_soon_threadsafe(self._start, transfer, source)
 
     def stop_ended(self) -> None:
-        """Stops reading what moves are over, such as those that are called off; on any thread."""
-        self._loop.call_soon_threadsafe(self._stop, lambda move: move.is_ended)
+        self._loop.call_soon_threadsafe(self._stop, lambda transfer: transfer.is_ended)
 
     def close(self) -> None:
-        """Stops all; on the event loop."""
-        self._stop(lambda move: True)
+        self._stop(lambda transfer: True)
         self._channels.close()
 
-    def _start(self, move: Move, source: BlockSource, block_bytes: int) -> None:
-        task = self._loop.create_task(self._read(move, source, block_bytes))
-        self._tasks[move] = task
-        task.add_done_callback(lambda _: self._tasks.pop(move, None))
+    def _start(self, transfer: Transfer, source: BlockSource) -> None:
+        task = self._loop.create_task(self._read(transfer, source))
+        self._tasks[transfer] = task
+        task.add_done_callback(lambda _: self._tasks.pop(transfer, None))
 
-    def _stop(self, chosen: Callable[[Move], bool]) -> None:
-        for move, task in list(self._tasks.items()):
-            if chosen(move):
+    def _stop(self, chosen: Callable[[Transfer], bool]) -> None:
+        for transfer, task in list(self._tasks.items()):
+            if chosen(transfer):
                 task.cancel()
 
-    async def _read(self, move: Move, source: BlockSource, block_bytes: int) -> None:
+    async def _read(self, transfer: Transfer, source: BlockSource) -> None:
         failed = CANCELLED
         try:
             async with self._channels.to(source) as channel:
                 stub = worker_pb2_grpc.WorkerServiceStub(channel)
-                await self._receive(move, stub, source.ticket, block_bytes)
+                await self._receive(transfer, stub, source.ticket)
             failed = ""
         except grpc.aio.AioRpcError as error:
             failed = f"{error.code().name}: {error.details()}"
@@ -92,22 +91,19 @@ class BlockReader:
             if failed not in ("", CANCELLED):
                 failed = f"the worker at {source.address}: {failed}".partition("\n")[0]
                 logger.warning("KV blocks are computed that were to come from %s", failed)
-            move.end(failed)
+            transfer.end(failed)
 
     async def _receive(
         self,
-        move: Move,
+        transfer: Transfer,
         stub: worker_pb2_grpc.WorkerServiceStub,
         ticket: bytes,
-        block_bytes: int,
     ) -> None:
         """Shows the ticket until its owner knows it, and takes what comes."""
         ends_at, pause_s = time.monotonic() + TOLD_S, MIN_PAUSE_S
-        while move.restart():  # what the owner computes first is no time of the blocks
+        while transfer.restart():  # what the owner computes first is no time of the blocks
             try:
-                await self._take(
-                    move, stub.ReadBlocks(pb.ReadBlocksRequest(ticket=ticket)), block_bytes
-                )
+                await self._take(transfer, stub.ReadBlocks(pb.ReadBlocksRequest(ticket=ticket)))
                 return
             except grpc.aio.AioRpcError as error:
                 is_untold = error.code() is grpc.StatusCode.NOT_FOUND
@@ -118,33 +114,32 @@ class BlockReader:
 
     async def _take(
         self,
-        move: Move,
+        transfer: Transfer,
         call: "grpc.aio.UnaryStreamCall[pb.ReadBlocksRequest, pb.ReadBlocksResponse]",
-        block_bytes: int,
     ) -> None:
-        block, num_blocks = bytearray(), 0
+        block, num_blocks, block_bytes = bytearray(), 0, transfer.block_bytes
         copying = deque[asyncio.Task[bool]]()
         try:
             while part := await self._next(call):
                 if not part.chunk:
                     raise BadBlock("it sends a part without bytes")
                 block += part.chunk
-                if len(block) > block_bytes or num_blocks == len(move.keys):
+                if len(block) > block_bytes or num_blocks == len(transfer.keys):
                     raise BadBlock("it sends more than was asked for")
                 if part.digest:
                     await asyncio.to_thread(
-                        _check, block, block_bytes, move.keys[num_blocks], part.digest
+                        _check, block, block_bytes, transfer.keys[num_blocks], part.digest
                     )
                     if len(copying) == blocks_at_once(block_bytes):
                         await copying.popleft()
-                    copy = asyncio.to_thread(move.copy_in, num_blocks, memoryview(block))
+                    copy = asyncio.to_thread(transfer.copy_in, num_blocks, memoryview(block))
                     copying.append(asyncio.create_task(copy))
                     block, num_blocks = bytearray(), num_blocks + 1
             if block:
                 raise BadBlock("it ends within a block")
             await asyncio.gather(*copying)
-            if num_blocks < len(move.keys):
-                move.miss(num_blocks)
+            if num_blocks < len(transfer.keys):
+                transfer.miss(num_blocks)
         except Exception:
             await asyncio.gather(*copying, return_exceptions=True)  # what has come arrives
             raise

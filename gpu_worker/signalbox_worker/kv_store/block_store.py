@@ -88,5 +88,5 @@ class BlockStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives the store up; later calls find and keep nothing."""
+        """Gives up the device; blocks stay for the next worker, and no other call comes."""
         ...

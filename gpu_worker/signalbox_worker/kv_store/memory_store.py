@@ -68,5 +68,4 @@ class MemoryStore:
         return StoreUsage(num_blocks, num_blocks * size, self._num_blocks * size, self._num_evicted)
 
     def close(self) -> None:
-        self._num_blocks = 0
-        self.clear(None)
+        """Keeps the blocks for the next worker, as a device does."""

@@ -19,14 +19,14 @@ from signalbox_worker.batch.runner_protocol import AdapterLoading, Launching, Ru
 from signalbox_worker.device.device_errors import is_device_lost
 from signalbox_worker.execution_thread import Unfinished
 from signalbox_worker.insight.step_spans import StepSpan
-from signalbox_worker.kv_peers.peer_client import BlockReader
+from signalbox_worker.kv_store.block_transfers import BlockTransfers
 from signalbox_worker.lease.block_move_stage import BlockMoveStage
 from signalbox_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from signalbox_worker.lease.section_stage import SectionStage
 from signalbox_worker.lease.step_log import NUM_KEPT_ANSWERS, StepLog
 from signalbox_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
-from signalbox_worker.lease.store_move_stage import StoreMoveStage
 from signalbox_worker.lease.token_limit import TokenLimit
+from signalbox_worker.lease.transfer_stage import TransferStage
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sequences.sequence_table import SequenceTable
 
@@ -45,7 +45,6 @@ class Lease:
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         grammars: Grammars,
-        block_reader: BlockReader | None = None,
     ) -> None:
         self.epoch = epoch
         self.log = StepLog(max(capacity.max_steps_in_flight, NUM_KEPT_ANSWERS))
@@ -57,12 +56,10 @@ class Lease:
             adapter_slots=runner.adapter_slots if isinstance(runner, AdapterLoading) else None,
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
-        self._store_moves = StoreMoveStage(
-            runner, num_cpu_blocks=num_cpu_blocks, block_reader=block_reader
-        )
+        self._transfers: BlockTransfers = runner.transfers
         self._stages: tuple[SectionStage, ...] = (
             BlockMoveStage(runner, **pools),
-            self._store_moves,
+            TransferStage(runner.transfers, num_cpu_blocks=num_cpu_blocks),
         )
         self._runner = runner
         pooling = runner.model.pooling
@@ -80,10 +77,7 @@ class Lease:
     def revoke(self) -> None:
         """Refuses the steps that are not running yet. Safe from any thread."""
         self._is_open = False
-
-    def end_moves(self) -> None:
-        """Ends what is lent to other workers, and read of them; to be called once it is revoked."""
-        self._store_moves.close()
+        self._transfers = BlockTransfers()  # the runner's may be those of another lease by now
 
     def execute(self, step: Step, *, arrived_ns: int) -> StepResult | Unfinished[StepResult]:
         """Executes the next step, or launches it.
@@ -168,7 +162,7 @@ class Lease:
             wait_ns, swap_ns, samples.forward_ns, samples.sample_ns, samples.stages
         )
         result.max_num_batched_tokens = self._limit.lowered
-        result.moves = self._store_moves.pop_ended()
+        result.moves = self._transfers.pop_ended()
         if span is not None:
             span.end(result, stages_ns=samples.stages_ns)
         return result

@@ -5,6 +5,7 @@ one copy. Copies are done when a call returns, before the step that reads or ove
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,14 @@ class BlockPools:
         self.gpu_pool: Pool = np.zeros((num_gpu_blocks, block_bytes), dtype=np.uint8)
         self.cpu_pool: Pool = np.zeros((num_cpu_blocks, block_bytes), dtype=np.uint8)
 
+    def cpu_block(self, index: int) -> memoryview:
+        """Returns the bytes of a block of the CPU pool."""
+        return memoryview(self.cpu_pool[index])
+
+    def copies_begun(self) -> Callable[[], None]:
+        """Returns a function that waits for nothing: copies end within the call."""
+        return _nothing
+
     def apply(self, sections: Step) -> int:
         """Moves the blocks that a section names; returns the nanoseconds that this takes."""
         start, moves = time.monotonic_ns(), sections.block_moves
@@ -43,3 +52,7 @@ def _copy(source: Pool, target: Pool, mapping: BlockMapping) -> None:
     """Copies block by block; within one pool no target is a source."""
     for src, dst in zip(mapping.src.tolist(), mapping.dst.tolist(), strict=True):
         target[dst] = source[src]
+
+
+def _nothing() -> None:
+    """Waits for no copies."""

@@ -21,7 +21,8 @@ from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.kv_cache.capacity import RankShare, measure_capacity
 from signalbox_worker.kv_cache.measured_device import HostDevice
-from signalbox_worker.kv_peers.runner_moves import HasMoves
+from signalbox_worker.kv_store.pool_transfers import PoolTransfers
+from signalbox_worker.kv_store.store_threads import no_store
 from signalbox_worker.loading.block_content import BlockContent, describe
 from signalbox_worker.loading.model_source import naming
 from signalbox_worker.loading.opened_model import OpenedModel
@@ -39,7 +40,7 @@ _STEP_DIVISOR = 8
 with tokens and rows."""
 
 
-class NativeRunner(HasMoves):
+class NativeRunner:
     """A loaded model with its pools of KV blocks. Call from one thread."""
 
     def __init__(
@@ -83,6 +84,7 @@ class NativeRunner(HasMoves):
         self._executor = self._make_executor(loaded, draws=parallel_config.tensor_rank == 0)
         self._device = HostDevice()
         self._cache: BlockPools | None = None
+        self.transfers = PoolTransfers(no_store())
 
     def _make_executor(self, loaded: NativeModel, *, draws: bool) -> NativeExecutor:
         program, sampler, pooling = loaded.program, loaded.sampler, loaded.pooling
@@ -153,7 +155,7 @@ class NativeRunner(HasMoves):
             share=RankShare.of(self._parallel, self.layers),
             adapters_bytes=self._adapters.memory.left,
             step_divisor=_STEP_DIVISOR,
-            store=self._store.capacity if self._store is not None else None,
+            store=self.transfers.store_capacity,
         )
         return replace(capacity, block_format=self.block_content().format_of(capacity))
 
@@ -191,13 +193,10 @@ class NativeRunner(HasMoves):
                 f"kv_cache_memory or swap_space ({error})"
             ) from None
         self._program.bind(self._cache.gpu_pool)
-        pool = self._cache.cpu_pool
-        self._bind_moves(
-            lambda index: memoryview(pool[index]), block_bytes=self._program.shape.block_bytes
-        )
+        self.transfers.bind(self._cache)
 
     def _drop_cache(self) -> None:
-        self._release_moves()
+        self.transfers.unbind()
         if self._cache is not None:
             self._cache = None
             # The program holds the pool, which would stay in memory.
@@ -222,6 +221,9 @@ class NativeRunner(HasMoves):
             return self._executor.execute(batch)
         except CalledOff as error:
             raise DeviceLost(str(error)) from None
+
+    def close(self, failure: str | None = None) -> None:
+        self.transfers.close()
 
     def memory(self) -> MemoryReport:
         pools = self._cache

@@ -218,9 +218,7 @@ class Follower:
                 self._move(command)
                 return
             case OpenBlocks():
-                moves = self._own.peer_moves()
-                assert moves is not None, "pools come first"
-                self._blocks.open(command, moves)
+                self._blocks.open(command, self._own.transfers)
                 return
             case CloseBlocks():
                 self._blocks.close_blocks(command)
@@ -241,15 +239,15 @@ class Follower:
             self._fail(error)
 
     def _move(self, command: Command) -> None:
-        queue = self._own.move_queue()
-        assert queue is not None, "all ranks have a store, or none"
+        transfers = self._own.transfers
         match command:
             case Step(store_moves=StoreMoves() as moves):
-                queue.begin(moves)
+                transfers.begin(moves)
             case Ask.ENDED_MOVES:
-                self.report(EndedMoves(tuple(queue.pop_ended()), queue.is_open))
+                is_open = transfers.store.is_open
+                self.report(EndedMoves(tuple(transfers.pop_ended()), is_open))
             case RemoveBlock():
-                queue.remove(command.key)
+                transfers.store.remove(command.key)
 
     def _perform(self, command: Command) -> None:
         match command:

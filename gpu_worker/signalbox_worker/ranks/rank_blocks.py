@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 
-from signalbox_worker.kv_peers.peer_moves import PeerMoves
-from signalbox_worker.kv_store.move import Move
+from signalbox_worker.kv_store.pool_transfers import PoolTransfers
+from signalbox_worker.kv_store.transfer import Transfer
 from signalbox_worker.ranks.service.rank_messages import (
     BlockCopied,
     BlocksOpened,
@@ -35,21 +35,18 @@ class RankBlocks:
 
     def __init__(self, report: Callable[[BlocksOpened | BlockCopied], None]) -> None:
         self._report = report
-        self._moves: dict[int, tuple[PeerMoves, Move]] = {}
+        self._open: dict[int, Transfer] = {}
         self._copying = ThreadPoolExecutor(1, "copies blocks")
 
-    def open(self, command: OpenBlocks, moves: PeerMoves) -> None:
+    def open(self, command: OpenBlocks, transfers: PoolTransfers) -> None:
         """Opens blocks of the pool; on the thread that works with it, as `close_blocks`."""
         keys = [b""] * len(command.cpu_blocks)
-        move = moves.receive(command.number, keys, command.cpu_blocks)
-        self._moves[command.number] = moves, move
+        self._open[command.number] = transfers.open(command.number, keys, command.cpu_blocks)
         self._report(BlocksOpened(command.number))
 
     def close_blocks(self, command: CloseBlocks) -> None:
-        """Closes blocks, unless their pool is gone, once no thread copies them."""
-        moves, move = self._moves.pop(command.number)
-        move.end()
-        moves.pop_ended()
+        """Closes blocks, once no thread copies them."""
+        self._open.pop(command.number).end()
 
     def copy(self, command: CopyBlock) -> None:
         """Begins to copy a block, and reports when that is done; on any thread."""
@@ -59,19 +56,18 @@ class RankBlocks:
         self._copying.shutdown(wait=False, cancel_futures=True)
 
     def _copy(self, command: CopyBlock) -> None:
-        moves, move = self._moves.get(command.number, (None, None))
-        data = None
-        if moves is not None and move is not None and not move.is_ended:
-            data = _copied(command, moves, move)
+        transfer, data = self._open.get(command.number), None
+        if transfer is not None and not transfer.is_ended:
+            data = _copied(command, transfer)
         self._report(BlockCopied(command.number, command.place, data))
 
 
-def _copied(command: CopyBlock, moves: PeerMoves, move: Move) -> bytes | None:
+def _copied(command: CopyBlock, transfer: Transfer) -> bytes | None:
     """Copies a block; returns what `BlockCopied` says of it."""
     if command.data is None:
-        block = bytearray(moves.block_bytes)
-        return bytes(block) if move.copy_out(command.place, memoryview(block)) else None
-    return b"" if move.copy_in(command.place, memoryview(command.data)) else None
+        block = bytearray(transfer.block_bytes)
+        return bytes(block) if transfer.copy_out(command.place, memoryview(block)) else None
+    return b"" if transfer.copy_in(command.place, memoryview(command.data)) else None
 
 
 class BlockCopies:

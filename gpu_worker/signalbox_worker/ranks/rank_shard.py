@@ -16,9 +16,7 @@ from signalbox_worker.batch.runner_protocol import AdapterLoading, Inspectable, 
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.config import DeviceConfig, ModelError
 from signalbox_worker.device.keys import Keys
-from signalbox_worker.kv_peers.peer_moves import PeerMoves
-from signalbox_worker.kv_store.move_queue import MoveQueue
-from signalbox_worker.kv_store.runner_store import RunnerStore
+from signalbox_worker.kv_store.pool_transfers import PoolTransfers
 from signalbox_worker.loading.block_content import BlockContent
 from signalbox_worker.loading.layer_partition import stage_layers
 from signalbox_worker.loading.model_source import naming
@@ -36,6 +34,8 @@ from signalbox_worker.ranks.service.rank_messages import Start
 
 class RankShard(Runner, AdapterLoading, Inspectable, Protocol):
     """A runner of a rank's shard."""
+
+    transfers: PoolTransfers
 
     @property
     def num_graphs(self) -> int:
@@ -61,18 +61,6 @@ class RankShard(Runner, AdapterLoading, Inspectable, Protocol):
         """Returns what the rank's KV blocks depend on beside their tokens."""
         ...
 
-    def use_store(self, store: RunnerStore) -> None:
-        """Takes a store, which the runner closes; comes before `profile`."""
-        ...
-
-    def move_queue(self) -> MoveQueue | None:
-        """Returns the moves between the CPU pool and the store, of all pools that come."""
-        ...
-
-    def peer_moves(self) -> PeerMoves | None:
-        """Returns the moves between the CPU pool and other workers, of the pools that came last."""
-        ...
-
     def close(self, failure: str | None = None) -> None:
         """Closes the store; on any thread."""
         ...
@@ -95,7 +83,7 @@ def load_shard(
     check_store(start.disk, start.shared)
     shard = _load(start, keys, progress)
     if has_store(start):
-        shard.use_store(open_store(start, shard))
+        shard.transfers = PoolTransfers(open_store(start, shard))
     return shard
 
 

@@ -6,7 +6,7 @@ Each rank has a store of its own, whose blocks are those of its share.
 from typing import Protocol
 
 from signalbox_contract.model import ModelInfo, StoreCapacity
-from signalbox_worker.kv_store.runner_store import RunnerStore
+from signalbox_worker.kv_store.store_threads import StoreThreads
 from signalbox_worker.loading.block_content import BlockContent
 from signalbox_worker.ranks.service.rank_messages import Start
 from signalbox_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig, SharedConfig
@@ -42,7 +42,7 @@ def has_store(start: Start) -> bool:
     return start.disk.kv_disk is not None or start.shared.kv_store is not None
 
 
-def open_store(start: Start, share: HasBlocks) -> RunnerStore:
+def open_store(start: Start, share: HasBlocks) -> StoreThreads:
     """Opens the store that the settings name. Raises FolderError, SecretFileError or OSError."""
     num_ranks = start.parallel.num_ranks
     if start.disk.kv_disk is not None:
@@ -50,7 +50,7 @@ def open_store(start: Start, share: HasBlocks) -> RunnerStore:
     return _on_server(share, start.shared, num_ranks)
 
 
-def _on_disk(share: HasBlocks, config: DiskConfig, num_ranks: int) -> RunnerStore:
+def _on_disk(share: HasBlocks, config: DiskConfig, num_ranks: int) -> StoreThreads:
     from signalbox_worker.kv_disk.disk_tier import DiskTier  # others load no SQLite
 
     content = share.block_content()
@@ -61,13 +61,13 @@ def _on_disk(share: HasBlocks, config: DiskConfig, num_ranks: int) -> RunnerStor
         identify=content.identity,
         num_ranks=num_ranks,
     )
-    return RunnerStore(tier, tier.capacity)
+    return StoreThreads(tier, tier.capacity)
 
 
-def _on_server(share: HasBlocks, config: SharedConfig, num_ranks: int) -> RunnerStore:
+def _on_server(share: HasBlocks, config: SharedConfig, num_ranks: int) -> StoreThreads:
     from signalbox_worker.kv_shared.shared_tier import SharedTier
 
     content = share.block_content()
     tier = SharedTier(config, block_bytes=content.block_bytes, identify=content.identity)
     max_bytes_per_s = STORE_WRITE_BYTES_PER_S // num_ranks
-    return RunnerStore(tier, StoreCapacity(kind="shared", max_write_bytes_per_s=max_bytes_per_s))
+    return StoreThreads(tier, StoreCapacity(kind="shared", max_write_bytes_per_s=max_bytes_per_s))

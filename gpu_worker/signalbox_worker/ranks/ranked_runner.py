@@ -1,6 +1,6 @@
 """A runner over several ranks: rank 0's shard of a model, and what makes the others follow it.
 
-Satisfies `Runner`, `Launching`, `AdapterLoading`, `Storing` and `Lending` of `batch`. Every call
+Satisfies `Runner`, `Launching` and `AdapterLoading` of `batch`. Every call
 that touches weights or KV goes to the others first, as data, and then to this process's shard.
 Sequences, grammars and the sampler are here alone: the others get the sections of a step that touch
 KV, and the batch that was made of the rest. So nothing has to be decided twice alike, and what
@@ -39,8 +39,7 @@ from signalbox_worker.ranks.rank_network import RankNetwork
 from signalbox_worker.ranks.rank_pool import RankPool
 from signalbox_worker.ranks.rank_shard import RankShard, describe_rank, load_shard
 from signalbox_worker.ranks.rank_starts import check_alike, check_told, placed
-from signalbox_worker.ranks.ranked_moves import RankedMoves
-from signalbox_worker.ranks.ranked_peers import RankedPeers
+from signalbox_worker.ranks.ranked_transfers import RankedTransfers
 from signalbox_worker.ranks.service.rank_messages import (
     AddAdapter,
     Ask,
@@ -94,8 +93,6 @@ class RankedRunner:
         self._on_lost = on_lost
         self._parallel = start.parallel
         self._shard: RankShard | None = None
-        self._moves: RankedMoves | None = None
-        self._peers: RankedPeers | None = None
         self._share_bytes: tuple[int, ...] = ()
         """Bytes of a block on each rank; empty until they are measured."""
         self._has_failed = False
@@ -129,8 +126,7 @@ class RankedRunner:
         self._shard = shard = load_shard(own, others.meeting, progress)
         incoming = others.servicer.incoming if self.launches else None
         self._stage = Stage(shard, incoming, None)
-        if (queue := shard.move_queue()) is not None:
-            self._moves = RankedMoves(queue, others, run=self._run_here)
+        self.transfers = RankedTransfers(shard.transfers, others, run=self._run_here)
         self._description = describe_rank(own, shard.layers)
         self._slots = AdapterSlots(shard.model.adapters)  # as each rank has them
         loaded = Loaded.of(shard.model)
@@ -192,7 +188,7 @@ class RankedRunner:
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         if self._has_failed:  # in a batch that nothing waited for when it failed
             self._here(self._agree)
-        self._end_peer_moves()
+        self.transfers.unbind()
         self._others.send(InitCacheEngine(num_gpu_blocks, num_cpu_blocks))
         with self._agreeing():
             self._here(
@@ -204,23 +200,7 @@ class RankedRunner:
         if {one.num_graphs for one in ready} != {self._own.num_graphs}:
             # steps would meet in different collectives
             raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
-        if self._moves is not None:
-            self._moves.forget()  # each rank has ended those of its old pools
-        if self._share_bytes and (own := self._own.peer_moves()) is not None:
-            self._peers = RankedPeers(
-                own, self._others, share_bytes=self._share_bytes, run=self._run_here
-            )
-
-    def _end_peer_moves(self) -> None:
-        if self._peers is not None:
-            self._peers.close()
-            self._peers = None
-
-    def move_queue(self) -> RankedMoves | None:
-        return self._moves
-
-    def peer_moves(self) -> RankedPeers | None:
-        return self._peers
+        self.transfers.bind_shares(self._share_bytes)
 
     def apply(self, sections: Step) -> int:
         """Returns the time of the sections before these, where stages compute meanwhile."""

@@ -38,7 +38,8 @@ from signalbox_worker.kv_cache.block_dependencies import blocks_of
 from signalbox_worker.kv_cache.cache_engine import CacheEngine
 from signalbox_worker.kv_cache.capacity import RankShare, measure_capacity
 from signalbox_worker.kv_cache.cuda_device import measured
-from signalbox_worker.kv_peers.runner_moves import HasMoves
+from signalbox_worker.kv_store.pool_transfers import PoolTransfers
+from signalbox_worker.kv_store.store_threads import no_store
 from signalbox_worker.loading.block_content import BlockContent, describe
 from signalbox_worker.loading.loaded_model import load_model
 from signalbox_worker.loading.model_source import naming
@@ -48,7 +49,7 @@ from signalbox_worker.runner.executor_factory import make_executor
 from signalbox_worker.runner.warm_up import warm_up_batches
 
 
-class ModelRunner(HasMoves):
+class ModelRunner:
     """A loaded model with its caches. Call from one thread."""
 
     def __init__(
@@ -104,6 +105,7 @@ class ModelRunner(HasMoves):
             max_graph_tokens=device_config.max_cudagraph_capture_size,
         )
         self._cache: CacheEngine | None = None
+        self.transfers = PoolTransfers(no_store())
         self._is_warm = False
 
     @property
@@ -175,7 +177,7 @@ class ModelRunner(HasMoves):
             graphs_bytes=self._measure_graphs(),
             adapters_bytes=self._loaded.adapters.memory.left,
             computes_whole=pooling is not None and pooling.is_bidirectional,
-            store=self._store.capacity if self._store is not None else None,
+            store=self.transfers.store_capacity,
         )
         return replace(capacity, block_format=self.block_content().format_of(capacity))
 
@@ -259,14 +261,10 @@ class ModelRunner(HasMoves):
                 f"gpu_memory_utilization, kv_cache_memory or swap_space ({reason})"
             ) from None
         self._executor.bind(self._cache.gpu_pool)
-        self._bind_moves(
-            self._cache.cpu_block,
-            block_bytes=self._executor.block_bytes,
-            copies_begun=self._cache.copies_begun,
-        )
+        self.transfers.bind(self._cache)
 
     def _drop_cache(self) -> None:
-        self._release_moves()
+        self.transfers.unbind()
         if self._cache is not None:
             self._cache.close()
             self._cache = None
@@ -282,6 +280,9 @@ class ModelRunner(HasMoves):
 
     def apply(self, sections: Step) -> int:
         return self.cache.apply(sections)
+
+    def close(self, failure: str | None = None) -> None:
+        self.transfers.close()
 
     def memory(self) -> MemoryReport:
         pools = self._cache

@@ -9,7 +9,7 @@ There are no logits: penalties, biases and filters change nothing, what may be d
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,10 @@ from signalbox_worker.batch.arrays import Int32Array, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.runner_protocol import BackendInUse
 from signalbox_worker.batch.sampling_rows import PromptRows
-from signalbox_worker.kv_peers.peer_moves import PeerMoves
 from signalbox_worker.kv_store.block_store import BlockStore
 from signalbox_worker.kv_store.memory_store import MemoryStore
-from signalbox_worker.kv_store.move_queue import MoveQueue
-from signalbox_worker.kv_store.move_threads import MoveThreads
+from signalbox_worker.kv_store.pool_transfers import PoolTransfers
+from signalbox_worker.kv_store.store_threads import StoreThreads, no_store
 from signalbox_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, tokenizer_files
 from signalbox_worker.simulated.hashing import (
     POSITION,
@@ -71,17 +70,15 @@ class SimulatedRunner:
         self._pooler = self._make_pooler()
         self.gpu_kv: UInt64Array = self._make_pool(0)
         self.cpu_kv: UInt64Array = self._make_pool(0)
-        self._store = store
         if store is None and self.config.num_store_blocks:
-            self._store = MemoryStore(
-                block_bytes=self._block_bytes, num_blocks=self.config.num_store_blocks
+            store = MemoryStore(
+                block_bytes=self.block_bytes, num_blocks=self.config.num_store_blocks
             )
-        self._move_threads = MoveThreads(block_bytes=self._block_bytes)
-        self._move_queue: MoveQueue | None = None
-        self._peer_moves: PeerMoves | None = None
+        capacity = StoreCapacity(kind="memory")
+        self.transfers = PoolTransfers(StoreThreads(store, capacity) if store else no_store())
 
     @property
-    def _block_bytes(self) -> int:
+    def block_bytes(self) -> int:
         return self.config.block_size * np.dtype(np.uint64).itemsize
 
     @property
@@ -137,13 +134,13 @@ class SimulatedRunner:
             block_size=self.config.block_size,
             num_gpu_blocks=self.config.num_gpu_blocks,
             num_cpu_blocks=self.config.num_cpu_blocks,
-            block_bytes=self._block_bytes,
+            block_bytes=self.block_bytes,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             pipeline_parallel_size=num_stages,
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else 1,
             ranks=_ranks(num_stages) if num_stages > 1 else (),
-            store=None if self._store is None else StoreCapacity(kind="memory"),
+            store=self.transfers.store_capacity,
             block_format=f"simulated, {self.config.block_size}"
             if self.config.num_cpu_blocks and num_stages == 1
             else "",
@@ -151,26 +148,18 @@ class SimulatedRunner:
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._pooler = self._make_pooler()
-        for moves in (self._move_queue, self._peer_moves):
-            if moves is not None:
-                moves.close()
         self.gpu_kv = self._make_pool(num_gpu_blocks)
         self.cpu_kv = self._make_pool(num_cpu_blocks)
-        if self._store is not None:
-            self._move_queue = MoveQueue(self._store, self._move_threads, block=self._cpu_block)
-        self._peer_moves = PeerMoves(block_bytes=self._block_bytes, block=self._cpu_block)
+        self.transfers.bind(self)
 
-    def move_queue(self) -> MoveQueue | None:
-        return self._move_queue
-
-    def peer_moves(self) -> PeerMoves | None:
-        return self._peer_moves
-
-    def _cpu_block(self, index: int) -> memoryview:
+    def cpu_block(self, index: int) -> memoryview:
         return memoryview(self.cpu_kv[index]).cast("B")
 
+    def copies_begun(self) -> Callable[[], None]:
+        return lambda: None  # they end within the step that names them
+
     def close(self, failure: str | None = None) -> None:
-        self._move_threads.close()
+        self.transfers.close()
 
     def apply(self, sections: Step) -> int:
         start, moves = time.monotonic_ns(), sections.block_moves

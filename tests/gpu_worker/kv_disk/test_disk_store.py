@@ -18,8 +18,8 @@ from signalbox_worker.kv_disk.store_folder import StoreFolder
 from signalbox_worker.kv_disk.stored_models import clear, stored_models
 from signalbox_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
 from signalbox_worker.kv_store.block_store import StoreError
-from signalbox_worker.kv_store.move_queue import MoveQueue
-from signalbox_worker.kv_store.move_threads import MoveThreads
+from signalbox_worker.kv_store.store_threads import StoreThreads
+from signalbox_worker.kv_store.transfer import Transfer
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     IDENTITY,
@@ -87,16 +87,15 @@ def test_of_a_prompt_that_was_never_looked_up_the_last_blocks_are_evicted_first(
     tmp_path: Path,
 ) -> None:
     store = make_store(tmp_path, num_blocks=8)
-    threads = MoveThreads(block_bytes=BLOCK_BYTES)
-    queue = MoveQueue(store, threads, block=lambda n: memoryview(bytearray(data_of(n))))
-    for first, last in ((0, 8), (8, 10)):
-        queue.store(first, keys_of(*range(first, last)), range(first, last), b"t")
-        while not queue.pop_ended():
+    threads = StoreThreads(store)
+    for numbers in (range(8), range(8, 10)):
+        blocks = [memoryview(bytearray(data_of(number))) for number in numbers]
+        transfer = Transfer(1, keys_of(*numbers), blocks)
+        threads.write(transfer, b"t")
+        while not transfer.is_ended:
             time.sleep(0)
     assert store.find(keys_of(*range(8))) == 6
-    queue.close()
     assert threads.close(wait_s=60)
-    store.close()
 
 
 def test_no_tenant_takes_the_share_of_another(tmp_path: Path) -> None:

@@ -11,17 +11,18 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from signalbox_contract.sections.store_moves import Fetch, StoreMoves
 from signalbox_worker.kv_disk.disk_store import DiskStore
 from signalbox_worker.kv_disk.disk_tier import DiskTier
 from signalbox_worker.kv_disk.file_calls import FileCalls
 from signalbox_worker.kv_disk.stored_models import stored_models
 from signalbox_worker.kv_store import late_store
 from signalbox_worker.kv_store.block_store import StoreError
-from signalbox_worker.kv_store.move_queue import STALLED, MoveQueue
-from signalbox_worker.kv_store.move_threads import MoveThreads
+from signalbox_worker.kv_store.pool_transfers import STALLED, PoolTransfers
+from signalbox_worker.kv_store.store_threads import StoreThreads
+from signalbox_worker.native.block_pools import BlockPools
 from signalbox_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
@@ -292,14 +293,16 @@ def test_a_read_that_hangs_is_a_miss_and_the_store_is_used_again(tmp_path: Path)
     store = make_store(tmp_path, calls=calls)
     write(store, 0)
     now = [0.0]
-    pool = np.zeros((1, BLOCK_BYTES), dtype=np.uint8)
-    threads = MoveThreads(block_bytes=BLOCK_BYTES, num_readers=1, clock=lambda: now[0])
-    queue = MoveQueue(store, threads, block=lambda index: memoryview(pool[index]))
+    pools = BlockPools(num_gpu_blocks=1, num_cpu_blocks=1, block_bytes=BLOCK_BYTES)
+    pool = pools.cpu_pool
+    threads = StoreThreads(store, num_readers=1, clock=lambda: now[0])
+    transfers = PoolTransfers(threads)
+    transfers.bind(pools)
     try:
-        queue.fetch(1, keys_of(0), [0])
+        transfers.begin(StoreMoves(fetches=[Fetch(1, keys_of(0), [0])]))
         entered.wait()
         now[0] = 60.0
-        (result,) = queue.pop_ended()
+        (result,) = transfers.pop_ended()
         assert result.failed == STALLED
     finally:
         calls.fails = False
@@ -307,11 +310,9 @@ def test_a_read_that_hangs_is_a_miss_and_the_store_is_used_again(tmp_path: Path)
     while not threads.answer:
         time.sleep(0)
     assert not pool.any()
-    queue.fetch(2, keys_of(0), [0])
-    while not (ended := queue.pop_ended()):
+    transfers.begin(StoreMoves(fetches=[Fetch(2, keys_of(0), [0])]))
+    while not (ended := transfers.pop_ended()):
         time.sleep(0)
     assert ended[0].num_blocks == 1
     assert bytes(pool[0]) == data_of(0)
-    queue.close()
     assert threads.close(wait_s=60)
-    store.close()

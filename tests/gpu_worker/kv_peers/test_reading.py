@@ -22,11 +22,10 @@ from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from signalbox_worker import main
 from signalbox_worker import worker as worker_module
 from signalbox_worker.kv_peers import peer_channels, peer_client
-from signalbox_worker.kv_peers.lent_parts import Part, digest_of
-from signalbox_worker.kv_peers.peer_client import BlockReader
-from signalbox_worker.kv_peers.peer_moves import EXPIRED, LentBlocks
-from signalbox_worker.kv_store.move import Move
-from signalbox_worker.kv_store.pool_moves import CANCELLED
+from signalbox_worker.kv_peers.exported_parts import Part, digest_of
+from signalbox_worker.kv_peers.peer_client import PeerClient
+from signalbox_worker.kv_store.pool_transfers import CANCELLED, EXPIRED, ExportedBlocks
+from signalbox_worker.kv_store.transfer import Transfer
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_runner import POISON, SimulatedRunner
 from signalbox_worker.worker import NO_EPOCH, Worker
@@ -141,15 +140,15 @@ async def test_several_blocks_are_copied_at_a_time_at_both_ends(
         """Returns a copy that waits for that of another block."""
         both = threading.Barrier(2)
 
-        def copying(move: LentBlocks | Move, index: int, *data: memoryview) -> Any:
+        def copying(move: ExportedBlocks | Transfer, index: int, *data: memoryview) -> Any:
             if index < 2:
                 both.wait(EVENT_S)
             return copy(move, index, *data)
 
         return copying
 
-    monkeypatch.setattr(LentBlocks, "copy_out", together(LentBlocks.copy_out))
-    monkeypatch.setattr(Move, "copy_in", together(Move.copy_in))
+    monkeypatch.setattr(ExportedBlocks, "copy_out", together(ExportedBlocks.copy_out))
+    monkeypatch.setattr(Transfer, "copy_in", together(Transfer.copy_in))
     async with peer() as owner, peer() as reader:
         await owner.lend()
         await reader.fetch(owner.source())
@@ -227,14 +226,14 @@ async def test_pools_that_are_made_anew_lend_nothing() -> None:
         assert await owner.status(TICKET) is grpc.StatusCode.NOT_FOUND
 
 
-Harm = Callable[[LentBlocks, int], bytearray | None]
+Harm = Callable[[ExportedBlocks, int], bytearray | None]
 
 
 def harmed(monkeypatch: pytest.MonkeyPatch, harm: Harm) -> None:
     """Lets something happen when the second block is copied out, after the first."""
-    copy_out, is_first_out = LentBlocks.copy_out, threading.Event()
+    copy_out, is_first_out = ExportedBlocks.copy_out, threading.Event()
 
-    def copy_or_harm(lent: LentBlocks, index: int) -> bytearray | None:
+    def copy_or_harm(lent: ExportedBlocks, index: int) -> bytearray | None:
         if index == 1:
             assert is_first_out.wait(EVENT_S)
             return harm(lent, index)
@@ -242,7 +241,7 @@ def harmed(monkeypatch: pytest.MonkeyPatch, harm: Harm) -> None:
         is_first_out.set()
         return block
 
-    monkeypatch.setattr(LentBlocks, "copy_out", copy_or_harm)
+    monkeypatch.setattr(ExportedBlocks, "copy_out", copy_or_harm)
 
 
 async def test_a_lease_that_ends_while_it_is_read_ends_the_reading(
@@ -250,8 +249,8 @@ async def test_a_lease_that_ends_while_it_is_read_ends_the_reading(
 ) -> None:
     async with peer() as owner, peer() as reader:
 
-        def end_lease(lent: LentBlocks, index: int) -> None:
-            lent.move.end("the lease is over")
+        def end_lease(lent: ExportedBlocks, index: int) -> None:
+            lent.transfer.end("the lease is over")
 
         harmed(monkeypatch, end_lease)
         await owner.lend()
@@ -264,21 +263,21 @@ async def test_a_lease_that_ends_while_it_is_read_ends_the_reading(
 
 async def test_a_block_that_came_before_a_failure_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     has_failed = threading.Event()
-    copy_in, next_part = Move.copy_in, BlockReader._next
+    copy_in, next_part = Transfer.copy_in, PeerClient._next
 
-    def copy_late(move: Move, index: int, data: memoryview) -> bool:
+    def copy_late(move: Transfer, index: int, data: memoryview) -> bool:
         assert has_failed.wait(EVENT_S)
         return copy_in(move, index, data)
 
-    async def next_or_fail(reader: BlockReader, call: Any) -> pb.ReadBlocksResponse | None:
+    async def next_or_fail(reader: PeerClient, call: Any) -> pb.ReadBlocksResponse | None:
         try:
             return await next_part(reader, call)
         except grpc.aio.AioRpcError:
             has_failed.set()
             raise
 
-    monkeypatch.setattr(Move, "copy_in", copy_late)
-    monkeypatch.setattr(BlockReader, "_next", next_or_fail)
+    monkeypatch.setattr(Transfer, "copy_in", copy_late)
+    monkeypatch.setattr(PeerClient, "_next", next_or_fail)
     async with peer() as owner, peer() as reader:
         harmed(monkeypatch, lambda lent, index: None)
         await owner.lend()
@@ -308,9 +307,9 @@ async def test_blocks_of_another_size_are_refused(
 async def test_bytes_that_are_not_what_was_asked_for_never_reach_the_pool(
     monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    async def parts(lent: LentBlocks, **_: object) -> AsyncIterator[Part]:
+    async def parts(lent: ExportedBlocks, **_: object) -> AsyncIterator[Part]:
         content = [lent.copy_out(index) for index in range(3)]
-        for index, key in enumerate(lent.move.keys):
+        for index, key in enumerate(lent.transfer.keys):
             block = content[index]
             assert block is not None
             digest = digest_of(key, block)
@@ -327,7 +326,7 @@ async def test_bytes_that_are_not_what_was_asked_for_never_reach_the_pool(
         if harm == "too many":
             yield Part(b"more")
 
-    monkeypatch.setattr("signalbox_worker.worker.lent_parts", parts)
+    monkeypatch.setattr("signalbox_worker.worker.exported_parts", parts)
     async with peer() as owner, peer() as reader:
         before = reader.kv.cpu_kv[1:].copy()
         await owner.lend()
@@ -350,7 +349,6 @@ async def test_a_fetch_that_is_called_off_ends_at_once_and_writes_nothing() -> N
         assert fetched.failed == CANCELLED
         await owner.lend()
         tasks = reader.worker._block_reader
-        assert tasks is not None
         await eventually(lambda: not len(tasks))
         assert (reader.kv.cpu_kv == before).all()
 
@@ -384,7 +382,6 @@ async def test_fetches_from_one_worker_share_a_channel_until_it_is_idle(
     monkeypatch.setattr(peer_channels, "open_channel", opening)
     async with peer() as owner, peer() as reader:
         tasks = reader.worker._block_reader
-        assert tasks is not None
         for number in range(3):
             if number == 2:
                 monkeypatch.setattr(peer_channels, "IDLE_S", 0.0)
@@ -405,7 +402,6 @@ async def test_a_channel_on_which_a_fetch_has_failed_is_not_used_again() -> None
         await reader.fetch(source)
         assert (await reader.until_ended()).failed
         tasks = reader.worker._block_reader
-        assert tasks is not None
         await eventually(lambda: not len(tasks._channels))
 
 
@@ -414,7 +410,6 @@ async def test_a_channel_on_which_a_fetch_was_called_off_is_not_used_again() -> 
     async with peer() as owner, peer() as reader:
         await reader.fetch(owner.source())  # the ticket is never told
         tasks = reader.worker._block_reader
-        assert tasks is not None
         await eventually(lambda: len(tasks._channels) == 1)
         await reader.step(StoreMoves(cancels=[1]))
         assert (await reader.until_ended()).failed == CANCELLED

@@ -12,7 +12,7 @@ from typing import Any
 from signalbox.__main__ import main as run
 from signalbox_scheduler.kv_moves import handover_rounds
 from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
-from signalbox_worker.kv_peers.peer_moves import LentBlocks
+from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
 
 HOLD, STATE = "TEST_HOLD", "TEST_STATE"
 """Environment variables: path of the file, and "copying" or "paused"."""
@@ -20,7 +20,7 @@ HOLD, STATE = "TEST_HOLD", "TEST_STATE"
 
 def main() -> int:
     hold, is_paused = Path(os.environ[HOLD]), os.environ[STATE] == "paused"
-    begin, copy_out, is_held = HandoverRounds.begin, LentBlocks.copy_out, False
+    begin, copy_out, is_held = HandoverRounds.begin, ExportedBlocks.copy_out, False
 
     def begin_and_hold(*args: Any) -> bool:
         nonlocal is_held
@@ -30,14 +30,14 @@ def main() -> int:
             is_held = True
         return has_begun
 
-    def wait_and_copy(lent: LentBlocks, index: int) -> bytearray | None:
+    def wait_and_copy(lent: ExportedBlocks, index: int) -> bytearray | None:
         while hold.exists():
             time.sleep(0.01)
         return copy_out(lent, index)
 
     handover_rounds.GRACE_S = 600.0
     HandoverRounds.begin = begin_and_hold  # type: ignore[method-assign]
-    LentBlocks.copy_out = wait_and_copy  # type: ignore[method-assign]
+    ExportedBlocks.copy_out = wait_and_copy  # type: ignore[method-assign]
     return run()
 
 

@@ -13,13 +13,10 @@ from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
-from signalbox_worker.kv_peers.peer_moves import PeerMoves
 from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import (
     RunningScheduler,
-    RunningWorker,
     assert_idle,
     restarted,
     running_router,
@@ -129,12 +126,6 @@ async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) 
             await assert_idle(twice)
 
 
-def peer_moves_of(running: RunningWorker) -> PeerMoves | None:
-    runner = running.worker._runner
-    assert isinstance(runner, SimulatedRunner)
-    return runner.peer_moves()
-
-
 @pytest.mark.parametrize("is_paused", [False, True])
 async def test_requests_go_on_when_their_scheduler_dies_while_it_hands_them_over(
     is_paused: bool, alone: list[Answer], monkeypatch: pytest.MonkeyPatch
@@ -167,15 +158,14 @@ async def test_requests_go_on_when_their_scheduler_dies_while_it_hands_them_over
         async with asyncio.timeout(EVENT_S):
             await is_copying.wait()
         leases = [one.worker._lease for one in (first, second)]
-        peer_moves = [peer_moves_of(one) for one in (first, second)]
         async with restarted(scheduler) as another:
             assert_undisturbed(await asked, alone)
             await eventually(lambda: len(another.cluster.step_loops) == 2)
             await assert_idle(another)
-            for one, lease, moves in zip((first, second), leases, peer_moves, strict=True):
+            for one, lease in zip((first, second), leases, strict=True):
                 assert one.worker._lease not in (None, lease), "the lease has ended"
-                assert moves is not None
-                assert not moves._lent, "nothing that it lent is pinned"
+                usage = one.worker._runner.transfers.usage()
+                assert not usage.num_exports, "nothing that it exported is pinned"
 
 
 async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:

@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 
-from signalbox_contract.sections.store_moves import Lend, MoveResult
-from signalbox_worker.kv_peers.peer_moves import LentBlocks
-from signalbox_worker.kv_store.move import Move
-from signalbox_worker.kv_store.pool_moves import CANCELLED
+from signalbox_contract.sections.store_moves import (
+    BlockSource,
+    Fetch,
+    Lend,
+    MoveResult,
+    StoreMoves,
+)
+from signalbox_worker.kv_store.pool_transfers import CANCELLED, ExportedBlocks
+from signalbox_worker.kv_store.transfer import Transfer
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks import rank_blocks
-from signalbox_worker.ranks.ranked_peers import RankedPeers
 from signalbox_worker.ranks.ranked_runner import RankedRunner
+from tests.gpu_worker.kv_peers.test_exports import Reader
 from tests.gpu_worker.kv_store.stores import keys_of
 from tests.gpu_worker.ranks.thread_pools import ThreadRanks
 from tests.gpu_worker.ranks.thread_ranks import ThreadRank, make_start, with_sizes
@@ -34,28 +39,33 @@ class Ranks(ThreadRanks):
 
     def renew_pools(self) -> None:
         super().renew_pools()
-        peers = self.runner.peer_moves()
-        assert peers is not None
-        self.peers: RankedPeers = peers
+        self.peers = self.runner.transfers
+        self.reader = Reader()
+        self.peers.connect(self.reader)
         self.num_moves = 0
 
     def held(self, index: int) -> list[set[int]]:
         """Returns what the block of each rank holds."""
         return [set(self.block(rank, index)) for rank in range(len(self.shares))]
 
-    def lend(self, *numbers: int) -> LentBlocks:
+    def lend(self, *numbers: int) -> ExportedBlocks:
         """Lends the first blocks; returns what the ticket is for when all ranks know it."""
         self.num_moves += 1
         blocks = range(len(numbers))
         lasts_ns = 600_000_000_000
-        self.peers.lend(Lend(self.num_moves, keys_of(*numbers), blocks, TICKET, "", lasts_ns))
-        lent: list[LentBlocks] = []
-        wait_until(lambda: (got := self.peers.take(TICKET)) and lent.append(got) is None)
+        lend = Lend(self.num_moves, keys_of(*numbers), blocks, TICKET, "", lasts_ns)
+        self.peers.begin(StoreMoves(lends=[lend]))
+        lent: list[ExportedBlocks] = []
+        wait_until(lambda: (got := self.peers.redeem(TICKET)) and lent.append(got) is None)
         return lent[0]
 
-    def receive(self, *numbers: int) -> Move:
+    def receive(self, *numbers: int, first: int = 0) -> Transfer:
+        """Begins to read from another worker into the pool's blocks from the `first` on."""
         self.num_moves += 1
-        return self.peers.receive(self.num_moves, keys_of(*numbers), range(len(numbers)))
+        blocks = range(first, first + len(numbers))
+        fetch = Fetch(self.num_moves, keys_of(*numbers), blocks, BlockSource("host:1", "", TICKET))
+        self.peers.begin(StoreMoves(fetches=[fetch]))
+        return self.reader.begun[-1]
 
     def end(self) -> MoveResult:
         (result,) = self.peers.pop_ended()
@@ -64,7 +74,7 @@ class Ranks(ThreadRanks):
     def are_closed(self) -> bool:
         copies = self.runner._others.copies
         blocks = [copies.own, *(one._follower._blocks for one in self._started)]
-        return not copies._opening and not copies._copying and not any(one._moves for one in blocks)
+        return not copies._opening and not copies._copying and not any(one._open for one in blocks)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +111,7 @@ def test_a_block_is_read_as_the_shares_of_all_ranks_in_their_order(
         assert lent.copy_out(0) == pattern(ranks, 1)
         assert lent.copy_out(1) == pattern(ranks, 2)
         for index in range(2):
-            lent.move.kept(index, lent.block_bytes)
+            lent.transfer.kept(index, lent.transfer.block_bytes)
         result = ranks.end()
         assert (result.num_blocks, result.failed) == (2, "")
         assert result.num_bytes == 2 * ranks.capacity.block_bytes
@@ -113,7 +123,7 @@ def test_a_block_has_arrived_when_each_rank_has_its_share(model: Path, tp: int, 
         ranks.fill(5, 5, 5)
         move = ranks.receive(1, 2)
         for index, number in enumerate((1, 2)):
-            assert ranks.peers.pop_ended() == []
+            assert not ranks.peers.pop_ended()
             assert move.copy_in(index, memoryview(pattern(ranks, number)))
         result = ranks.end()
         assert (result.num_blocks, result.failed) == (2, "")
@@ -125,10 +135,8 @@ def test_a_block_has_arrived_when_each_rank_has_its_share(model: Path, tp: int, 
 def test_a_move_that_is_called_off_is_over_on_all_ranks(model: Path, tp: int, pp: int) -> None:
     with serving(model, tp, pp) as ranks:
         ranks.fill(1, 2)
-        lent, move = ranks.lend(1), None
-        ranks.num_moves += 1
-        move = ranks.peers.receive(ranks.num_moves, keys_of(3), [1])
-        ranks.peers.cancel([1, 2])
+        lent, move = ranks.lend(1), ranks.receive(3, first=1)
+        ranks.peers.begin(StoreMoves(cancels=[1, 2]))
         assert [one.failed for one in ranks.peers.pop_ended()] == [CANCELLED] * 2
         wait_until(ranks.are_closed)
         assert lent.copy_out(0) is None
@@ -155,7 +163,7 @@ def test_what_is_read_counts_only_if_it_was_lent_to_the_end(
 
         def end_meanwhile(*of: Any) -> bytes | None:
             found = copied(*of)
-            lent.move.end("its time is over")
+            lent.transfer.end("its time is over")
             return found
 
         monkeypatch.setattr(rank_blocks, "_copied", end_meanwhile)
@@ -171,7 +179,7 @@ def test_moves_of_pools_that_are_gone_touch_no_new_ones(model: Path) -> None:
         assert lent.copy_out(0) is None
         assert not move.copy_in(0, memoryview(pattern(ranks, 2)))
         assert ranks.held(0) == [{112}, {113}]
-        assert ranks.peers.pop_ended() == []
+        assert not ranks.peers.pop_ended()
 
 
 def test_a_rank_that_does_not_copy_ends_the_move(

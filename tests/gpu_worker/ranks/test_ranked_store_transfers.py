@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from signalbox_contract.sections.store_moves import (
-    BlockSource,
     Clear,
     ClearMark,
     Fetch,
     Find,
-    Lend,
     MoveResult,
     Store,
     StoreMoves,
@@ -46,13 +44,11 @@ class Ranks(ThreadRanks):
 
     def renew_pools(self) -> None:
         super().renew_pools()
-        moves = self.runner.move_queue()
-        assert moves is not None
-        self.moves = moves
+        self.moves = self.runner.transfers
 
     @property
     def tiers(self) -> list[LateStore[Any]]:
-        return [share._store.store for share in self.shares]
+        return [share.transfers.store.store for share in self.shares]
 
     def await_open(self) -> None:
         for tier in self.tiers:
@@ -89,6 +85,11 @@ class Ranks(ThreadRanks):
         self._num_moves += 1
         self.moves.begin(StoreMoves(clears=[Clear(self._num_moves, None, mark)]))
         return self.end(self._num_moves)
+
+    def clears(self) -> tuple[ClearMark, ...]:
+        usage = self.moves.usage().store
+        assert usage is not None
+        return usage.clears
 
     def done(self, kind: type[Find | Fetch | Store], *numbers: int) -> int:
         """Makes a move; returns how many blocks all ranks have found, fetched or kept."""
@@ -150,10 +151,10 @@ def test_each_rank_makes_a_clear_with_a_mark_once(model: Path, tmp_path: Path) -
         assert found_on_each(ranks, 1) == [0, 0]
         assert ranks.done(Store, 1) == 1
         ranks.tiers[1].clear(None)  # one that its worker was not told of
-        assert ranks.moves.usage().clears == (mark,)
+        assert ranks.clears() == (mark,)
     with serving(model, tmp_path) as ranks:
         ranks.await_open()
-        assert ranks.moves.usage().clears == (mark,)
+        assert ranks.clears() == (mark,)
         for again in (mark, mark._replace(catches_up=True)):
             assert not ranks.cleared(again).failed
         assert found_on_each(ranks, 1) == [1, 0]
@@ -247,7 +248,7 @@ def test_a_fetch_that_is_called_off_ends_at_once_and_writes_no_more(
         assert ranks.done(Find, 1) == 1  # so each rank has read that the move was called off
         ranks.fill(5, 6)
         held_reads.set()
-        readers = [share.move_queue()._threads._readers for share in ranks.shares]
+        readers = [share.transfers.store._readers for share in ranks.shares]
         wait_until(lambda: not any(one._starts for one in readers))
         assert ranks.holds(5, 6)
         assert ranks.done(Store, 5, 6) == 2
@@ -260,24 +261,12 @@ def test_moves_of_pools_that_are_gone_end_no_move_of_new_ones(
         ranks.await_open()
         assert ranks.done(Store, 1, 2) == 2
         ranks.begin(Fetch, 1, 2)
-        assert ranks.moves.pop_ended() == []
+        assert not ranks.moves.pop_ended()
         ranks.renew_pools()
         held_reads.set()
         ranks._num_moves = 1  # a lease begins to count anew
         assert ranks.done(Find, 1, 2, 3) == 2
-        assert ranks.moves.pop_ended() == []
-
-
-def test_moves_from_and_to_other_workers_are_none_of_the_stores(
-    model: Path, tmp_path: Path
-) -> None:
-    with serving(model, tmp_path) as ranks:
-        ranks.await_open()
-        lend = Lend(1, keys_of(1), [0], b"t" * 16, "", 1)
-        fetch = Fetch(2, keys_of(2), [1], BlockSource("127.0.0.1:1", "", b"u" * 16))
-        ranks.moves.begin(StoreMoves(lends=[lend], fetches=[fetch]))
-        assert not ranks.moves._moves
-        assert ranks.done(Find, 1) == 0
+        assert not ranks.moves.pop_ended()
 
 
 def test_ranks_divide_the_writes_of_their_worker(model: Path, tmp_path: Path) -> None:

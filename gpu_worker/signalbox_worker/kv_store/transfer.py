@@ -1,4 +1,4 @@
-"""One move of blocks between a CPU pool and a store: what has arrived, and whether it has ended."""
+"""One transfer of blocks between a CPU pool and elsewhere: what has arrived, if it has ended."""
 
 import threading
 import time
@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from signalbox_contract.sections.store_moves import MAX_FAULT_CHARS, MoveResult
 
 
-class Move:
-    """A move under way; threads report the end of each of its blocks, in any order.
+class Transfer:
+    """A transfer under way; threads report the end of each of its blocks, in any order.
 
-    A block that is missing ends the move at that block: the ones after it are of no use.
+    A block that is missing ends the transfer at that block: the ones after it are of no use.
 
     Args:
         blocks: blocks of the CPU pool, one for each key, or none if nothing is copied.
         await_copies: waits until earlier copies of these blocks have ended.
+        with_peer: whether another worker takes part, and not the store.
     """
 
     def __init__(
@@ -23,9 +24,13 @@ class Move:
         keys: Sequence[bytes],
         blocks: Sequence[memoryview] = (),
         await_copies: Callable[[], None] | None = None,
+        *,
+        with_peer: bool = False,
     ) -> None:
         self.move_id = move_id
         self.keys = tuple(keys)
+        self.with_peer = with_peer
+        self.block_bytes = len(blocks[0]) if blocks else 0
         self._blocks = list(blocks)
         self._await_copies = await_copies
         self._lock = threading.Lock()
@@ -50,14 +55,14 @@ class Move:
             return index < self._num_wanted
 
     def restart(self) -> bool:
-        """Starts the clock anew if the move goes on; returns whether it does."""
+        """Starts the clock anew if the transfer goes on; returns whether it does."""
         with self._lock:
             if not self._is_ended:
                 self._start_ns = time.monotonic_ns()
             return not self._is_ended
 
     def copy_in(self, index: int, data: memoryview) -> bool:
-        """Copies what was read into the pool and counts it; returns False if the move has ended."""
+        """Copies what was read into the pool; returns False if the transfer has ended."""
         self._wait()
         with self._lock:
             if self._is_ended:
@@ -67,7 +72,7 @@ class Move:
             return True
 
     def copy_out(self, index: int, into: memoryview) -> bool:
-        """Copies what is to be written out of the pool; returns False if the move has ended."""
+        """Copies what is to be written out of the pool; returns False if the transfer has ended."""
         self._wait()
         with self._lock:
             if not self._is_ended:
@@ -75,13 +80,13 @@ class Move:
             return not self._is_ended
 
     def kept(self, index: int, num_bytes: int) -> None:
-        """Counts a block that the store has kept."""
+        """Counts a block that was written to the store, or read by another worker."""
         with self._lock:
             if not self._is_ended:
                 self._count(index, num_bytes)
 
     def miss(self, index: int) -> None:
-        """Ends the move at a block that is not there, or was not kept."""
+        """Ends the transfer at a block that is not there, or was not kept."""
         with self._lock:
             self._num_wanted = min(self._num_wanted, index)
             self._end_if_done()
@@ -94,7 +99,7 @@ class Move:
                 self._end()
 
     def end(self, failed: str = "") -> None:
-        """Ends the move now if it has not; its blocks are not touched afterwards."""
+        """Ends the transfer now if it has not; its blocks are not touched afterwards."""
         with self._lock:
             if not self._is_ended:
                 text = failed.partition("\n")[0].encode(errors="backslashreplace").decode()
@@ -102,7 +107,7 @@ class Move:
                 self._end()
 
     def result(self) -> MoveResult:
-        """Returns what an ended move has done."""
+        """Returns what an ended transfer has done."""
         with self._lock:  # it may be about to end
             took_ns = self._end_ns - self._start_ns if self._start_ns else 0
             return MoveResult(self.move_id, self._num_done, self._num_bytes, took_ns, self._failed)
@@ -125,5 +130,5 @@ class Move:
     def _end(self) -> None:
         self._is_ended = True
         self._end_ns = time.monotonic_ns()
-        self._blocks.clear()  # a thread that hangs holds the move, and must not hold the pool
+        self._blocks.clear()  # a thread that hangs holds the transfer, and must not hold the pool
         self._await_copies = None

@@ -1,4 +1,4 @@
-"""Moves between the CPU pool and a store: which begin, beside steps, and how each ends."""
+"""Transfers between the CPU pool and a store: which begin, beside steps, and how each ends."""
 
 import time
 from collections.abc import Iterator
@@ -189,5 +189,5 @@ def test_moves_from_and_to_others_are_refused_where_none_is_reached(moves: Store
 def test_moves_without_a_store_are_refused() -> None:
     with pytest.raises(FailedPrecondition, match="store"):
         make_lease().execute(
-            Step(epoch=7, step_id=1, store_moves=StoreMoves(cancels=[1])), arrived_ns=0
+            Step(epoch=7, step_id=1, store_moves=StoreMoves(finds=MOVES.finds)), arrived_ns=0
         )
