@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from signalbox_router.config import RouterSettings
     from signalbox_rpc.settings.service_settings import Settings, TelemetrySettings
     from signalbox_scheduler.config import SchedulerSettings
-    from signalbox_worker.batch.runner_protocol import Runner
     from signalbox_worker.ranks.rank_network import RankNetwork
     from signalbox_worker.ranks.service.rank_messages import Start
+    from signalbox_worker.runner.runner import Runner
     from signalbox_worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)

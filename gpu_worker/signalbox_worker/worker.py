@@ -26,15 +26,8 @@ from signalbox_contract.step import Step
 from signalbox_contract.tokenizer_files import hash_files
 from signalbox_rpc.metrics.registry import Families
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
-from signalbox_worker.batch.runner_protocol import (
-    Described,
-    Inspectable,
-    MemoryReport,
-    ProfileOptions,
-    Runner,
-    close,
-)
 from signalbox_worker.device.device_errors import DeviceLost, device_loss, exit_message
+from signalbox_worker.device.inspection import MemoryReport, ProfileOptions
 from signalbox_worker.execution_thread import ExecutionThread
 from signalbox_worker.insight.metrics import StepCounts
 from signalbox_worker.insight.metrics import read as read_metrics
@@ -44,6 +37,7 @@ from signalbox_worker.kv_peers.peer_client import PeerClient
 from signalbox_worker.kv_store.block_transfers import BlockReader
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.worker_adapters import WorkerAdapters
@@ -124,7 +118,7 @@ class Worker:
             capacity = await thread.submit(runner.profile)
         except BaseException as error:
             if runner is not None:
-                close(runner, f"rank 0 ends: {error}")
+                runner.close(f"rank 0 ends: {error}")
             thread.close()
             raise
         worker = cls(
@@ -237,7 +231,7 @@ class Worker:
         """
         self._epoch = NO_EPOCH
         self._end_lease()
-        close(self._runner, failure)
+        self._runner.close(failure)
         self._thread.close()
         self._grammars.close()
         self.adapters.close()
@@ -253,7 +247,7 @@ class Worker:
 
     def memory(self) -> MemoryReport | None:
         """Returns the use of memory; None if the runner does not report it."""
-        return self._runner.memory() if isinstance(self._runner, Inspectable) else None
+        return self._runner.memory()
 
     async def profile(self, options: ProfileOptions) -> Profile:
         """Records steps for the given time. Raises RpcError if the runner cannot be profiled."""
@@ -266,7 +260,7 @@ class Worker:
             self.model,
             self.capacity,
             has_lease=self._lease is not None,
-            backends=self._runner.backends if isinstance(self._runner, Described) else (),
+            backends=self._runner.backends,
             transfers=self._runner.transfers.usage(),
             families=families,
         )

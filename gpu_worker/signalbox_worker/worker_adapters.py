@@ -21,9 +21,9 @@ from signalbox_worker.adapters.received_adapters import (
     write_chunk,
 )
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
-from signalbox_worker.batch.runner_protocol import AdapterLoading, Runner
 from signalbox_worker.config import ModelError
 from signalbox_worker.execution_thread import ExecutionThread
+from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class WorkerAdapters:
         return info
 
     def _open(self, name: str, path: str) -> OpenedAdapter:
-        return self._taking.open_adapter(name, str(find_below(self._folder, path)))
+        return self._runner.open_adapter(name, str(find_below(self._folder, path)))
 
     async def receive(
         self, *, epoch: int, adapter: Adapter, chunks: AsyncIterator[FileChunk]
@@ -100,7 +100,7 @@ class WorkerAdapters:
                 f"what was sent of the adapter {adapter} has the content {found[:12]}; its files"
                 " have changed since it was loaded; load it again"
             )
-        return self._taking.open_adapter(adapter.name, str(folder))
+        return self._runner.open_adapter(adapter.name, str(folder))
 
     async def read(self, *, epoch: int, adapter: Adapter) -> AsyncIterator[FileChunk]:
         """Yields the files of an adapter; see ReadAdapter in worker.proto."""
@@ -121,22 +121,14 @@ class WorkerAdapters:
     async def unload(self, *, epoch: int, adapter: Adapter) -> None:
         """Frees an adapter that no step names; see UnloadAdapter in worker.proto."""
         self._check_epoch(epoch)
-        runner = self._taking
-        await self._change(lambda: runner.remove_adapter(adapter))
-        if adapter.sha256 not in runner.adapter_slots:
+        await self._change(lambda: self._runner.remove_adapter(adapter))
+        if adapter.sha256 not in self._runner.adapter_slots:
             await asyncio.to_thread(self._received.remove, adapter.sha256)
         logger.info("adapter unloaded: %s", adapter)
 
-    @property
-    def _taking(self) -> AdapterLoading:
-        if not isinstance(self._runner, AdapterLoading):
-            raise FailedPrecondition("this worker's runner takes no adapters at run time")
-        return self._runner
-
     async def _add(self, opened: OpenedAdapter, epoch: int) -> None:
         self._check_epoch(epoch)  # it may have changed meanwhile
-        runner = self._taking
-        await self._change(lambda: runner.add_adapter(opened))
+        await self._change(lambda: self._runner.add_adapter(opened))
 
     async def _change(self, change: Callable[[], None]) -> None:
         """Changes what the runner has, between two steps."""

@@ -6,7 +6,7 @@ from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.tokenizer_files import MAX_CHUNK_BYTES
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_worker.adapters.received_adapters import FileChunk
-from signalbox_worker.batch.runner_protocol import MemoryReport, ProfileOptions
+from signalbox_worker.device.inspection import MemoryReport, ProfileOptions
 from signalbox_worker.insight.profiler import Profile
 
 

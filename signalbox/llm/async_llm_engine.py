@@ -32,7 +32,7 @@ from signalbox.llm.requests.prompts import PromptInput
 from signalbox.llm.requests.sampling_params import RequestOutputKind, SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
 from signalbox_router.params.generation_params import POOLED, GenerationParams
-from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 

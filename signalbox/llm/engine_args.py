@@ -17,7 +17,6 @@ from signalbox.settings.vllm_flags import POOLING_TASKS
 from signalbox.startup_display import own_progress
 from signalbox_router.prompt.known_templates import load_chat_template
 from signalbox_scheduler.queue.policies import make_policy
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.config import (
     GIB,
     NUM_LATER_ADAPTERS,
@@ -26,6 +25,7 @@ from signalbox_worker.config import (
     DeviceConfig,
     ModelConfig,
 )
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.store_config import DiskConfig, SharedConfig
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
 from signalbox_contract.pooling import Vector
-from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from signalbox.llm.requests.prompts import Prompt, PromptEncoder, PromptInput
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox_contract.pooling import Vector
 from signalbox_router.params.generation_params import POOLED
-from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.filters import DTYPES, Filters
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.batch.batch import NO_ADAPTER, Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns, token_runs
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling import token_constraints
 from signalbox_worker.sampling.token_constraints import RuledRows, make_rules
 

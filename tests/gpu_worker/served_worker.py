@@ -10,7 +10,7 @@ from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_rpc.transport.server import Server
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.worker import Worker

@@ -24,8 +24,8 @@ from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.main import serving
 from signalbox_scheduler.replay.replay_codec import Replay
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.registration_client import Registration
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner

@@ -14,7 +14,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.kv.planned_copies import PlannedCopies
 from signalbox_scheduler.kv_moves.block_exports import BlockExports
-from signalbox_scheduler.kv_moves.peers import Peer
+from signalbox_scheduler.kv_moves.peers import TransferPeer
 from signalbox_worker.kv_peers import peer_client
 from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
 from tests.integration.stack import (
@@ -59,7 +59,7 @@ class Pair:
     second: RunningWorker
 
     @property
-    def peers(self) -> list[Peer]:
+    def peers(self) -> list[TransferPeer]:
         """What the workers lend and read, in the order in which they joined."""
         loops = self.scheduler.cluster.step_loops
         return [one for loop in loops if (one := loop.scheduler.peer) is not None]

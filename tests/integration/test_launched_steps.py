@@ -6,8 +6,8 @@ import pytest
 
 from signalbox import LLM, SamplingParams
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.batch.runner_protocol import Launched
 from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.runner import Launched
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model

@@ -14,8 +14,8 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker import runner_factory as factory
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.runner import Runner
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.integration.stack import (
     RunningScheduler,

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from signalbox_worker.batch.runner_protocol import ProfileOptions
 from signalbox_worker.device import spans
+from signalbox_worker.device.inspection import ProfileOptions
 
 
 class TorchRecording:

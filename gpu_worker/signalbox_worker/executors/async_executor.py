@@ -38,7 +38,7 @@ class Marks(NamedTuple):
 
 
 class LaunchedStep:
-    """A step that was enqueued; satisfies `runner_protocol.Launched`."""
+    """A step that was enqueued; satisfies `Launched`."""
 
     def __init__(self, marks: Marks, read: Callable[[], BatchOutput], *, can_feed: bool) -> None:
         self.can_feed = can_feed

@@ -7,7 +7,7 @@ from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.step_result import Stages, StepResult, sum_stages
 from signalbox_rpc.metrics.histogram import Histogram, times
 from signalbox_rpc.metrics.registry import PER_NS, Families
-from signalbox_worker.batch.runner_protocol import BackendInUse
+from signalbox_worker.device.inspection import BackendInUse
 from signalbox_worker.kv_store.block_store import StoreUsage
 from signalbox_worker.kv_store.block_transfers import TransferUsage
 

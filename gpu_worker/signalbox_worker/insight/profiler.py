@@ -5,10 +5,11 @@ import contextlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from signalbox_contract.errors import FailedPrecondition, InvalidArgument, Unimplemented
-from signalbox_worker.batch.runner_protocol import Inspectable, ProfileOptions, Runner
+from signalbox_contract.errors import FailedPrecondition, InvalidArgument
+from signalbox_worker.device.inspection import ProfileOptions
 from signalbox_worker.execution_thread import ExecutionThread
 from signalbox_worker.insight.metrics import StepCounts
+from signalbox_worker.runner.runner import Runner
 
 MAX_DURATION_S = 60.0
 
@@ -33,9 +34,6 @@ class Profiler:
 
     async def record(self, options: ProfileOptions) -> Profile:
         """Records for the given time. Raises RpcError if the runner cannot be profiled."""
-        runner = self._runner
-        if not isinstance(runner, Inspectable):
-            raise Unimplemented("a simulated worker computes nothing that could be profiled")
         if not 0 < options.duration_s <= MAX_DURATION_S:
             raise InvalidArgument(
                 "duration_ns", int(options.duration_s * 1e9), f"in (0, {MAX_DURATION_S:.0f}e9]"
@@ -45,17 +43,15 @@ class Profiler:
         self._is_recording = True
         enough = asyncio.Event()
         # A task of its own, so that a recording ends even if its caller has left.
-        task = asyncio.create_task(self._record(runner, options, enough))
+        task = asyncio.create_task(self._record(options, enough))
         try:
             return await asyncio.shield(task)
         finally:
             enough.set()
 
-    async def _record(
-        self, runner: Inspectable, options: ProfileOptions, enough: asyncio.Event
-    ) -> Profile:
+    async def _record(self, options: ProfileOptions, enough: asyncio.Event) -> Profile:
         try:
-            recording = await self._thread.submit(lambda: runner.begin_recording(options))
+            recording = await self._thread.submit(lambda: self._runner.begin_recording(options))
             first_step = self._steps.num_steps
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(enough.wait(), options.duration_s)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from signalbox_contract.errors import FailedPrecondition, InvalidArgument
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMapping
 from signalbox_contract.step import Step
-from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sequences.step_validation import check_range
 
 

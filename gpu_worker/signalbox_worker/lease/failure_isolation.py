@@ -18,10 +18,10 @@ from signalbox_contract.step_result import sum_stages
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.pooling_rows import PoolingRows
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.batch.sampling_rows import PromptRows
 from signalbox_worker.device.device_errors import DeviceLost, device_loss
 from signalbox_worker.lease.token_limit import TokenLimit
+from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult, StepTimings
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import AdapterLoading, Launching, Runner
 from signalbox_worker.device.device_errors import is_device_lost
 from signalbox_worker.execution_thread import Unfinished
 from signalbox_worker.insight.step_spans import StepSpan
@@ -27,6 +26,7 @@ from signalbox_worker.lease.step_log import NUM_KEPT_ANSWERS, StepLog
 from signalbox_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
 from signalbox_worker.lease.token_limit import TokenLimit
 from signalbox_worker.lease.transfer_stage import TransferStage
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sequences.sequence_table import SequenceTable
 
@@ -53,7 +53,7 @@ class Lease:
             capacity=capacity,
             num_gpu_blocks=num_gpu_blocks,
             grammars=grammars,
-            adapter_slots=runner.adapter_slots if isinstance(runner, AdapterLoading) else None,
+            adapter_slots=runner.adapter_slots,
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
         self._transfers: BlockTransfers = runner.transfers
@@ -69,7 +69,7 @@ class Lease:
         )
         self._ranks = capacity.ranks
         self._pipeline: StepPipeline | None = None
-        if isinstance(runner, Launching) and runner.launches:
+        if runner.launches:
             self._pipeline = StepPipeline(runner, self.table)
         self._num_executed = 0
         self._is_open = True

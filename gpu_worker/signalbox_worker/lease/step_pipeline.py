@@ -18,8 +18,8 @@ import numpy as np
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import Launched, Launching
 from signalbox_worker.execution_thread import Unfinished
+from signalbox_worker.runner.runner import Launched, Runner
 from signalbox_worker.sequences.sequence_table import BookedBatch, SequenceTable
 
 FinishResult = Callable[[StepResult, BatchOutput], StepResult]
@@ -73,7 +73,7 @@ class StepInFlight(Unfinished[StepResult]):
 class StepPipeline:
     """Steps in flight of one lease, oldest first; used on the execution thread."""
 
-    def __init__(self, runner: Launching, table: SequenceTable) -> None:
+    def __init__(self, runner: Runner, table: SequenceTable) -> None:
         self._runner = runner
         self._table = table
         self._steps: deque[StepInFlight] = deque()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from signalbox_worker.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.config import ModelError
+from signalbox_worker.loading.byte_tokenizer import MIN_VOCAB_SIZE, tokenizer_files
 from signalbox_worker.loading.hf_directory import DirectorySource
 from signalbox_worker.loading.tokenizer_files import has_tokenizer
 from signalbox_worker.models.family_config import FamilyConfig
-from signalbox_worker.simulated.byte_tokenizer import MIN_VOCAB_SIZE, tokenizer_files
 
 SPREAD = 0.035
 """Random weights are in [-SPREAD, SPREAD]: a standard deviation of 0.02, as models are initialised

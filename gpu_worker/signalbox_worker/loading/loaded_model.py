@@ -14,11 +14,11 @@ from signalbox_contract.startup import ReportProgress
 from signalbox_kernels.torch import registry
 from signalbox_kernels.triton.kernel_cache import use_kernel_cache
 from signalbox_worker.attention import AttentionBackend, choose_attention_backend
-from signalbox_worker.batch.runner_protocol import BackendInUse
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.checkpoints.quantization import choose_quantization, describe_form
 from signalbox_worker.config import INT16, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from signalbox_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
+from signalbox_worker.device.inspection import BackendInUse
 from signalbox_worker.device.keys import Keys
 from signalbox_worker.device.memory import bytes_in_use, tensor_bytes
 from signalbox_worker.device.process_group import join

@@ -1,4 +1,4 @@
-"""Runs one model on a CPU through a native program: satisfies `Runner` of `batch`.
+"""Runs one model on a CPU through a native program.
 
 The twin of `ModelRunner`, which runs models through PyTorch.
 """
@@ -15,10 +15,10 @@ from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.program import Program
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.device.inspection import BackendInUse, MemoryReport, ProfileOptions
 from signalbox_worker.kv_cache.capacity import RankShare, measure_capacity
 from signalbox_worker.kv_cache.measured_device import HostDevice
 from signalbox_worker.kv_store.pool_transfers import PoolTransfers
@@ -34,13 +34,14 @@ from signalbox_worker.native.native_model import NativeModel, load_natively
 from signalbox_worker.native.pooling_executor import NativePoolingExecutor
 from signalbox_worker.native.recording import NativeRecording
 from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.runner.local_runner import LocalRunner
 
 _STEP_DIVISOR = 8
 """Part of the largest step that a start runs; its attention is by blocks, so that all buffers grow
 with tokens and rows."""
 
 
-class NativeRunner:
+class NativeRunner(LocalRunner):
     """A loaded model with its pools of KV blocks. Call from one thread."""
 
     def __init__(

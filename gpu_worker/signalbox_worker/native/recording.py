@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from signalbox_contract.errors import Unimplemented
 from signalbox_kernels.program import Program
-from signalbox_worker.batch.runner_protocol import ProfileOptions
 from signalbox_worker.device import spans
+from signalbox_worker.device.inspection import ProfileOptions
 
 
 class NativeRecording:

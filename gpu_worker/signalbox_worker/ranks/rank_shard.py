@@ -2,7 +2,6 @@
 
 import socket
 from dataclasses import replace
-from typing import Protocol
 
 from signalbox_contract.model import WorkerRank
 from signalbox_contract.startup import (
@@ -12,12 +11,10 @@ from signalbox_contract.startup import (
     ignore_progress,
 )
 from signalbox_kernels.group import Group
-from signalbox_worker.batch.runner_protocol import AdapterLoading, Inspectable, Runner
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.config import DeviceConfig, ModelError
 from signalbox_worker.device.keys import Keys
 from signalbox_worker.kv_store.pool_transfers import PoolTransfers
-from signalbox_worker.loading.block_content import BlockContent
 from signalbox_worker.loading.layer_partition import stage_layers
 from signalbox_worker.loading.model_source import naming
 from signalbox_worker.loading.opened_model import OpenedModel, open_with_config
@@ -30,44 +27,10 @@ from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks.needed_packages import check_pytorch
 from signalbox_worker.ranks.rank_store import check_store, has_store, open_store
 from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.runner.local_runner import LocalRunner
 
-
-class RankShard(Runner, AdapterLoading, Inspectable, Protocol):
-    """A runner of a rank's shard."""
-
-    transfers: PoolTransfers
-
-    @property
-    def num_graphs(self) -> int:
-        """Sizes of steps that are recorded."""
-        ...
-
-    @property
-    def num_collectives(self) -> int:
-        """Collectives that this rank has joined."""
-        ...
-
-    @property
-    def collective_ns(self) -> int:
-        """Nanoseconds in collectives so far; 0 where a device runs them beside the host."""
-        ...
-
-    @property
-    def layers(self) -> StageLayers:
-        """Layers of this rank's stage."""
-        ...
-
-    def block_content(self) -> BlockContent:
-        """Returns what the rank's KV blocks depend on beside their tokens."""
-        ...
-
-    def close(self, failure: str | None = None) -> None:
-        """Closes the store; on any thread."""
-        ...
-
-    def abort_collectives(self) -> None:
-        """Ends the wait for ranks that are lost; safe from any thread."""
-        ...
+RankShard = LocalRunner
+"""A runner of a rank's shard of a model."""
 
 
 def load_shard(

@@ -1,6 +1,6 @@
 """A runner over several ranks: rank 0's shard of a model, and what makes the others follow it.
 
-Satisfies `Runner`, `Launching` and `AdapterLoading` of `batch`. Every call
+Every call
 that touches weights or KV goes to the others first, as data, and then to this process's shard.
 Sequences, grammars and the sampler are here alone: the others get the sections of a step that touch
 KV, and the batch that was made of the rest. So nothing has to be decided twice alike, and what
@@ -24,14 +24,8 @@ from signalbox_contract.startup import ReportProgress, ignore_progress
 from signalbox_contract.step import Step
 from signalbox_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import (
-    BackendInUse,
-    Described,
-    MemoryReport,
-    ProfileOptions,
-    Recording,
-)
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
+from signalbox_worker.device.inspection import BackendInUse, MemoryReport, ProfileOptions, Recording
 from signalbox_worker.loading.block_content import format_of_ranks
 from signalbox_worker.ranks.launchers import Launcher, LocalRank
 from signalbox_worker.ranks.links import meet
@@ -50,6 +44,7 @@ from signalbox_worker.ranks.service.rank_messages import (
     Start,
 )
 from signalbox_worker.ranks.stage import Stage
+from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +52,7 @@ T = TypeVar("T")
 
 
 class LaunchedBatch:
-    """A batch that the stages compute; satisfies `runner_protocol.Launched`."""
+    """A batch that the stages compute; satisfies `Launched`."""
 
     can_feed = False  # the first stage is another process than the one that draws
 
@@ -71,8 +66,10 @@ class LaunchedBatch:
         return self._output.result()
 
 
-class RankedRunner:
+class RankedRunner(Runner):
     """Owns the other ranks. Call from one thread."""
+
+    transfers: RankedTransfers
 
     def __init__(
         self,
@@ -151,7 +148,7 @@ class RankedRunner:
     @property
     def backends(self) -> tuple[BackendInUse, ...]:
         """Backends of rank 0."""
-        return self._own.backends if isinstance(self._own, Described) else ()
+        return self._own.backends
 
     @property
     def follower_pids(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 Loads it, measures what fits, owns its caches, computes batches.
 
-Satisfies `Runner` of `batch`. A `TorchExecutor` or `AsyncExecutor` computes each batch.
+A `TorchExecutor` or `AsyncExecutor` computes each batch.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from signalbox_contract.step import Step
 from signalbox_kernels import triton
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import BackendInUse, MemoryReport, ProfileOptions
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.device_choice import recorder_for
 from signalbox_worker.device.graphs import GraphRecorder
+from signalbox_worker.device.inspection import BackendInUse, MemoryReport, ProfileOptions
 from signalbox_worker.device.keys import Keys
 from signalbox_worker.device.memory import is_out_of_memory
 from signalbox_worker.device.torch_profiler import TorchRecording
@@ -46,10 +46,11 @@ from signalbox_worker.loading.model_source import naming
 from signalbox_worker.loading.opened_model import OpenedModel
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.runner.executor_factory import make_executor
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.warm_up import warm_up_batches
 
 
-class ModelRunner:
+class ModelRunner(LocalRunner):
     """A loaded model with its caches. Call from one thread."""
 
     def __init__(
@@ -104,6 +105,7 @@ class ModelRunner:
             recorder,
             max_graph_tokens=device_config.max_cudagraph_capture_size,
         )
+        self.layers = self._loaded.stage
         self._cache: CacheEngine | None = None
         self.transfers = PoolTransfers(no_store())
         self._is_warm = False
@@ -126,10 +128,6 @@ class ModelRunner:
         """Collectives that this rank has joined."""
         collectives = self._loaded.group.collectives
         return collectives.num_joined if collectives is not None else 0
-
-    @property
-    def layers(self) -> StageLayers:
-        return self._loaded.stage
 
     @property
     def collective_ns(self) -> int:

@@ -15,7 +15,6 @@ from signalbox_kernels.filters import EXAMPLES
 from signalbox_kernels.native import NativeUnavailable
 from signalbox_worker.batch.arrays import Int32Array, Int64Array
 from signalbox_worker.batch.batch import BatchOutput, Logprobs
-from signalbox_worker.batch.runner_protocol import BackendInUse
 from signalbox_worker.batch.sampling_rows import (
     Biases,
     Penalties,
@@ -24,6 +23,7 @@ from signalbox_worker.batch.sampling_rows import (
     neutral_filters,
 )
 from signalbox_worker.config import DeviceConfig
+from signalbox_worker.device.inspection import BackendInUse
 from signalbox_worker.layers import ParallelGroup, Placement
 from signalbox_worker.sampling.native_sampler import CpuSampler
 from signalbox_worker.sampling.sampler import NoSampler, Sampler

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from signalbox_contract.model import Adapter, Arithmetic
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from signalbox_worker.simulated.byte_tokenizer import MIN_VOCAB_SIZE
+from signalbox_worker.loading.byte_tokenizer import MIN_VOCAB_SIZE
 
 SIMULATED = Arithmetic(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
 

@@ -28,13 +28,14 @@ from signalbox_worker.adapters.peft_adapter import CONFIG, describe_adapter
 from signalbox_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from signalbox_worker.batch.arrays import Int32Array, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
-from signalbox_worker.batch.runner_protocol import BackendInUse
 from signalbox_worker.batch.sampling_rows import PromptRows
+from signalbox_worker.device.inspection import BackendInUse
 from signalbox_worker.kv_store.block_store import BlockStore
 from signalbox_worker.kv_store.memory_store import MemoryStore
 from signalbox_worker.kv_store.pool_transfers import PoolTransfers
 from signalbox_worker.kv_store.store_threads import StoreThreads, no_store
-from signalbox_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID, tokenizer_files
+from signalbox_worker.loading.byte_tokenizer import END_OF_SEQUENCE_ID, tokenizer_files
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.simulated.hashing import (
     POSITION,
     SEGMENT,
@@ -54,8 +55,8 @@ POISON = 0xDEAD_BEEF_DEAD_BEEF
 _MAX_GATHERED = 1 << 21  # slots read at once: 16 MiB
 
 
-class SimulatedRunner:
-    """Implements `Runner`. Tests plant an error by overriding one method."""
+class SimulatedRunner(Runner):
+    """Tests plant an error by overriding one method."""
 
     def __init__(
         self, config: SimulatedConfig | None = None, *, store: BlockStore | None = None

@@ -36,7 +36,7 @@ class StageTimes:
 
 
 class SimulatedStep(NamedTuple):
-    """A step in the stages; satisfies `runner_protocol.Launched`."""
+    """A step in the stages; satisfies `Launched`."""
 
     output: BatchOutput
     ends_at_ns: int

@@ -38,8 +38,8 @@ from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.policies import make_policy
 from signalbox_scheduler.reports.stats_log import StatsLog
 from signalbox_scheduler.workers.step_loop import StepLoop
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.missing_packages import needing_pytorch
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.compiled_grammar import fault_of
 
 

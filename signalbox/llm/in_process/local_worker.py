@@ -11,20 +11,15 @@ from dataclasses import replace
 from functools import partial
 from weakref import finalize
 
+from signalbox_contract.errors import Unimplemented
 from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.planning.worker_grammars import Preparation
-from signalbox_worker.batch.runner_protocol import (
-    AdapterLoading,
-    Inspectable,
-    ProfileOptions,
-    Recording,
-    Runner,
-    close,
-)
+from signalbox_worker.device.inspection import ProfileOptions, Recording
 from signalbox_worker.execution_thread import ExecutionThread
 from signalbox_worker.lease.lease import Lease
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.compiled_grammar import CompiledGrammar
 from signalbox_worker.sampling.grammars import MEMORY_BYTES, Constraint, Grammars
 
@@ -84,9 +79,14 @@ class LocalWorker:
             )
         except BaseException:
             if runners:
-                close(runners.pop())
+                runners.pop().close()
             self._thread.close()
             raise
+
+    @property
+    def _running(self) -> Runner:
+        assert self._runner is not None, "closed"
+        return self._runner
 
     def submit(self, step: Step) -> Future[StepResult]:
         """Starts the next step; it is executed after those before it."""
@@ -107,9 +107,7 @@ class LocalWorker:
 
     def load_adapter(self, name: str, folder: str) -> Adapter:
         """Loads an adapter beside the steps. Raises ValueError."""
-        runner = self._runner
-        if not isinstance(runner, AdapterLoading):
-            raise ValueError("this runner takes no adapters at run time")
+        runner = self._running
         opened = runner.open_adapter(name, folder)
         self._thread.start(lambda: runner.add_adapter(opened)).result()
         return opened.info
@@ -125,9 +123,8 @@ class LocalWorker:
         )
 
     def _allocate(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        assert self._runner is not None, "closed"
         allocate = partial(
-            self._runner.init_cache_engine,
+            self._running.init_cache_engine,
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
         )
@@ -135,10 +132,10 @@ class LocalWorker:
 
     def begin_recording(self, options: ProfileOptions) -> Recording:
         """Begins a profile. Raises RuntimeError for a runner that computes nothing."""
-        runner = self._runner
-        if not isinstance(runner, Inspectable):
-            raise RuntimeError("a simulated model computes nothing that could be profiled")
-        return self._thread.start(partial(runner.begin_recording, options)).result()
+        try:
+            return self._thread.start(partial(self._running.begin_recording, options)).result()
+        except Unimplemented as error:
+            raise RuntimeError(str(error)) from None
 
     def end_recording(self, recording: Recording) -> bytes:
         """Ends a profile; returns it as a gzipped Chrome trace."""
@@ -158,4 +155,4 @@ def _end(thread: ExecutionThread, runners: list[Runner]) -> None:
     """Ends the thread after the running step, and what the runner has started."""
     thread.close(wait=True)
     for runner in runners:
-        close(runner)
+        runner.close()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from signalbox.llm.in_process.local_worker import LocalWorker
-from signalbox_worker.batch.runner_protocol import ProfileOptions, Recording
+from signalbox_worker.device.inspection import ProfileOptions, Recording
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 import pytest
 
 from signalbox_contract.model import Adapter
-from signalbox_worker.batch.runner_protocol import close
 from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.adapters.peft_adapters import KINDS
 from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
@@ -33,7 +32,7 @@ def test_a_slot_that_is_free_is_used_again(
         adapted.path, ParallelConfig(), cpu_backend=backend, max_lora_rank=16, max_cpu_loras=8
     )
     runner = load_threads(with_sizes(start, tp, pp))
-    request.addfinalizer(lambda: close(runner))
+    request.addfinalizer(runner.close)
     runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=0)
 
     def load(number: int) -> Adapter:

@@ -13,11 +13,11 @@ from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import ISA_VARIABLE
 from signalbox_kernels.storage import Storage
 from signalbox_worker import runner_factory as factory
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.checkpoints.quantization import Quantization, describe_form
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from signalbox_worker.loading.model_source import open_model
 from signalbox_worker.native.weights import Weights
+from signalbox_worker.runner.runner import Runner
 from tests.gpu_worker.loading.gguf_files import ARCHITECTURES, make_gguf
 from tests.gpu_worker.model_runners import log_probabilities
 from tests.gpu_worker.tiny_models import make_model

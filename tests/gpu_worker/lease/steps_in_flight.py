@@ -9,10 +9,10 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.step import NewSequence
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.batch.runner_protocol import Launched
 from signalbox_worker.execution_thread import Unfinished
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.runner import Launched
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.tiny_models import VOCAB

@@ -13,8 +13,8 @@ from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import TablePatch
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import Launched
 from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.runner import Launched
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.builders import make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks.follower_process import Follower
 from signalbox_worker.ranks.rank_network import RankNetwork
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner_factory import make_runner
 from tests.waiting import EVENT_S
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from signalbox_worker.batch.largest_batch import largest_batch
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from signalbox_worker.device.ram import available_ram
 from signalbox_worker.kv_cache import capacity
@@ -22,6 +21,7 @@ from signalbox_worker.ranks import rank_shard
 from signalbox_worker.ranks.rank_shard import load_shard
 from signalbox_worker.ranks.service.rank_messages import Start
 from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.runner import Runner
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import VOCAB

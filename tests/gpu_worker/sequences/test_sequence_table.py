@@ -13,8 +13,8 @@ from signalbox_contract.step import NewSequence, Step, TablePatch
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
+from signalbox_worker.loading.byte_tokenizer import END_OF_SEQUENCE_ID
 from signalbox_worker.sequences.sequence_table import SequenceTable
-from signalbox_worker.simulated.byte_tokenizer import END_OF_SEQUENCE_ID
 from signalbox_worker.simulated.simulated_draws import expected_tokens
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table

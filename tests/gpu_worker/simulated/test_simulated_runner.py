@@ -10,12 +10,12 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_contract.step import Step, TablePatch
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.sequences.sequence_table import SequenceTable
-from signalbox_worker.simulated.byte_tokenizer import (
+from signalbox_worker.loading.byte_tokenizer import (
     END_OF_SEQUENCE,
     END_OF_SEQUENCE_ID,
     tokenizer_files,
 )
+from signalbox_worker.sequences.sequence_table import SequenceTable
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_draws import expected_tokens
 from signalbox_worker.simulated.simulated_runner import POISON, SimulatedRunner

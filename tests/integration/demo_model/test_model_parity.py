@@ -15,8 +15,8 @@ from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from signalbox_worker import runner_factory as factory
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.runner import Runner
 from tests.gpu_worker.generation import Driver
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.integration.stack import (

@@ -9,7 +9,7 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_draws import expected_tokens
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner

@@ -16,7 +16,7 @@ from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker import main as worker_main
-from signalbox_worker.batch.runner_protocol import Runner
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.startup_client import Startup

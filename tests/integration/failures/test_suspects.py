@@ -15,8 +15,8 @@ from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.replay.replay_codec import Replay
 from signalbox_scheduler.requests import suspicion
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.batch.runner_protocol import Runner
 from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.servicer import WorkerServicer
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_draws import expected_tokens

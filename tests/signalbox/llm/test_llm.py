@@ -15,7 +15,7 @@ from signalbox_scheduler.planning.worker_state import WorkerState
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.results.output_processor import OutputProcessor
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.simulated.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
+from signalbox_worker.loading.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_draws import expected_tokens
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from signalbox import LLM, SamplingParams
-from signalbox_worker.batch.runner_protocol import Inspectable
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
 from tests.transformers_demo import DEMO, demo, greedy_texts
@@ -46,7 +46,7 @@ def test_a_sleeping_model_has_no_kv_cache_and_the_same_answers(llm: LLM) -> None
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS)
     expected = tokens_of(llm.generate(PROMPTS[0], params, use_tqdm=False))
     runner = llm.llm_engine._core._worker._runner
-    assert isinstance(runner, Inspectable)
+    assert isinstance(runner, LocalRunner)
     awake = runner.memory()
     llm.sleep()
     assert runner.memory().kv < awake.kv / 100 and runner.memory().swap == 0

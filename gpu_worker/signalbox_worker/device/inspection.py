@@ -1,0 +1,55 @@
+"""What operators ask of a device: what computes on it, its memory, and a profile of the next steps.
+
+Imports no PyTorch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class BackendInUse(NamedTuple):
+    """The backend that does one part of a runner's work."""
+
+    part: str
+    backend: str
+    is_last_resort: bool = False
+    """True if it is PyTorch on a GPU because nothing faster can be used there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Use of a worker's memory, in bytes; see worker.proto."""
+
+    weights: int
+    kv: int
+    swap: int
+    adapters: int
+    used: int
+    unused: int
+    total: int
+
+
+class ProfileOptions(NamedTuple):
+    """Options of a profile of the next steps."""
+
+    duration_s: float
+    record_shapes: bool = False
+    with_stack: bool = False
+
+
+class Recording(Protocol):
+    """A profile that is being taken."""
+
+    @property
+    def kernel_ns(self) -> Mapping[str, int]:
+        """Nanoseconds of all threads by kind of kernel, after `end`; empty if the trace says it."""
+        ...
+
+    def end(self) -> None:
+        """Stops recording; to be called on the execution thread, where it began."""
+        ...
+
+    def chrome_trace(self) -> bytes:
+        """Returns the recording, gzipped; on any thread."""
+        ...

@@ -1,0 +1,129 @@
+"""The interface of runners, which compute batches and own the KV cache there.
+
+A lease calls `LocalRunner`, in this process, or `RankedRunner`, which makes each call on all ranks.
+What only some can do has a neutral default, so nothing asks which runner it has. `batch.py` has
+what goes in and out.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from signalbox_contract.errors import Unimplemented
+from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
+from signalbox_contract.step import Step
+from signalbox_worker.batch.adapter_slots import OpenedAdapter
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.config import ModelError
+from signalbox_worker.device.inspection import (
+    BackendInUse,
+    MemoryReport,
+    ProfileOptions,
+    Recording,
+)
+from signalbox_worker.kv_store.block_transfers import BlockTransfers
+
+_NO_SLOTS: Mapping[str, int] = MappingProxyType({})
+
+
+class Launched(Protocol):
+    """A batch that a device is computing."""
+
+    @property
+    def can_feed(self) -> bool:
+        """True if the next batch may refer to its samples (`Batch.fed_from`)."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until the samples are there; safe from any thread."""
+        ...
+
+    def samples(self) -> BatchOutput:
+        """Returns the drawn tokens; to be called on the execution thread."""
+        ...
+
+
+class Runner(ABC):
+    """Computes batches; the worker's one execution thread makes all calls after construction,
+    unless a method says otherwise."""
+
+    transfers: BlockTransfers
+    """What transfers blocks of the CPU pool that `init_cache_engine` made last."""
+
+    @property
+    @abstractmethod
+    def model(self) -> ModelInfo: ...
+
+    @property
+    def backends(self) -> tuple[BackendInUse, ...]:
+        """What does the work."""
+        return ()
+
+    @abstractmethod
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Returns "tokenizer.json" (tokenizers format) and "tokenizer_config.json"."""
+
+    @abstractmethod
+    def profile(self) -> WorkerCapacity:
+        """Measures what fits beside weights and activations. Raises MemoryError if nothing does."""
+
+    @abstractmethod
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Allocates both pools, dropping what was there, and binds `transfers` to them."""
+
+    @abstractmethod
+    def apply(self, sections: Step) -> int:
+        """Applies sections to the KV cache; the core of the step is empty.
+
+        Returns the nanoseconds that this takes, beside the forward pass or not.
+        """
+
+    @abstractmethod
+    def execute(self, batch: Batch) -> BatchOutput:
+        """Writes the batch's K and V, attends over the block tables, draws the rows.
+
+        Raises MemoryError where a smaller batch may do.
+        """
+
+    @property
+    def launches(self) -> bool:
+        """True if a batch may begin before the one before it has ended."""
+        return False
+
+    def launch(self, batch: Batch) -> Launched:
+        """Begins what `execute` does, without waiting; raises the errors that are known at once."""
+        raise NotImplementedError("this runner launches no batches")
+
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        """Slots of adapters by SHA-256; later changes show in it."""
+        return _NO_SLOTS
+
+    def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
+        """Reads and checks an adapter beside the steps, on any thread. Raises ModelError."""
+        raise ModelError("this worker's runner takes no adapters at run time")
+
+    def add_adapter(self, opened: OpenedAdapter) -> None:
+        """Lets later batches name an adapter; adding one again changes nothing."""
+        raise NotImplementedError
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        """Frees the slot of an adapter that no later batch names."""
+        raise NotImplementedError
+
+    def memory(self) -> MemoryReport | None:
+        """Returns the use of memory, on any thread; None if nothing is computed."""
+        return None
+
+    def begin_recording(self, options: ProfileOptions) -> Recording:
+        """Begins a profile. Raises Unimplemented if nothing is computed."""
+        raise Unimplemented("a simulated worker computes nothing that could be profiled")
+
+    @abstractmethod
+    def close(self, failure: str | None = None) -> None:
+        """Ends what it has started beside its memory; comes after the last call, on any thread.
+
+        Args:
+            failure: why it ends before its time; processes then exit with a status other than 0.
+        """
