@@ -86,7 +86,7 @@ async def run(
                 on_accepted=end_reports,
                 role=settings.role,
             )
-            async with serving_metrics(metrics, worker.read_metrics, host=host, tls=tls):
+            async with serving_metrics(metrics, worker.samples, host=host, tls=tls):
                 await _serve(server, registration, worker, grace_s=settings.drain_timeout)
             worker.close()
         except BaseException as error:

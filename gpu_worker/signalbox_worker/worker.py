@@ -7,7 +7,7 @@ the execution thread, in the order in which it was asked for; a broken stream do
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -24,19 +24,19 @@ from signalbox_contract.errors import (
 from signalbox_contract.model import Adapter, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_contract.tokenizer_files import hash_files
-from signalbox_rpc.metrics.registry import Families
+from signalbox_rpc.metrics.sample import Sample, gauge, labelled
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from signalbox_worker.device.device_errors import DeviceLost, device_loss, exit_message
 from signalbox_worker.device.inspection import MemoryReport, ProfileOptions
 from signalbox_worker.execution_thread import ExecutionThread
 from signalbox_worker.insight.metrics import StepCounts
-from signalbox_worker.insight.metrics import read as read_metrics
 from signalbox_worker.insight.profiler import Profile, Profiler
 from signalbox_worker.kv_peers.exported_parts import Part, exported_parts
 from signalbox_worker.kv_peers.peer_client import PeerClient
 from signalbox_worker.kv_store.block_transfers import BlockReader
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.lease.step_log import NUM_KEPT_ANSWERS, Answer
+from signalbox_worker.ranks import rank_samples
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.grammars import MEMORY_BYTES as GRAMMAR_BYTES
 from signalbox_worker.sampling.grammars import Grammars
@@ -253,17 +253,21 @@ class Worker:
         """Records steps for the given time. Raises RpcError if the runner cannot be profiled."""
         return await self._profiler.record(options)
 
-    def read_metrics(self, families: Families) -> None:
-        """Adds this worker's counts and properties."""
-        read_metrics(
-            self.steps,
-            self.model,
-            self.capacity,
-            has_lease=self._lease is not None,
-            backends=self._runner.backends,
-            transfers=self._runner.transfers.usage(),
-            families=families,
-        )
+    def samples(self) -> Iterator[Sample]:
+        """Yields this worker's counts and properties."""
+        return labelled(self._samples(), model_name=self.model.name)
+
+    def _samples(self) -> Iterator[Sample]:
+        yield from self.steps.samples()
+        yield from rank_samples.of_stages(self.steps.stages)
+        yield from rank_samples.of_ranks(self.capacity.ranks)
+        for one in self._runner.backends:
+            yield one.sample()
+        has_lease = self._lease is not None
+        yield gauge("worker_lease", "1 while a scheduler holds this worker's lease.", has_lease)
+        yield gauge("worker_gpu_blocks", "KV-cache blocks that fit.", self.capacity.num_gpu_blocks)
+        yield gauge("worker_cpu_blocks", "Swap blocks that fit.", self.capacity.num_cpu_blocks)
+        yield from self._runner.transfers.usage().samples()
 
     def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
         answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))

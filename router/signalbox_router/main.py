@@ -71,7 +71,7 @@ class Router:
         self.live = RequestSlots(config.max_live_requests)
         self._adapters = AdapterClient(self.schedulers, tls=config.tls)
         self._first_use = FirstUse(self._adapters) if config.allow_adapter_loading else None
-        self.registry = make_registry(metrics.read, prefix=config.metrics.prefix)
+        self.registry = make_registry(metrics.samples, prefix=config.metrics.prefix)
         self.generator = Generator(
             self.admission,
             self.schedulers.models,

@@ -90,7 +90,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     cluster.watchers[partial(_set_health, server, cluster)] = None
     ticker = asyncio.create_task(_tick(cluster, recorder))
     shown = serving_metrics(
-        config.metrics, partial(metrics.read, cluster), host=config.host, tls=config.tls
+        config.metrics, partial(metrics.samples, cluster), host=config.host, tls=config.tls
     )
     stats = asyncio.create_task(_log_stats(cluster, config.log_stats_interval))
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Sample
 
-from signalbox_rpc.metrics.registry import PREFIXES, VLLM, Families
+from signalbox_rpc.metrics.registry import PREFIXES, VLLM, families
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.reports import metrics
 
@@ -54,9 +54,8 @@ class Histogram(Metric):
 
 def snapshot(cluster: Cluster) -> list[Metric]:
     """Returns the scheduler's Prometheus metrics, with the prefix "vllm:"."""
-    families = Families(PREFIXES[VLLM])
-    metrics.read(cluster, families)
-    return [metric for family in families for metric in _read(family)]
+    found = families(metrics.samples(cluster), PREFIXES[VLLM])
+    return [metric for family in found for metric in _read(family)]
 
 
 def _read(family: Family) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import pytest
 import yaml
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
 from signalbox_contract.model import Adapter
 from signalbox_contract.step_result import StageTimings
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.reports import metrics
-from signalbox_worker.ranks.rank_status import read_times
+from signalbox_worker.ranks.rank_samples import of_rank
 from tests.deploy.promql import asked
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
 from tests.integration.test_stack import SchedulerConfig, ask, make_request, open_channel, pb_grpc
@@ -40,16 +40,15 @@ Labels = dict[str, set[str]]
 """Of each metric's samples, by name."""
 
 
-def labels_of(*registries: Collector) -> Labels:
+def labels_of(families: Iterable[Metric]) -> Labels:
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for registry in registries:
-        for family in registry.collect():
-            for sample in family.samples:
-                found[sample.name] |= sample.labels.keys() | OF_PROMETHEUS
+    for family in families:
+        for sample in family.samples:
+            found[sample.name] |= sample.labels.keys() | OF_PROMETHEUS
     return dict(found)
 
 
-async def shown() -> Labels:
+async def collect() -> list[Metric]:
     """Returns what three services and a rank show after answers, and a refusal by each of the two
     doors."""
     async with (
@@ -69,18 +68,24 @@ async def shown() -> Labels:
         of_one_stage = simulated(num_gpu_blocks=8, adapters=(SQL,))  # as those that hand over
         async with running_worker(scheduler.address, of_one_stage):
             await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
-            return labels_of(
+            registries = (
                 router.registry,
-                make_registry(lambda families: metrics.read(scheduler.cluster, families)),
-                make_registry(worker.worker.read_metrics),
-                make_registry(partial(read_times, StageTimings(), rank=1, stage=0)),
+                make_registry(lambda: metrics.samples(scheduler.cluster)),
+                make_registry(worker.worker.samples),
+                make_registry(partial(of_rank, StageTimings(), rank=1, stage=0)),
             )
+            return [family for registry in registries for family in registry.collect()]
 
 
 @pytest.fixture(scope="module")
-def known() -> Labels:
+def shown() -> list[Metric]:
+    return asyncio.run(collect())
+
+
+@pytest.fixture(scope="module")
+def known(shown: list[Metric]) -> Labels:
     """What is shown, and what the rules make of it."""
-    labels = asyncio.run(shown())
+    labels = labels_of(shown)
     recorded = {rule["record"]: {"model_name", "code"} for rule in rules() if "record" in rule}
     return {**labels, **recorded, "up": set(OF_PROMETHEUS)}
 
@@ -240,9 +245,14 @@ def test_each_alert_is_raised_when_it_should_be_and_not_otherwise() -> None:
     promtool("test", "rules", str(cases))
 
 
-def test_the_reference_lists_each_metric() -> None:
-    listed = set(re.findall(r"^\| `(\w+)` \|", REFERENCE.read_text(), re.MULTILINE))
-    suffix = re.compile(r"_(bucket|sum|count|created)$")
-    served = {suffix.sub("", name) for name in asyncio.run(shown())}
-    ours = {name.removeprefix("signalbox_") for name in served if OURS.match(name)}
-    assert listed == ours
+def row_of(family: Metric) -> str:
+    """Returns the row of the reference, whose meaning is the HELP text."""
+    name = family.name.removeprefix("signalbox_") + ("_total" if family.type == "counter" else "")
+    found = {label for sample in family.samples for label in sample.labels} - {"le"}
+    labels = ", ".join(f"`{label}`" for label in sorted(found))
+    return f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
+
+
+def test_the_reference_has_each_metric_in_the_words_of_its_help(shown: list[Metric]) -> None:
+    listed = re.findall(r"^\| `.* \|$", REFERENCE.read_text(), re.MULTILINE)
+    assert set(listed) == {row_of(family) for family in shown if OURS.match(family.name)}

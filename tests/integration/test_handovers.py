@@ -104,7 +104,7 @@ async def test_a_worker_that_drains_hands_its_streams_over(
         await running.first.registration.drain(timeout_s=60)
         await eventually(lambda: len(cluster.step_loops) == 1)
         assert owner.num_handed_over == of(cluster, 0).num_taken_over == NUM_STREAMS
-        registry = make_registry(lambda families: metrics.read(cluster, families))
+        registry = make_registry(lambda: metrics.samples(cluster))
         assert value(registry, "signalbox_handovers_total", result="taken_over") == NUM_STREAMS
         assert value(registry, "signalbox_handover_pause_seconds_count") == NUM_STREAMS
         assert value(registry, "signalbox_handover_bytes_total") == of(cluster, 0).num_bytes > 0

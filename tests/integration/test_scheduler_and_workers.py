@@ -152,7 +152,7 @@ async def test_requests_that_go_on_with_another_arithmetic_are_counted() -> None
             (loop,) = scheduler.cluster.step_loops
             num_requests = loop.scheduler.planner.arithmetic_changes.num_requests
             assert num_requests > 0
-            registry = make_registry(lambda families: metrics.read(scheduler.cluster, families))
+            registry = make_registry(lambda: metrics.samples(scheduler.cluster))
             shown = registry.get_sample_value(
                 "signalbox_num_arithmetic_changes_total",
                 {"model_name": "simulated", "worker": loop.worker_name},

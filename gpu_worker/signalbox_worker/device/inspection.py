@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from signalbox_rpc.metrics.sample import Sample, gauge
+
 
 class BackendInUse(NamedTuple):
     """The backend that does one part of a runner's work."""
@@ -15,6 +17,16 @@ class BackendInUse(NamedTuple):
     backend: str
     is_last_resort: bool = False
     """True if it is PyTorch on a GPU because nothing faster can be used there."""
+
+    def sample(self) -> Sample:
+        return gauge(
+            "worker_backend_info",
+            "What does a part of the work; the last resort is PyTorch on a GPU; always 1.",
+            1,
+            part=self.part,
+            backend=self.backend,
+            last_resort=str(self.is_last_resort).lower(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

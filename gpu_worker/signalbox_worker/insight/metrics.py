@@ -1,15 +1,11 @@
-"""Counts a worker's executed steps, once for each, and exposes them to Prometheus."""
+"""Counts a worker's executed steps, once for each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.step_result import Stages, StepResult, sum_stages
 from signalbox_rpc.metrics.histogram import Histogram, times
-from signalbox_rpc.metrics.registry import PER_NS, Families
-from signalbox_worker.device.inspection import BackendInUse
-from signalbox_worker.kv_store.block_store import StoreUsage
-from signalbox_worker.kv_store.block_transfers import TransferUsage
+from signalbox_rpc.metrics.sample import PER_NS, Sample, counter, counters, durations
 
 
 @dataclass(slots=True)
@@ -32,6 +28,24 @@ class StepCounts:
     def num_steps(self) -> int:
         return sum(self.duration_ns.counts)
 
+    def samples(self) -> Iterator[Sample]:
+        yield durations(
+            "worker_step_duration_seconds",
+            "What a step took, without its wait for the one before.",
+            self.duration_ns,
+        )
+        phases = ("wait", "swap", "forward", "sample")
+        yield from counters(
+            "worker_step_phase_seconds",
+            "Where the time of steps went.",
+            {phase: getattr(self, f"{phase}_ns") * PER_NS for phase in phases},
+            by="phase",
+        )
+        yield counter("worker_sampled_tokens", "Tokens that were drawn.", self.num_sampled_tokens)
+        yield counter(
+            "worker_failed_sequences", "Sequences that could not be computed.", self.num_failures
+        )
+
     def observe(self, result: StepResult) -> None:
         """Counts a step's answer."""
         timings = result.timings
@@ -44,136 +58,3 @@ class StepCounts:
             self.stages = sum_stages(self.stages, timings.stages)
         self.num_sampled_tokens += len(result.token_ids)
         self.num_failures += len(result.failures)
-
-
-def read(
-    steps: StepCounts,
-    model: ModelInfo,
-    capacity: WorkerCapacity,
-    *,
-    has_lease: bool,
-    backends: Sequence[BackendInUse],
-    transfers: TransferUsage,
-    families: Families,
-) -> None:
-    """Adds a worker as it is now."""
-    name = {"model_name": model.name}
-    families.histogram(
-        "worker_step_duration_seconds",
-        "What a step took, without its wait for the one before.",
-        steps.duration_ns,
-        scale=PER_NS,
-        **name,
-    )
-    for phase, total_ns in (
-        ("wait", steps.wait_ns),
-        ("swap", steps.swap_ns),
-        ("forward", steps.forward_ns),
-        ("sample", steps.sample_ns),
-    ):
-        families.counter(
-            "worker_step_phase_seconds", "Where the time of steps went.", total_ns * PER_NS,
-            **name, phase=phase,
-        )  # fmt: skip
-    _add_stages(steps.stages, families, name)
-    _add_ranks(capacity, families, name)
-    for part, backend, is_last_resort in backends:
-        families.gauge(
-            "worker_backend_info",
-            "What does a part of the work; the last resort is PyTorch on a GPU; always 1.",
-            1, **name, part=part, backend=backend, last_resort=str(is_last_resort).lower(),
-        )  # fmt: skip
-    for counter, meaning, number in (
-        ("worker_sampled_tokens", "Tokens that were drawn.", steps.num_sampled_tokens),
-        ("worker_failed_sequences", "Sequences that could not be computed.", steps.num_failures),
-    ):
-        families.counter(counter, meaning, number, **name)
-    for gauge, meaning, number in (
-        ("worker_lease", "1 while a scheduler holds this worker's lease.", int(has_lease)),
-        ("worker_gpu_blocks", "KV-cache blocks that fit.", capacity.num_gpu_blocks),
-        ("worker_cpu_blocks", "Swap blocks that fit.", capacity.num_cpu_blocks),
-    ):
-        families.gauge(gauge, meaning, number, **name)
-    for direction, number in (("lend", transfers.num_exports), ("read", transfers.num_reads)):
-        families.gauge(
-            "worker_kv_peer_moves",
-            "Lends of KV blocks under way to other workers, which pin them here, and reads.",
-            number, **name, direction=direction,
-        )  # fmt: skip
-    if transfers.store is not None:
-        _add_store(transfers.store, families, name)
-
-
-def _add_store(store: StoreUsage, families: Families, name: dict[str, str]) -> None:
-    for gauge, meaning, number in (
-        (
-            "worker_kv_store_open",
-            "1 once the worker's store finds and keeps blocks.",
-            store.is_open,
-        ),
-        ("worker_kv_store_blocks", "KV blocks in the worker's store.", store.num_blocks),
-        ("worker_kv_store_bytes", "Space that the store's blocks take.", store.used_bytes),
-        (
-            "worker_kv_store_capacity_bytes",
-            "Space that the store may take; 0 if a server has no limit, or reports none.",
-            store.capacity_bytes,
-        ),
-    ):
-        families.gauge(gauge, meaning, number, **name)
-    for counter, meaning, number in (
-        (
-            "worker_kv_store_evictions",
-            "Blocks of the store that made room for others.",
-            store.num_evicted,
-        ),
-        (
-            "worker_kv_store_errors",
-            "Errors of the store's device, and blocks that are not what was written.",
-            store.num_failed,
-        ),
-    ):
-        families.counter(counter, meaning, number, **name)
-
-
-def _add_stages(stages: Stages, families: Families, name: dict[str, str]) -> None:
-    for number, stage in enumerate(stages):
-        of_stage = {**name, "stage": str(number)}
-        for phase, total_ns in stage.phases_ns().items():
-            families.counter(
-                "worker_stage_phase_seconds",
-                "Where the time of steps went in each pipeline stage, on its first rank.",
-                total_ns * PER_NS,
-                **of_stage,
-                phase=phase,
-            )
-        if number == len(stages) - 1:
-            return
-        families.counter(
-            "worker_stage_boundary_bytes",
-            "Hidden states that the next stage has got from this one.",
-            stage.boundary_bytes,
-            **of_stage,
-        )
-        families.counter(
-            "worker_stage_boundary_seconds",
-            "From the end of this stage's computation until the next one said to have its states.",
-            stage.boundary_ns * PER_NS,
-            **of_stage,
-        )
-
-
-def _add_ranks(capacity: WorkerCapacity, families: Families, name: dict[str, str]) -> None:
-    for rank in capacity.ranks:
-        families.gauge(
-            "worker_rank_info",
-            "Where a rank is, and its layers; always 1.",
-            1,
-            **name,
-            rank=str(rank.rank),
-            stage=str(rank.stage),
-            tensor_parallel_rank=str(rank.tensor_parallel_rank),
-            host=rank.host,
-            address=rank.address,
-            first_layer=str(rank.first_layer),
-            num_layers=str(rank.num_layers),
-        )

@@ -6,10 +6,11 @@ cache salt and adapter; the store adds what the worker computes with. So whateve
 store is a miss, and the scheduler has the tokens computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from signalbox_contract.sections.store_moves import HASH_BYTES, ClearMark
+from signalbox_rpc.metrics.sample import Sample, counter, gauge
 
 KEY_BYTES = HASH_BYTES
 """Length of a chain hash."""
@@ -29,6 +30,30 @@ class StoreUsage(NamedTuple):
     """False while nothing is found or kept yet."""
     clears: tuple[ClearMark, ...] = ()
     """See StoreCapacity."""
+
+    def samples(self) -> Iterator[Sample]:
+        yield gauge(
+            "worker_kv_store_open",
+            "1 once the worker's store finds and keeps blocks.",
+            self.is_open,
+        )
+        yield gauge("worker_kv_store_blocks", "KV blocks in the worker's store.", self.num_blocks)
+        yield gauge("worker_kv_store_bytes", "Space that the store's blocks take.", self.used_bytes)
+        yield gauge(
+            "worker_kv_store_capacity_bytes",
+            "Space that the store may take; 0 if a server has no limit, or reports none.",
+            self.capacity_bytes,
+        )
+        yield counter(
+            "worker_kv_store_evictions",
+            "Blocks of the store that made room for others.",
+            self.num_evicted,
+        )
+        yield counter(
+            "worker_kv_store_errors",
+            "Errors of the store's device, and blocks that are not what was written.",
+            self.num_failed,
+        )
 
 
 class StoreError(Exception):

@@ -4,12 +4,13 @@ Elsewhere is a store, or the CPU pool of another worker. Transfers go on beside 
 classes here transfer nothing: a lease calls them without asking whether there is anything to do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import BlockSource, MoveResult, StoreMoves
+from signalbox_rpc.metrics.sample import Sample, gauges
 from signalbox_worker.kv_store.block_store import StoreUsage
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ class TransferUsage(NamedTuple):
     store: StoreUsage | None = None
     num_exports: int = 0
     num_reads: int = 0
+
+    def samples(self) -> Iterator[Sample]:
+        yield from gauges(
+            "worker_kv_peer_moves",
+            "Lends of KV blocks under way to other workers, which pin them here, and reads.",
+            {"lend": self.num_exports, "read": self.num_reads},
+            by="direction",
+        )
+        if self.store is not None:
+            yield from self.store.samples()
 
 
 class BlockTransfers:

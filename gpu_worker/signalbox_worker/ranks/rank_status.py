@@ -6,14 +6,16 @@ so that it answers while the rank loads, computes or waits.
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from signalbox_contract.step_result import StageTimings
-from signalbox_rpc.metrics.registry import PER_NS, Families, MetricsConfig
+from signalbox_rpc.metrics.registry import MetricsConfig
+from signalbox_rpc.metrics.sample import Sample
 from signalbox_rpc.metrics.serving_metrics import serving_metrics
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_worker.ranks.rank_samples import of_rank
 from signalbox_worker.ranks.service.rank_servicer import SERVICE_NAME
 from signalbox_worker.ranks.stage import Stage
 
@@ -62,22 +64,15 @@ class RankStatus:
             self._server = Server(host=self._host, port=self._port, tls=self._tls, callers={})
             self._server.set_serving(SERVICE_NAME, serving=False)
             await self._server.start()
-            async with serving_metrics(self._metrics, self._read, host=self._host, tls=self._tls):
+            async with serving_metrics(
+                self._metrics, self._samples, host=self._host, tls=self._tls
+            ):
                 listening.set_result(asyncio.get_running_loop())
                 await asyncio.Event().wait()
         except Exception as error:
             listening.set_exception(error)
 
-    def _read(self, families: Families) -> None:
-        if self._stage is not None:
-            read_times(self._stage.sums, families, rank=self._rank, stage=self._stage_number)
-
-
-def read_times(times: StageTimings, families: Families, *, rank: int, stage: int) -> None:
-    """Adds the times of a rank as they are now."""
-    for phase, total_ns in times.phases_ns().items():
-        families.counter(
-            "worker_rank_phase_seconds",
-            "Where the time of steps went on a rank but the first.",
-            total_ns * PER_NS, rank=str(rank), stage=str(stage), phase=phase,
-        )  # fmt: skip
+    def _samples(self) -> Iterable[Sample]:
+        if self._stage is None:
+            return ()
+        return of_rank(self._stage.sums, rank=self._rank, stage=self._stage_number)

@@ -4,12 +4,13 @@ Bounds and attributes are those of the conventions. Names are as Prometheus has 
 prefix of ours; the shipped collector (deploy/otel) gives them those of OpenTelemetry.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from signalbox_rpc.metrics.histogram import MS, Histogram
-from signalbox_rpc.metrics.registry import PER_NS, Families
+from signalbox_rpc.metrics.sample import Sample, durations, labelled
 
 _DURATION_MS = tuple(10 << exponent for exponent in range(14))
 _UP_TO_A_SECOND_MS = (1, 5, 10, 20, 40, 60, 80, 100, 250, 500, 750, 1000)
@@ -66,37 +67,34 @@ class GenAiMetrics:
         if per_token_ns is not None:
             times.per_output_token.observe(per_token_ns, trace_id=trace_id)
 
-    def read(self, families: Families) -> None:
-        """Adds what was counted so far."""
+    def samples(self) -> Iterator[Sample]:
+        """Yields what was counted so far."""
         for kind, times in self._by_kind.items():
-            _add(
-                families,
-                "request_duration",
-                "From a request's arrival to its end.",
-                times.request,
-                kind,
-                error_type=kind.error,  # for Prometheus an empty label is one that is absent
-            )
+            found = [
+                durations(
+                    "gen_ai_server_request_duration_seconds",
+                    "From a request's arrival to its end.",
+                    times.request,
+                    error_type=kind.error,  # for Prometheus an empty label is one that is absent
+                )
+            ]
             if not kind.error:
-                for name, meaning, values in (
-                    ("time_to_first_token", "From arrival to the first token.", times.first_token),
-                    ("time_per_output_token", "Mean after the first.", times.per_output_token),
-                ):
-                    _add(families, name, meaning, values, kind)
-
-
-def _add(
-    families: Families, name: str, meaning: str, values: Histogram, kind: Kind, **labels: str
-) -> None:
-    families.histogram(
-        f"gen_ai_server_{name}_seconds",
-        meaning,
-        values,
-        scale=PER_NS,
-        prefix="",
-        gen_ai_operation_name=kind.operation,
-        gen_ai_provider_name="signalbox",
-        gen_ai_request_model=kind.model,
-        gen_ai_response_model=kind.model,
-        **labels,
-    )
+                found += [
+                    durations(
+                        "gen_ai_server_time_to_first_token_seconds",
+                        "From arrival to the first token.",
+                        times.first_token,
+                    ),
+                    durations(
+                        "gen_ai_server_time_per_output_token_seconds",
+                        "A request's mean time between tokens, after the first.",
+                        times.per_output_token,
+                    ),
+                ]
+            yield from labelled(
+                found,
+                gen_ai_operation_name=kind.operation,
+                gen_ai_provider_name="signalbox",
+                gen_ai_request_model=kind.model,
+                gen_ai_response_model=kind.model,
+            )

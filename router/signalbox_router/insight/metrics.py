@@ -6,6 +6,7 @@ leave would look fast. Lengths and total times are of requests that succeeded.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +14,15 @@ from signalbox_contract.updates import Usage
 from signalbox_router.insight.genai_metrics import GenAiMetrics
 from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_rpc.metrics.histogram import Histogram, times, token_counts
-from signalbox_rpc.metrics.registry import PER_NS, Families
+from signalbox_rpc.metrics.sample import (
+    Sample,
+    counter,
+    counters,
+    durations,
+    gauge,
+    histogram,
+    labelled,
+)
 
 N_BOUNDS = (1, 2, 5, 10, 20, 64)
 
@@ -61,6 +70,41 @@ class ModelStats:
     asked_max_tokens: Histogram = field(default_factory=token_counts)
     """max_tokens of each request; the default for requests that set none."""
 
+    def samples(self) -> Iterator[Sample]:
+        yield from counters(
+            "request_success",
+            "Requests that have ended well, by finish reason.",
+            self.num_finished,
+            by="finished_reason",
+        )
+        yield durations(
+            "time_to_first_token_seconds",
+            "From arrival, of each request that got one.",
+            self.time_to_first_token_ns,
+        )
+        yield durations(
+            "request_time_per_output_token_seconds",
+            "Each request's mean, without its first token.",
+            self.time_per_output_token_ns,
+        )
+        yield durations("e2e_request_latency_seconds", "From arrival to the end.", self.duration_ns)
+        for name, meaning, values in (
+            ("prompt_tokens", "Tokens of a prompt.", self.prompt_tokens),
+            ("generation_tokens", "Tokens of an answer.", self.generation_tokens),
+            (
+                "max_num_generation_tokens",
+                "Tokens of an answer's longest sequence.",
+                self.longest_generation,
+            ),
+            ("params_n", "Sequences that a request asked for.", self.asked_n),
+            (
+                "params_max_tokens",
+                "Most tokens of a sequence that a request asked for, or its default.",
+                self.asked_max_tokens,
+            ),
+        ):
+            yield histogram(f"request_{name}", meaning, values)
+
     def observe_end(
         self,
         request: ActiveRequest,
@@ -105,11 +149,11 @@ class RouterMetrics:
     def of_model(self, name: str) -> ModelStats:
         return self.by_model.setdefault(name, ModelStats())
 
-    def read(self, families: Families) -> None:
-        """Adds the counts so far to a scrape."""
-        families.gauge("router_requests", "Requests that live in this router.", self.num_live)
+    def samples(self) -> Iterator[Sample]:
+        """Yields the counts so far."""
+        yield gauge("router_requests", "Requests that live in this router.", self.num_live)
         for ended, number in self.num_ended.items():
-            families.counter(
+            yield counter(
                 "requests",
                 "Requests that have ended, by status code.",
                 number,
@@ -118,7 +162,7 @@ class RouterMetrics:
                 code=ended.code,
             )
         for (model, code), number in self.num_rejected.items():
-            families.counter(
+            yield counter(
                 "admission_rejections",
                 "Requests that were refused on arrival, by status code.",
                 number,
@@ -126,46 +170,5 @@ class RouterMetrics:
                 reason=code.lower(),
             )
         for model, stats in self.by_model.items():
-            _add_model(stats, families, model)
-        self.gen_ai.read(families)
-
-
-def _add_model(stats: ModelStats, families: Families, model: str) -> None:
-    for reason, number in stats.num_finished.items():
-        families.counter(
-            "request_success",
-            "Requests that have ended well, by finish reason.",
-            number,
-            model_name=model,
-            finished_reason=reason,
-        )
-    for name, meaning, values in (
-        (
-            "time_to_first_token_seconds",
-            "From arrival, of each request that got one.",
-            stats.time_to_first_token_ns,
-        ),
-        (
-            "request_time_per_output_token_seconds",
-            "Each request's mean, without its first token.",
-            stats.time_per_output_token_ns,
-        ),
-        ("e2e_request_latency_seconds", "From arrival to the end.", stats.duration_ns),
-    ):
-        families.histogram(name, meaning, values, scale=PER_NS, model_name=model)
-    for name, meaning, values in (
-        ("request_prompt_tokens", "Tokens of a prompt.", stats.prompt_tokens),
-        ("request_generation_tokens", "Tokens of an answer.", stats.generation_tokens),
-        (
-            "request_max_num_generation_tokens",
-            "Tokens of an answer's longest sequence.",
-            stats.longest_generation,
-        ),
-        ("request_params_n", "Sequences that a request asked for.", stats.asked_n),
-        (
-            "request_params_max_tokens",
-            "Most tokens of a sequence that a request asked for, or its default.",
-            stats.asked_max_tokens,
-        ),
-    ):
-        families.histogram(name, meaning, values, model_name=model)
+            yield from labelled(stats.samples(), model_name=model)
+        yield from self.gen_ai.samples()

@@ -1,16 +1,16 @@
 """Metrics as Prometheus reads them: families made of a service's own counts at each scrape.
 
-Services count in plain numbers and `Histogram`s and name them in one function, so metrics cost
-nothing between two scrapes. Names are vLLM's behind a prefix, which may be vLLM's too, so that
-dashboards made for vLLM work.
+The parts of a service count in plain numbers and `Histogram`s, so metrics cost nothing between two
+scrapes. Names are vLLM's behind a prefix, which may be vLLM's too, so that dashboards made for vLLM
+work.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -23,13 +23,15 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from signalbox_rpc.metrics.histogram import Histogram
-from signalbox_rpc.metrics.sample import PER_NS as PER_NS
 from signalbox_rpc.metrics.sample import Kind, Sample
-
-F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily)
 
 OURS, VLLM = "signalbox", "vllm"
 PREFIXES = {OURS: "signalbox_", VLLM: "vllm:"}
+_FAMILIES: dict[Kind, Any] = {
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,73 +47,24 @@ class MetricsConfig:
     """Names that the port answers in a request's `Host`; see `host_check`."""
 
 
-@dataclass(slots=True)
-class Families:
-    """The metrics of one scrape, by name; every sample of a name has the same labels."""
+Read = Callable[[], Iterable[Sample]]
+"""Yields the counts of a service."""
 
-    prefix: str
-    _families: dict[str, Metric] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[Metric]:
-        return iter(self._families.values())
-
-    def add(self, samples: Iterable[Sample]) -> None:
-        """Adds what a part yields."""
-        for kind, name, meaning, value, labels, unit in samples:
-            if isinstance(value, Histogram):
-                self.histogram(name, meaning, value, scale=unit, **labels)
-            elif kind is Kind.GAUGE:
-                self.gauge(name, meaning, value, **labels)
-            else:
-                self.counter(name, meaning, value, **labels)
-
-    def gauge(self, name: str, meaning: str, value: float, **labels: str) -> None:
-        """Adds a gauge."""
-        family = self._family(GaugeMetricFamily, name, meaning, labels)
-        family.add_metric(list(labels.values()), value)
-
-    def counter(self, name: str, meaning: str, value: float, **labels: str) -> None:
-        """Adds a counter; its name gets the suffix _total."""
-        family = self._family(CounterMetricFamily, name, meaning, labels)
-        family.add_metric(list(labels.values()), value)
-
-    def histogram(
-        self,
-        name: str,
-        meaning: str,
-        values: Histogram,
-        *,
-        scale: float = 1.0,
-        prefix: str | None = None,
-        **labels: str,
-    ) -> None:
-        """Adds a histogram; its bounds and values are multiplied by `scale`.
-
-        Args:
-            prefix: of the name; None is that of the service's metrics.
-        """
-        family = self._family(HistogramMetricFamily, name, meaning, labels, prefix)
-        buckets = _buckets(values, scale)
-        family.add_metric(list(labels.values()), buckets, values.sum * scale)
-
-    def _family(
-        self,
-        kind: type[F],
-        name: str,
-        meaning: str,
-        labels: dict[str, str],
-        prefix: str | None = None,
-    ) -> F:
-        family = self._families.get(name)
+def families(samples: Iterable[Sample], prefix: str) -> Collection[Metric]:
+    """Returns the metrics of one scrape; names of OpenTelemetry have no prefix."""
+    found: dict[str, Any] = {}
+    for kind, name, meaning, value, labels, unit in samples:
+        family = found.get(name)
         if family is None:
-            full_name = (self.prefix if prefix is None else prefix) + name
-            family = self._families[name] = kind(full_name, meaning, labels=list(labels))
-        assert isinstance(family, kind), f"{name} is a {family.type} already"
-        return family
-
-
-Read = Callable[[Families], None]
-"""Adds the metrics of a service."""
+            full_name = name if name.startswith("gen_ai_") else prefix + name
+            family = found[name] = _FAMILIES[kind](full_name, meaning, labels=sorted(labels))
+        values = [labels[label] for label in sorted(labels)]
+        if isinstance(value, Histogram):
+            family.add_metric(values, _buckets(value, unit), value.sum * unit)
+        else:
+            family.add_metric(values, value)
+    return found.values()
 
 
 class _Service(Collector):
@@ -120,9 +73,7 @@ class _Service(Collector):
         self._prefix = prefix
 
     def collect(self) -> Iterator[Metric]:
-        families = Families(self._prefix)
-        self._read(families)
-        return iter(families)
+        return iter(families(self._read(), self._prefix))
 
 
 class _Tasks(Collector):

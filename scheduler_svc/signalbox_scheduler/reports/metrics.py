@@ -5,19 +5,18 @@ Names are those of vLLM's engine where it has them. A worker's series end when i
 
 from collections.abc import Iterator
 
-from signalbox_rpc.metrics.registry import Families
 from signalbox_rpc.metrics.sample import Sample, gauges, labelled
 from signalbox_scheduler.cluster import Cluster
 
 
-def read(cluster: Cluster, families: Families) -> None:
-    """Adds the cluster as it is now."""
+def samples(cluster: Cluster) -> Iterator[Sample]:
+    """Yields the counts of the cluster as it is now."""
     model = cluster.model.name if cluster.model is not None else ""
-    families.add(labelled(cluster.samples(), model_name=model))
-    families.add(_workers(cluster))
+    yield from labelled(cluster.samples(), model_name=model)
+    yield from _workers(cluster)
     for step_loop in cluster.step_loops:
         counts = step_loop.scheduler.samples()
-        families.add(labelled(counts, model_name=model, worker=step_loop.worker_name))
+        yield from labelled(counts, model_name=model, worker=step_loop.worker_name)
 
 
 def _workers(cluster: Cluster) -> Iterator[Sample]:

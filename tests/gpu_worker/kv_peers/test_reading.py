@@ -203,7 +203,7 @@ async def test_a_lease_that_has_ended_lends_nothing() -> None:
 
 
 def num_moves(worker: Worker, direction: str) -> float:
-    return value(make_registry(worker.read_metrics), MOVES, direction=direction)
+    return value(make_registry(worker.samples), MOVES, direction=direction)
 
 
 async def test_the_end_of_a_lease_ends_what_is_lent_and_read() -> None:

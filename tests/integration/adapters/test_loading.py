@@ -54,7 +54,7 @@ async def test_metrics_name_the_adapters_of_requests_as_vllms_do(tmp_path: Path)
     write_adapter(tmp_path / "chat", "chat")
     async with make_stack(tmp_path) as stack:
         cluster, client = stack.scheduler.cluster, stack.client
-        registry = make_registry(lambda families: metrics.read(cluster, families), prefix="vllm")
+        registry = make_registry(lambda: metrics.samples(cluster), prefix="vllm")
 
         def info() -> dict[str, str]:
             (labels,) = (

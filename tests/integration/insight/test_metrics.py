@@ -38,7 +38,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
     async with make_stack(num_gpu_blocks=9, num_cpu_blocks=8, step_ns=1_000_000) as stack:
         cluster = stack.scheduler.cluster
-        registry = make_registry(lambda families: metrics.read(cluster, families))
+        registry = make_registry(lambda: metrics.samples(cluster))
         answers = [ask(stack.stub, make_request([i, 1, 2], max_tokens=40)) for i in range(4)]
         await asyncio.gather(*answers)
         await assert_idle(stack.scheduler)
@@ -78,7 +78,7 @@ async def test_the_scheduler_counts_what_clients_got(spans: Spans) -> None:
 async def test_gauges_are_those_of_the_moment() -> None:
     async with make_stack(num_gpu_blocks=64, max_num_seqs=1, step_ns=20_000_000) as stack:
         cluster = stack.scheduler.cluster
-        registry = make_registry(lambda families: metrics.read(cluster, families))
+        registry = make_registry(lambda: metrics.samples(cluster))
         calls = [stack.stub.Generate(make_request([i], max_tokens=1000)) for i in range(3)]
         await eventually(lambda: len(cluster.requests) == 3 and len(cluster.admission) == 2)
         assert value(registry, "signalbox_num_requests_running") == 1
@@ -102,7 +102,7 @@ async def test_a_worker_counts_its_steps_and_where_their_time_went() -> None:
         async with bare_router(scheduler.address) as router:
             await router.add(1, [1, 2, 3], max_tokens=10)
             await router.ended(1)
-        registry = make_registry(running.worker.read_metrics)
+        registry = make_registry(running.worker.samples)
         assert value(registry, "signalbox_worker_sampled_tokens_total") >= 10
         assert value(registry, "signalbox_worker_step_duration_seconds_count") >= 10
         forward = value(registry, "signalbox_worker_step_phase_seconds_total", phase="forward")
@@ -126,7 +126,7 @@ async def test_a_worker_of_stages_counts_where_the_time_went_in_each() -> None:
         async with bare_router(scheduler.address) as router:
             await router.add(1, [1, 2, 3], max_tokens=10)
             await router.ended(1)
-        registry = make_registry(running.worker.read_metrics)
+        registry = make_registry(running.worker.samples)
 
     def spent(stage: int, phase: str) -> float:
         labels = {"stage": str(stage), "phase": phase}
@@ -145,7 +145,7 @@ async def test_a_worker_of_stages_counts_where_the_time_went_in_each() -> None:
 async def test_what_a_scheduler_refuses_is_counted_by_reason() -> None:
     async with make_stack(num_gpu_blocks=4) as stack:
         cluster = stack.scheduler.cluster
-        registry = make_registry(lambda families: metrics.read(cluster, families))
+        registry = make_registry(lambda: metrics.samples(cluster))
         name = "signalbox_admission_rejections_total"
         assert value(registry, name, reason="resource_exhausted") == 0
         with pytest.raises(grpc.aio.AioRpcError) as caught:

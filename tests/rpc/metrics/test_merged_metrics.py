@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,17 @@ from signalbox_rpc.metrics import metrics_socket
 from signalbox_rpc.metrics.exposition import encode_openmetrics, encoder_for
 from signalbox_rpc.metrics.merged_metrics import merged
 from signalbox_rpc.metrics.metrics_socket import serving_socket
-from signalbox_rpc.metrics.registry import PREFIXES, Families, make_registry
+from signalbox_rpc.metrics.registry import PREFIXES, make_registry
+from signalbox_rpc.metrics.sample import Sample, counter, histogram
 from tests.rpc.metrics.test_registry import make_histogram
 from tests.rpc.metrics.test_registry import read as read_router
 from tests.waiting import EVENT_S
 
 
-def read_worker(families: Families) -> None:
-    families.histogram("iteration_tokens_total", "Tokens of a step.", make_histogram(), worker="a")
-    families.counter("tokens", "Tokens.", 5, model_name="m")
-    families.counter("seconds", 'A name with "quotes".', 0.5, model_name='a"b\\c\nd')
+def read_worker() -> Iterator[Sample]:
+    yield histogram("iteration_tokens_total", "Tokens of a step.", make_histogram(), worker="a")
+    yield counter("tokens", "Tokens.", 5, model_name="m")
+    yield counter("seconds", 'A name with "quotes".', 0.5, model_name='a"b\\c\nd')
 
 
 def samples_of(families: object) -> set[tuple[object, ...]]:

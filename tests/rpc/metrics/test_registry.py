@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -11,7 +12,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from signalbox_rpc.http import port_limits
 from signalbox_rpc.metrics.histogram import Histogram
-from signalbox_rpc.metrics.registry import Families, MetricsConfig, make_registry
+from signalbox_rpc.metrics.registry import MetricsConfig, make_registry
+from signalbox_rpc.metrics.sample import Sample, counter, gauges, histogram
 from signalbox_rpc.metrics.serving_metrics import serving_metrics
 from signalbox_rpc.transport.listening_ports import BindError, PortInUse
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
@@ -30,11 +32,10 @@ def make_histogram() -> Histogram:
     return values
 
 
-def read(families: Families) -> None:
-    families.gauge("running", "Running.", 2, model_name="m", worker="a")
-    families.gauge("running", "Running.", 3, model_name="m", worker="b")
-    families.counter("tokens", "Tokens.", 7, model_name="m")
-    families.histogram("time_seconds", "Time.", make_histogram(), scale=1e-3, model_name="m")
+def read() -> Iterator[Sample]:
+    yield from gauges("running", "Running.", {"a": 2, "b": 3}, by="worker", model_name="m")
+    yield counter("tokens", "Tokens.", 7, model_name="m")
+    yield histogram("time_seconds", "Time.", make_histogram(), model_name="m")._replace(unit=1e-3)
 
 
 def test_families_are_what_the_service_says_when_it_is_asked() -> None:
