@@ -1,17 +1,12 @@
 """An engine's metrics as objects, in the shape and under the names of vLLM's metrics reader."""
 
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prometheus_client.core import Metric as Family
-from prometheus_client.samples import Sample
-
-from signalbox_rpc.metrics.registry import PREFIXES, VLLM, families
+from signalbox_rpc.metrics.histogram import Histogram as Values
+from signalbox_rpc.metrics.registry import PREFIXES, VLLM, buckets_of
+from signalbox_rpc.metrics.sample import Kind, Sample
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.reports import metrics
-
-Labels = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,36 +49,22 @@ class Histogram(Metric):
 
 def snapshot(cluster: Cluster) -> list[Metric]:
     """Returns the scheduler's Prometheus metrics, with the prefix "vllm:"."""
-    found = families(metrics.samples(cluster), PREFIXES[VLLM])
-    return [metric for family in found for metric in _read(family)]
+    return [_metric(sample) for sample in metrics.samples(cluster)]
 
 
-def _read(family: Family) -> Iterator[Metric]:
-    name = family.name
-    if family.type == "histogram":
-        yield from _histograms(family)
-    for sample in family.samples:
-        if family.type == "gauge":
-            yield Gauge(name=name, labels=dict(sample.labels), value=sample.value)
-        elif family.type == "counter":
-            number = sample.value
-            value = int(number) if number == int(number) else number
-            yield Counter(name=name, labels=dict(sample.labels), value=value)  # type: ignore[arg-type]
-
-
-def _histograms(family: Family) -> Iterator[Histogram]:
-    samples: defaultdict[Labels, list[Sample]] = defaultdict(list)
-    for sample in family.samples:
-        samples[frozenset(sample.labels.items() - {("le", sample.labels.get("le"))})].append(sample)
-    for labels, found in samples.items():
-        buckets = {
-            sample.labels["le"]: int(sample.value) for sample in found if "le" in sample.labels
-        }
-        (total,) = (sample.value for sample in found if sample.name.endswith("_sum"))
-        yield Histogram(
-            name=family.name,
-            labels=dict(labels),
+def _metric(sample: Sample) -> Metric:
+    kind, name, _, value, labels, unit = sample
+    name = PREFIXES[VLLM] + name
+    if isinstance(value, Values):
+        buckets = {bucket[0]: int(bucket[1]) for bucket in buckets_of(value, unit)}
+        return Histogram(
+            name=name,
+            labels=labels,
             count=buckets["+Inf"],
-            sum=total,
+            sum=value.sum * unit,
             buckets=buckets,
         )
+    if kind is Kind.COUNTER:
+        number = int(value) if value == int(value) else value
+        return Counter(name=name, labels=labels, value=number)  # type: ignore[arg-type]
+    return Gauge(name=name, labels=labels, value=value)

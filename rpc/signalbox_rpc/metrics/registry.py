@@ -61,7 +61,7 @@ def families(samples: Iterable[Sample], prefix: str) -> Collection[Metric]:
             family = found[name] = _FAMILIES[kind](full_name, meaning, labels=sorted(labels))
         values = [labels[label] for label in sorted(labels)]
         if isinstance(value, Histogram):
-            family.add_metric(values, _buckets(value, unit), value.sum * unit)
+            family.add_metric(values, buckets_of(value, unit), value.sum * unit)
         else:
             family.add_metric(values, value)
     return found.values()
@@ -98,9 +98,10 @@ def make_registry(read: Read, *, prefix: str = OURS) -> CollectorRegistry:
     return registry
 
 
-def _buckets(
+def buckets_of(
     values: Histogram, scale: float
 ) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Returns the cumulative counts up to each bound in a metric's unit, with exemplars."""
     bounds = [*(f"{bound * scale:.12g}" for bound in values.bounds), "+Inf"]
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     for i, (bound, count) in enumerate(zip(bounds, accumulate(values.counts), strict=True)):

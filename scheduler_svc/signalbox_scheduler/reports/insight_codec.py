@@ -17,29 +17,24 @@ from signalbox_scheduler.requests.wait_accounting import Wait
 from signalbox_scheduler.workers.quarantine import Quarantine
 from signalbox_scheduler.workers.step_loop import StepLoop
 
+_ENCODED = {"state", "events", "waits", "stages", "kind"}
+"""Fields that have another form in the message; the others are as they are."""
+_SAME = {*explain_pb2.ExplainResponse.DESCRIPTOR.fields_by_name}.intersection(Explanation.__slots__)
+_SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(Event._fields)
+
 
 def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResponse:
     message = explain_pb2.ExplainResponse(
-        request_id=known.request_id,
+        **{name: getattr(known, name) for name in _SAME - _ENCODED},
         state=f"REQUEST_STATE_{known.state.name}",
-        worker=known.worker,
         age_ns=nanoseconds(known.as_of - known.arrival),
-        num_prompt_tokens=known.num_prompt_tokens,
-        num_cached_tokens=known.num_cached_tokens,
-        num_output_tokens=known.num_output_tokens,
-        max_tokens=known.max_tokens,
-        num_sequences=known.num_sequences,
-        num_preemptions=known.num_preemptions,
         queued_ns=nanoseconds(known.queued_s),
         prefill_ns=nanoseconds(known.prefill_s),
         decode_ns=nanoseconds(known.decode_s),
         preempted_ns=nanoseconds(known.preempted_s),
         events=[_event(event, known.arrival) for event in known.events],
-        num_dropped_events=known.num_dropped_events,
         waits=_waits(known.waits),
-        num_ahead=known.num_ahead,
         role=_role(known.worker, cluster),
-        num_steps_sat_out=known.num_steps_sat_out,
         stages=_stage_use(known.stages),
     )
     if known.failure is not None:
@@ -67,25 +62,11 @@ def _stage_use(use: StageUse) -> explain_pb2.StageUse | None:
 
 def _event(event: Event, arrival: float) -> explain_pb2.Event:
     return explain_pb2.Event(
+        **{name: getattr(event, name) for name in _SAME_OF_EVENTS - _ENCODED},
         kind=f"EVENT_KIND_{event.kind.name}",
         at_ns=nanoseconds(event.at - arrival),
-        worker=event.worker,
-        step_id=event.step_id,
-        num_tokens=event.num_tokens,
-        num_cached_tokens=event.num_cached_tokens,
-        num_blocks=event.num_blocks,
-        num_sequences=event.num_sequences,
-        num_ahead=event.num_ahead,
-        num_waiting=event.num_waiting,
-        is_swap=event.is_swap,
-        other_request_id=event.other_request_id,
-        detail=event.detail,
-        waits=_waits(event.waits),
-        branch=event.branch,
-        num_bytes=event.num_bytes,
         duration_ns=nanoseconds(event.seconds),
-        source=event.source,
-        store=event.store,
+        waits=_waits(event.waits),
     )
 
 
