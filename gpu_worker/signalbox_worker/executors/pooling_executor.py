@@ -20,7 +20,7 @@ from signalbox_worker.sampling.sampler import Sampler
 
 
 class DeviceStates:
-    """Hidden states where they were computed. Satisfies `HiddenStates`."""
+    """Hidden states where they were computed. Satisfies `TokenStates`."""
 
     def __init__(self, states: Tensor, norm: Callable[[Tensor], Tensor]) -> None:
         self._states, self._norm = states, norm

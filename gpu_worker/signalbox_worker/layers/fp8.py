@@ -8,7 +8,7 @@ from torch import Tensor
 
 from signalbox_kernels import ops
 from signalbox_worker.config import ModelError
-from signalbox_worker.layers.matrices import Part, shape_of
+from signalbox_worker.layers.matrices import MatrixPart, shape_of
 from signalbox_worker.layers.weight_placement import Placement, checked_shape
 from signalbox_worker.quantised.form import WEIGHT
 from signalbox_worker.quantised.scaled import BLOCK, BLOCK_SCALE, SCALE
@@ -22,7 +22,7 @@ class HeldFp8:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[MatrixPart],
         placement: Placement,
         *,
         rows_per_scale: int,
@@ -44,7 +44,7 @@ class HeldFp8:
             num_scales, num_groups, around=_TYPICAL_SCALE, dtype=torch.float32
         )
 
-    def _load_codes(self, codes: Tensor, part: Part) -> None:
+    def _load_codes(self, codes: Tensor, part: MatrixPart) -> None:
         checked_shape(codes, part.whole)
         rows = self.codes.narrow(0, part.start, part.num_rows)
         rows.copy_(codes[part.rows, part.columns])
@@ -63,11 +63,11 @@ class Fp8Matrix(HeldFp8):
     """A scale for each row: the parts' own, or that of a whole part repeated, which is exact."""
 
     def __init__(
-        self, parts: Sequence[Part], placement: Placement, *, x_scale: float | None = None
+        self, parts: Sequence[MatrixPart], placement: Placement, *, x_scale: float | None = None
     ) -> None:
         super().__init__(parts, placement, rows_per_scale=1, num_groups=1, x_scale=x_scale)
 
-    def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
+    def load(self, tensors: Mapping[str, Tensor], part: MatrixPart) -> None:
         codes = tensors[WEIGHT]
         if SCALE in tensors:
             scale = tensors[SCALE].float().reshape(-1, 1)
@@ -84,7 +84,7 @@ class Fp8BlockMatrix(HeldFp8):
     Where a part does not start with a block of its own, rows that share a scale are fewer.
     """
 
-    def __init__(self, parts: Sequence[Part], placement: Placement) -> None:
+    def __init__(self, parts: Sequence[MatrixPart], placement: Placement) -> None:
         if any(part.columns.start % BLOCK for part in parts):
             raise ModelError(
                 f"a matrix in FP8 by blocks of {BLOCK} has {parts[0].num_columns} columns for each "
@@ -96,7 +96,7 @@ class Fp8BlockMatrix(HeldFp8):
             parts, placement, rows_per_scale=gcd(BLOCK, *starts), num_groups=num_groups
         )
 
-    def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
+    def load(self, tensors: Mapping[str, Tensor], part: MatrixPart) -> None:
         self._load_codes(tensors[WEIGHT], part)
         step = self.rows_per_scale
         blocks = torch.arange(part.rows.start, part.rows.stop, step) // BLOCK

@@ -16,7 +16,7 @@ from signalbox_kernels.torch.int4 import (
     usable_group_size,
 )
 from signalbox_worker.config import ModelError
-from signalbox_worker.layers.matrices import Part, shape_of
+from signalbox_worker.layers.matrices import MatrixPart, shape_of
 from signalbox_worker.layers.weight_placement import Placement, checked_shape
 from signalbox_worker.quantised.codes import ArrayLibrary, IntegerCodes
 from signalbox_worker.quantised.form import QuantisedForm
@@ -39,7 +39,9 @@ class Int4Matrix:
     order, and the activations' columns likewise in each product.
     """
 
-    def __init__(self, parts: Sequence[Part], placement: Placement, *, form: QuantisedForm) -> None:
+    def __init__(
+        self, parts: Sequence[MatrixPart], placement: Placement, *, form: QuantisedForm
+    ) -> None:
         out_features, in_features = shape_of(parts)
         assert form.unpack is not None
         self._unpack, self._dtype = form.unpack, placement.dtype
@@ -70,7 +72,7 @@ class Int4Matrix:
             )
         return usable
 
-    def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
+    def load(self, tensors: Mapping[str, Tensor], part: MatrixPart) -> None:
         device = self._weight.words.device
         on_device = {end: tensor.to(device) for end, tensor in tensors.items()}
         matrix = self._unpack(on_device, TORCH)
@@ -88,7 +90,7 @@ class Int4Matrix:
         self._weight.words[rows] = pack_words(codes)
         self._weight.groups[:, rows] = self._groups_of(matrix, part)
 
-    def _groups_of(self, matrix: IntegerCodes, part: Part) -> Tensor:
+    def _groups_of(self, matrix: IntegerCodes, part: MatrixPart) -> Tensor:
         """Returns the groups of this rank; those past its columns are any."""
         num_groups = len(self._weight.groups)
         first = part.columns.start + torch.arange(num_groups) * self._weight.group_size

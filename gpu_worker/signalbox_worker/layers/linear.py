@@ -20,7 +20,7 @@ from signalbox_worker.checkpoints.weight_names import check_shape
 from signalbox_worker.device.division import first_kv_head, kv_heads_per_rank
 from signalbox_worker.device.parallel_group import ParallelGroup
 from signalbox_worker.layers.adapters import BatchAdapters, LayerAdapter
-from signalbox_worker.layers.matrices import Matrix, MatrixFormat, Part, PlainMatrix, shape_of
+from signalbox_worker.layers.matrices import Matrix, MatrixFormat, MatrixPart, PlainMatrix, shape_of
 from signalbox_worker.layers.norm import RMSNorm
 from signalbox_worker.layers.weight_placement import Placement, WeightTarget, copy_checked
 from signalbox_worker.quantised.form import WEIGHT
@@ -33,7 +33,7 @@ class Linear:
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, MatrixPart],
         *,
         bias: bool,
         placement: Placement,
@@ -241,17 +241,17 @@ class _ColumnParallelLinear(Linear):
 
 def _rows_in_order(
     sizes: Mapping[str, int], first: Mapping[str, int], whole: Mapping[str, int], in_features: int
-) -> dict[str, Part]:
+) -> dict[str, MatrixPart]:
     """Places parts one below the other.
 
     Args:
         sizes, first: rows of each part that this rank takes, and the first of them.
         whole: rows of the checkpoint's matrix.
     """
-    parts, start = dict[str, Part](), 0
+    parts, start = dict[str, MatrixPart](), 0
     for name, size in sizes.items():
         rows = slice(first[name], first[name] + size)
-        parts[name] = Part(start, rows, slice(0, in_features), (whole[name], in_features))
+        parts[name] = MatrixPart(start, rows, slice(0, in_features), (whole[name], in_features))
         start += size
     return parts
 
@@ -317,7 +317,7 @@ class RowParallelLinear(Linear):
         self._group = group
         size = group.divide(in_features, "row-parallel input size")
         columns = slice(group.rank * size, group.rank * size + size)
-        part = Part(0, slice(0, out_features), columns, (out_features, in_features))
+        part = MatrixPart(0, slice(0, out_features), columns, (out_features, in_features))
         super().__init__({_ALL: part}, bias=bias, placement=placement)
 
     def load_weight(self, tensor: Tensor) -> None:

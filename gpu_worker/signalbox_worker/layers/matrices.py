@@ -17,7 +17,7 @@ from signalbox_worker.quantised.form import WEIGHT
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MatrixPart:
     """A matrix of the checkpoint in a layer's own, and this rank's share of it."""
 
     start: int
@@ -40,7 +40,7 @@ class Part:
 class Matrix(Protocol):
     """A matrix [out_features, in_features] of this rank, filled part by part."""
 
-    def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
+    def load(self, tensors: Mapping[str, Tensor], part: MatrixPart) -> None:
         """Takes the whole tensors of a part, by the ends of their names.
 
         `WEIGHT` alone, in floats, is a plain matrix. Raises ModelError for tensors of another
@@ -57,11 +57,11 @@ class Matrix(Protocol):
         ...
 
 
-MatrixFormat = Callable[[Sequence[Part], Placement], Matrix]
+MatrixFormat = Callable[[Sequence[MatrixPart], Placement], Matrix]
 """Makes an empty matrix for a layer's parts; it allocates all that the matrix takes."""
 
 
-def shape_of(parts: Sequence[Part]) -> tuple[int, int]:
+def shape_of(parts: Sequence[MatrixPart]) -> tuple[int, int]:
     """Returns the rows and columns of a layer's matrix."""
     return sum(part.num_rows for part in parts), parts[0].num_columns
 
@@ -69,11 +69,11 @@ def shape_of(parts: Sequence[Part]) -> tuple[int, int]:
 class PlainMatrix:
     """A matrix in the model's dtype. Satisfies `Matrix`."""
 
-    def __init__(self, parts: Sequence[Part], placement: Placement) -> None:
+    def __init__(self, parts: Sequence[MatrixPart], placement: Placement) -> None:
         self._raw: Tensor | None = placement.empty(*shape_of(parts))
         self._packed: PackedWeight | None = None
 
-    def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
+    def load(self, tensors: Mapping[str, Tensor], part: MatrixPart) -> None:
         assert self._raw is not None, "weights are loaded before finish()"
         weight = checked_shape(tensors[WEIGHT], part.whole)
         rows = self._raw.narrow(0, part.start, part.num_rows)

@@ -15,7 +15,7 @@ from signalbox_worker.device.parallel_group import ParallelGroup
 from signalbox_worker.layers.adapters import BatchAdapters
 from signalbox_worker.layers.fp8 import Fp8BlockMatrix, Fp8Matrix, HeldFp8
 from signalbox_worker.layers.linear import Linear, MatrixTarget, MergedColumnParallelLinear
-from signalbox_worker.layers.matrices import MatrixFormat, Part, shape_of
+from signalbox_worker.layers.matrices import MatrixFormat, MatrixPart, shape_of
 from signalbox_worker.layers.weight_placement import Placement, WeightTarget, checked_shape
 from signalbox_worker.quantised.form import WEIGHT
 
@@ -36,7 +36,12 @@ class _PlainExperts:
     """
 
     def __init__(
-        self, parts: Sequence[Part], placement: Placement, *, num_experts: int, is_stacked: bool
+        self,
+        parts: Sequence[MatrixPart],
+        placement: Placement,
+        *,
+        num_experts: int,
+        is_stacked: bool,
     ) -> None:
         out_features, in_features = shape_of(parts)
         self._num_rows = out_features // num_experts
@@ -49,7 +54,7 @@ class _PlainExperts:
         else:
             self._raw = [placement.empty(*shape) for _ in range(num_experts)]
 
-    def load(self, tensors: Mapping[str, Tensor], part: Part) -> None:
+    def load(self, tensors: Mapping[str, Tensor], part: MatrixPart) -> None:
         weight = checked_shape(tensors[WEIGHT], part.whole)
         expert, start = divmod(part.start, self._num_rows)
         rows = self._raw[expert].narrow(0, start, part.num_rows)
@@ -70,7 +75,9 @@ class _PlainExperts:
 class ExpertLinear(Linear):
     """The matrices of all experts of a layer, one below the other."""
 
-    def __init__(self, parts: Mapping[str, Part], num_experts: int, placement: Placement) -> None:
+    def __init__(
+        self, parts: Mapping[str, MatrixPart], num_experts: int, placement: Placement
+    ) -> None:
         self._num_experts = num_experts
         on_cpu = placement.device.type == "cpu"
         is_stacked = not on_cpu or registry.has_own("mix_experts", placement.device)
@@ -137,13 +144,13 @@ class MixtureOfExperts:
         size = group.divide(expert_size, "size of an expert")
         mine = slice(group.rank * size, (group.rank + 1) * size)
         every = slice(0, hidden_size)
-        into, out_of = dict[str, Part](), dict[str, Part]()
+        into, out_of = dict[str, MatrixPart](), dict[str, MatrixPart]()
         for index in range(num_experts):
             for name in (names.gate, names.up):
                 start, whole = len(into) * size, (expert_size, hidden_size)
-                into[f"experts.{index}.{name}"] = Part(start, mine, every, whole)
+                into[f"experts.{index}.{name}"] = MatrixPart(start, mine, every, whole)
             start, whole = index * hidden_size, (hidden_size, expert_size)
-            out_of[f"experts.{index}.{names.down}"] = Part(start, every, mine, whole)
+            out_of[f"experts.{index}.{names.down}"] = MatrixPart(start, every, mine, whole)
         self.gate_up = ExpertLinear(into, num_experts, placement)
         self.down = ExpertLinear(out_of, num_experts, placement)
 

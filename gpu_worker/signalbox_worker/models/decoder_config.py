@@ -15,7 +15,7 @@ from signalbox_worker.models.family_config import (
     small,
 )
 from signalbox_worker.models.rope import RopeConfig
-from signalbox_worker.models.rope_config import Rotation, read_rotation
+from signalbox_worker.models.rope_config import RopeParameters, read_rotation
 
 HfConfig = Mapping[str, Any]
 MAX_NUM_LAYERS = 1 << 12
@@ -159,7 +159,7 @@ def _with_biases(config: HfConfig, **fields: Any) -> DecoderConfig:
 
 
 def _decoder_config(
-    config: HfConfig, rotation: Rotation | None = None, **fields: Any
+    config: HfConfig, rotation: RopeParameters | None = None, **fields: Any
 ) -> DecoderConfig:
     architecture, activation = config["architectures"][0], config.get("hidden_act")
     if activation not in ("silu", "swish"):
@@ -174,7 +174,7 @@ def is_causal(config: HfConfig) -> bool:
     return bool(config.get("is_causal", True))
 
 
-def decoder_shapes(config: HfConfig, rotation: Rotation | None = None) -> dict[str, Any]:
+def decoder_shapes(config: HfConfig, rotation: RopeParameters | None = None) -> dict[str, Any]:
     """Returns the fields of a DecoderConfig that have one name in all families.
 
     Args:

@@ -47,7 +47,7 @@ class UnsoundConfig(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ConfigClass:
     """Fields and other names of a configuration class of transformers, with their defaults."""
 
     architectures: frozenset[str]
@@ -71,7 +71,7 @@ class Family:
 
 
 @cache
-def families() -> Mapping[str, Family]:
+def families() -> Mapping[str, ConfigClass]:
     """Returns the table, by the names of configuration classes."""
     entries = json.loads(TABLE.read_text(encoding="utf-8"))
     return {name: _family(**entry) for name, entry in entries.items()}
@@ -84,9 +84,9 @@ def _family(
     others: dict[str, Any],
     not_null: list[str],
     unread: list[str],
-) -> Family:
+) -> ConfigClass:
     defaults = others | {aliases.get(name, name): default for name, default in fields.items()}
-    return Family(
+    return ConfigClass(
         frozenset(architectures),
         aliases,
         frozenset(fields),

@@ -33,7 +33,7 @@ _WITH_ORIGINAL = ("llama3", "longrope", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RopeParameters:
     """The parameters of a rotation, complete."""
 
     kind: str
@@ -141,7 +141,7 @@ def stretched_length(parameters: Parameters, max_position: int) -> int:
     """Returns the longest window of complete parameters whose frequencies do not depend on it."""
     kind = str(parameters.get("rope_type"))
     kind = kind if kind in ("linear", "yarn") else "default"
-    return Rotation(kind, 1.0, parameters, max_position).served_length
+    return RopeParameters(kind, 1.0, parameters, max_position).served_length
 
 
 def _magnitude(factor: float, scale: float) -> float:
@@ -149,7 +149,7 @@ def _magnitude(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def read_rotation(config: Mapping[str, Any], **names: str) -> Rotation:
+def read_rotation(config: Mapping[str, Any], **names: str) -> RopeParameters:
     """Reads the rotation of a model whose layers all rotate alike.
 
     Args:
@@ -172,7 +172,7 @@ def read_rotation(config: Mapping[str, Any], **names: str) -> Rotation:
 
 def read_layer_rotations(
     config: Mapping[str, Any], thetas: Mapping[str, str], scaled: Sequence[str]
-) -> dict[str, Rotation]:
+) -> dict[str, RopeParameters]:
     """Reads the rotations of each kind of layer.
 
     Args:
@@ -207,7 +207,7 @@ def _parameters(config: FamilyConfig, name: str) -> Parameters:
 
 def _complete(
     config: FamilyConfig, parameters: dict[str, Any], names: Mapping[str, str]
-) -> Rotation:
+) -> RopeParameters:
     kind = str(parameters.get("rope_type", parameters.get("type", "default")))
     kind, theta = names.get(kind, kind), parameters["rope_theta"]
     if type(theta) not in (int, float) or not 0 < theta < math.inf:
@@ -218,4 +218,4 @@ def _complete(
     max_position = counted(config, "max_position_embeddings", most=MAX_POSITION)
     if kind in _WITH_ORIGINAL:
         parameters.setdefault(_ORIGINAL, max_position)
-    return Rotation(kind, float(theta), parameters, max_position)
+    return RopeParameters(kind, float(theta), parameters, max_position)

@@ -14,8 +14,8 @@ from signalbox_worker.pooling.sentence_transformers import ScoredTokens
 from signalbox_worker.pooling.token_pooling import PoolingMode
 from signalbox_worker.pooling.vector_modules import (
     Dense,
-    Difference,
-    LayerNorm,
+    LogitDifference,
+    VectorLayerNorm,
     VectorModule,
     config_function,
 )
@@ -77,7 +77,7 @@ def token_score_head(tokens: ScoredTokens, hidden_size: int, *, divisor: float, 
         if table.shape[1:] != (hidden_size,) or max(rows) >= len(table):
             raise ModelError(f"{name} has no rows of the tokens that make the score")
         weight = np.ascontiguousarray(to_float32(table[rows])) / np.float32(divisor)
-        return [Dense(weight), Difference()] if len(rows) > 1 else [Dense(weight)]
+        return [Dense(weight), LogitDifference()] if len(rows) > 1 else [Dense(weight)]
 
     return Head(mode="lasttoken", num_outputs=1, make=make)
 
@@ -130,6 +130,6 @@ def _modernbert_modules(
     norm = read_weight(stored, "head.norm.weight", (hidden_size,))
     return [
         Dense(dense, vector("head.dense.bias", "classifier_bias"), function),
-        LayerNorm(norm, vector("head.norm.bias", "norm_bias"), small(config, "norm_eps")),
+        VectorLayerNorm(norm, vector("head.norm.bias", "norm_bias"), small(config, "norm_eps")),
         _classifier(stored, "classifier", hidden_size, num_labels),
     ]

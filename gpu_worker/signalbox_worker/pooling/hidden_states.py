@@ -13,7 +13,7 @@ Sums = NDArray[np.float64]
 Norm = Callable[[FloatArray], FloatArray]
 
 
-class HiddenStates(Protocol):
+class TokenStates(Protocol):
     """Rows of [num_tokens, hidden_size]; runs are slices of tokens, none of which is empty."""
 
     def rows(self, tokens: Int64Array) -> FloatArray:
@@ -34,7 +34,7 @@ class HiddenStates(Protocol):
 
 
 class HostStates:
-    """Hidden states in the host's memory. Satisfies `HiddenStates`."""
+    """Hidden states in the host's memory. Satisfies `TokenStates`."""
 
     def __init__(self, states: FloatArray, norm: Norm | None = None) -> None:
         """Args: norm: of the states that are read, if they are not normed yet."""

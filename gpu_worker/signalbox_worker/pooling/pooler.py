@@ -12,7 +12,7 @@ import numpy as np
 from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.batch.pooling_rows import PoolingRows
-from signalbox_worker.pooling.hidden_states import HiddenStates
+from signalbox_worker.pooling.hidden_states import TokenStates
 from signalbox_worker.pooling.token_pooling import (
     PartialPool,
     PoolingMode,
@@ -46,7 +46,7 @@ class Pooler:
         self._modes, self._modules = tuple(modes), tuple(modules)
         self._kept: dict[int, _Kept] = {}
 
-    def pool(self, batch: Batch, states: HiddenStates) -> BatchOutput:
+    def pool(self, batch: Batch, states: TokenStates) -> BatchOutput:
         """Adds the tokens of a batch; returns the vectors of the sequences that end with it."""
         rows = batch.pooling
         assert rows is not None, "a batch of a worker that pools"

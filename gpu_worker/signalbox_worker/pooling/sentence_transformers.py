@@ -17,8 +17,8 @@ from signalbox_worker.pooling.module_weights import file_of_module, read_weight,
 from signalbox_worker.pooling.token_pooling import POOLING_MODES, PoolingMode
 from signalbox_worker.pooling.vector_modules import (
     Dense,
-    LayerNorm,
     Normalize,
+    VectorLayerNorm,
     VectorModule,
     torch_function,
 )
@@ -227,7 +227,7 @@ def _make(module: SavedModule, size: int) -> VectorModule:
         return Normalize()
     if module.kind == "LayerNorm":
         weight, bias = _weights(module, {"norm.weight": (size,), "norm.bias": (size,)})
-        return LayerNorm(weight, bias, eps=1e-5)
+        return VectorLayerNorm(weight, bias, eps=1e-5)
     config, out = module.config, _counted(module, "out_features")
     function = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     has_bias, has_residual = config.get("bias", True), bool(config.get("use_residual"))

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from signalbox_worker.batch.arrays import FloatArray
-from signalbox_worker.pooling.hidden_states import HiddenStates, Sums
+from signalbox_worker.pooling.hidden_states import Sums, TokenStates
 
 PoolingMode = Literal["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
@@ -90,7 +90,7 @@ def _divided(total: Sums | None, divisor: float, *, like: FloatArray | None) -> 
 def add_runs(
     partials: Sequence[PartialPool],
     runs: Sequence[Run],
-    states: HiddenStates,
+    states: TokenStates,
     modes: frozenset[PoolingMode],
 ) -> list[PartialPool]:
     """Returns the partial pools with the tokens of a batch added; leaves the given ones as they
@@ -115,7 +115,7 @@ def add_runs(
 
 
 def _set_ends(
-    pools: Sequence[PartialPool], runs: Sequence[Run], states: HiddenStates, *, wants_first: bool
+    pools: Sequence[PartialPool], runs: Sequence[Run], states: TokenStates, *, wants_first: bool
 ) -> None:
     lasts = states.rows(np.array([run.tokens.stop - 1 for run in runs]))
     for pool, last in zip(pools, lasts, strict=True):
@@ -138,7 +138,7 @@ def _set_ends(
 def _add_pooled(
     pools: Sequence[PartialPool],
     runs: Sequence[Run],
-    states: HiddenStates,
+    states: TokenStates,
     modes: frozenset[PoolingMode],
 ) -> None:
     pooled = [run.pooled for run in runs]

@@ -118,7 +118,7 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNorm:
+class VectorLayerNorm:
     """Layer normalisation (Ba et al., 2016)."""
 
     weight: FloatArray
@@ -154,7 +154,7 @@ class Truncate:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogitDifference:
     """The first of two scores less the second, as log odds are."""
 
     def __call__(self, x: FloatArray) -> FloatArray:

@@ -19,7 +19,7 @@ from signalbox_worker.checkpoints.quantization import Quantization, choose_quant
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.layers import Placement
 from signalbox_worker.layers.fp8 import Fp8BlockMatrix
-from signalbox_worker.layers.matrices import Part
+from signalbox_worker.layers.matrices import MatrixPart
 from signalbox_worker.loading import loaded_model
 from signalbox_worker.loading.model_source import open_model, weight_sizes
 from signalbox_worker.quantised.configuration import FP8 as FP8_FORM
@@ -192,7 +192,7 @@ def test_ranks_hold_shares_of_one_matrix(form: str, size: int, tmp_path: Path) -
 
 
 def test_ranks_that_would_share_a_block_are_refused() -> None:
-    part = Part(0, slice(0, 128), slice(64, 128), (128, 128))
+    part = MatrixPart(0, slice(0, 128), slice(64, 128), (128, 128))
     placement = Placement(torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="64 columns for each rank; use a smaller tensor_parallel"):
         Fp8BlockMatrix([part], placement)

@@ -16,7 +16,7 @@ from signalbox_kernels.torch import registry
 from signalbox_kernels.torch.rounding import rounded
 from signalbox_worker.layers import Placement
 from signalbox_worker.layers.fp8 import Fp8Matrix
-from signalbox_worker.layers.matrices import Part, PlainMatrix
+from signalbox_worker.layers.matrices import MatrixPart, PlainMatrix
 from signalbox_worker.layers.moe import ExpertLinear
 from signalbox_worker.loading import loaded_model
 from tests.gpu_worker.model_runners import (
@@ -121,7 +121,7 @@ def test_without_a_kernel_experts_are_decoded(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("triton_device")
 def test_experts_are_held_in_forms_that_their_kernel_takes() -> None:
-    part = Part(0, slice(0, 4), slice(0, 8), (4, 8))
+    part = MatrixPart(0, slice(0, 4), slice(0, 8), (4, 8))
     layer = ExpertLinear({"one": part}, 1, Placement(torch.device("cpu"), torch.float32))
     assert layer.can_hold(Fp8Matrix)
     assert not layer.can_hold(PlainMatrix)

@@ -128,7 +128,7 @@ def _refuse_features(module: nn.Module, features: Mapping[str, Any]) -> None:
 
 
 @dataclass(slots=True)
-class Recorder:
+class CallRecorder:
     """Records the calls of the layers; each token attends to its own value only."""
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -172,7 +172,7 @@ def _record_mask(
 ) -> Tensor:
     """The registered maker of masks: notes what a mask means; its values are never read."""
     recorder = _step.get()
-    assert isinstance(recorder, Recorder)
+    assert isinstance(recorder, CallRecorder)
     keys = torch.arange(_FAR, device="cpu")
     windows = {_window_at(mask_function, position, keys) for position in (_FAR - 1, _FAR * 2 // 3)}
     if len(windows) > 1:

@@ -16,8 +16,8 @@ from signalbox_worker.config import ModelError
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PROBE,
+    CallRecorder,
     PagedLayers,
-    Recorder,
     answering,
     register,
 )
@@ -223,9 +223,9 @@ def _max_position(text_config: Any, stretched: Stretch) -> int:
     return max(stretched(one, int(length)) for one in nested)
 
 
-def _recorded_calls(model_class: Any, hf_config: Any) -> Recorder:
+def _recorded_calls(model_class: Any, hf_config: Any) -> CallRecorder:
     """Runs the model without weights; raises ModelError if that fails."""
-    recorder = Recorder()
+    recorder = CallRecorder()
     probed = copy.deepcopy(hf_config)
     probed._experts_implementation = "batched_mm"  # others choose by the values of tensors
     try:
@@ -239,7 +239,7 @@ def _recorded_calls(model_class: Any, hf_config: Any) -> Recorder:
         raise
     except Exception as error:  # whatever the model's code meets, it cannot be served
         if isinstance(error, KeyError) and error.args == (PROBE,):
-            return Recorder()  # it chooses among implementations of its own
+            return CallRecorder()  # it chooses among implementations of its own
         raise ModelError(f"it does not run on packed tokens ({_line(error)})") from None
     return recorder
 

@@ -23,8 +23,8 @@ from signalbox_worker.layers import ForwardContext, Model, ParallelGroup, Placem
 from signalbox_worker.layers.weight_placement import copy_checked
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
+    CallRecorder,
     PagedStep,
-    Recorder,
     answering,
     register,
 )
@@ -196,7 +196,7 @@ def _find_body(model: Any) -> Any:
     for body in (base, getattr(base, "decoder", None), getattr(base, "language_model", None)):
         if body is None or body is model:
             continue
-        with answering(Recorder()):
+        with answering(CallRecorder()):
             given = _Given(_hidden(body, ids, ids))
             _head(model, body, given)
         if given.was_called:
@@ -211,7 +211,7 @@ def _mixes_tokens(model: Any, body: Any, vocab_size: int) -> bool:
     no place in a KV cache. Nor may it depend on its place in the batch.
     """
     ids = torch.tensor([5, 9, 5, 7, 5], device=model.device) % vocab_size
-    recorder = Recorder()
+    recorder = CallRecorder()
     with answering(recorder):
         hidden = _hidden(body, ids, torch.full_like(ids, 3))
     for states in [hidden, *(s[0].transpose(0, 1).flatten(1) for s in recorder.inputs)]:
