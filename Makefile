@@ -15,7 +15,7 @@ DOCS_VENV := .venv-docs
 WHEELS_VENV := .venv-wheels
 JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos rpc scheduler_svc) \
-	$(addprefix tests/router/,output_parsers prompt requests schedulers) \
+	$(addprefix tests/router/,parsers prompt requests schedulers) \
 	$(addprefix tests/signalbox/,bench client flags settings)
 TRITON ?= 3.6.0
 COMPILE_TESTS := tests/kernels/triton/test_compile.py tests/kernels/triton/test_keys.py tests/gpu_worker/runner/test_warm_up.py

@@ -7,8 +7,8 @@ import json
 from itertools import groupby
 from pathlib import Path
 
-from signalbox_router.openai.requests import foreign_fields
-from signalbox_router.openai.requests.foreign_fields import IGNORED, REFUSED, Foreign, Table
+from signalbox_router.apis.openai.requests import foreign_fields
+from signalbox_router.apis.openai.requests.foreign_fields import IGNORED, REFUSED, Foreign, Table
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "foreign_fields.md"
 HEAD = """\

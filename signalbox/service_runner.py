@@ -75,7 +75,7 @@ def run_worker(settings: "WorkerSettings") -> None:
         _run_on_ray(settings)
         return
     from signalbox.startup_display import log_progress
-    from signalbox_router.tokenization.tokenizer_settings import try_chat_template
+    from signalbox_router.prompt.tokenization.tokenizer_settings import try_chat_template
     from signalbox_worker.main import run
     from signalbox_worker.startup_client import Startup
 

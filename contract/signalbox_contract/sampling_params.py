@@ -5,8 +5,9 @@ codec (`signalbox_contract.sampling_codec`) and the flags of the commands follow
 applies every default.
 
 A new number is a row of `LIMITS` and a field here, of inference.v1's and common.v1's
-SamplingParams, of the HTTP body (signalbox_router/openai/requests/types.py) and of the Python API's
-`SamplingParams`. What the worker makes of a filter begins in kernels/signalbox_kernels/filters.py.
+SamplingParams, of the HTTP body (signalbox_router/apis/openai/requests/types.py) and of the Python
+API's `SamplingParams`. What the worker makes of a filter begins in
+kernels/signalbox_kernels/filters.py.
 """
 
 import math

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox_router.output_parsers import reasoning_formats, tool_call_formats
-from signalbox_router.prompt.known_templates import known_templates
+from signalbox_router.parsers import reasoning_formats, tool_call_formats
+from signalbox_router.prompt.chat.known_templates import known_templates
 from signalbox_rpc.settings.addresses import Addresses, Port
 from signalbox_rpc.settings.quantities import joined, texts
 from signalbox_rpc.settings.secrets import Secrets

@@ -10,25 +10,25 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 
 from signalbox_contract.errors import Code
 from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_router.apis.inference.servicer import OPERATIONS, SERVICE_NAME, InferenceServicer
+from signalbox_router.apis.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
+from signalbox_router.apis.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
+from signalbox_router.apis.vllm.servicer import VllmEngineServicer
 from signalbox_router.config import RouterConfig
-from signalbox_router.generator import Generator
-from signalbox_router.inference.servicer import OPERATIONS, SERVICE_NAME, InferenceServicer
+from signalbox_router.generation.generator import Generator
+from signalbox_router.generation.request_admission import Admission
 from signalbox_router.insight.metrics import RouterMetrics
 from signalbox_router.insight.request_log import RequestLog
 from signalbox_router.insight.request_observer import Observer
-from signalbox_router.keys.api_keys import KeyRing
-from signalbox_router.keys.key_interceptor import KeyInterceptor
-from signalbox_router.keys.tenants import Tenants
-from signalbox_router.prompt.known_templates import load_chat_template
-from signalbox_router.request_admission import Admission
+from signalbox_router.limits.api_keys import KeyRing
+from signalbox_router.limits.key_interceptor import KeyInterceptor
+from signalbox_router.limits.tenants import Tenants
+from signalbox_router.prompt.chat.known_templates import load_chat_template
 from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.schedulers.adapter_client import AdapterClient
 from signalbox_router.schedulers.first_use import FirstUse
 from signalbox_router.schedulers.load_client import LoadClient
 from signalbox_router.schedulers.scheduler_pool import Schedulers
-from signalbox_router.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
-from signalbox_router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
-from signalbox_router.vllm.servicer import VllmEngineServicer
 from signalbox_rpc.interceptors.write_timeout import SlowClientInterceptor
 from signalbox_rpc.limits.call_bounds import CallBounds
 from signalbox_rpc.limits.large_messages import LargeMessages

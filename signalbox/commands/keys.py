@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from signalbox.named_files import reading, writing
-from signalbox_router.keys.api_keys import ApiKey, parse_keys
-from signalbox_router.keys.key_file import is_unwritten, item_starts
+from signalbox_router.limits.api_keys import ApiKey, parse_keys
+from signalbox_router.limits.key_file import is_unwritten, item_starts
 
 PREFIX = "sb-"
 EXAMPLES = """\

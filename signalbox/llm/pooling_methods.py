@@ -24,8 +24,8 @@ from signalbox.llm.requests.pooling_outputs import (
 from signalbox.llm.requests.pooling_params import PoolingParams
 from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
 from signalbox_contract.pooling import Vector
-from signalbox_router.pooling.calls import ScoreCall
-from signalbox_router.pooling.prompt_encoder import check_one_output
+from signalbox_router.generation.pooling.calls import ScoreCall
+from signalbox_router.generation.pooling.prompt_encoder import check_one_output
 from signalbox_router.requests.api_request import ApiRequest
 
 PairInput = str | Sequence[str]

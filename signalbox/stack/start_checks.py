@@ -5,8 +5,8 @@ from pathlib import Path
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.model_check import check_model
 from signalbox_kernels.native import isa_limit
-from signalbox_router.keys.api_keys import read_keys
-from signalbox_router.prompt.known_templates import load_chat_template
+from signalbox_router.limits.api_keys import read_keys
+from signalbox_router.prompt.chat.known_templates import load_chat_template
 from signalbox_rpc.transport.listening_ports import (
     GRPC_REMEDY,
     HTTP_REMEDY,

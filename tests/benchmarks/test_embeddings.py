@@ -16,8 +16,13 @@ from benchmarks.peers.embedding_servers import (
     SentenceTransformersServer,
 )
 from benchmarks.peers.process import PeerUnavailable
-from tests.router.openai.clients import Http, make_http
-from tests.router.pooling.pooling_stack import EMBEDS, counts, make_pooling_files, pooling
+from tests.router.apis.openai.clients import Http, make_http
+from tests.router.generation.pooling.pooling_stack import (
+    EMBEDS,
+    counts,
+    make_pooling_files,
+    pooling,
+)
 
 ONE, MANY = Load(clients=1, num_requests=4), Load(clients=3, num_requests=6, texts_per_request=5)
 

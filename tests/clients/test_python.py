@@ -13,7 +13,7 @@ from signalbox_client import Answer, AsyncClient, Chunk, Client, FieldViolation,
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc
 from signalbox_protos.scheduler.v1 import scheduler_pb2
-from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.apis.inference.servicer import SERVICE_NAME
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import TlsConfig
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router

@@ -11,8 +11,8 @@ import yaml
 
 from signalbox import cli
 from signalbox.settings.loading import load
+from signalbox_router.apis.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
 from signalbox_router.config import RouterSettings
-from signalbox_router.inference.servicer import SERVICE_NAME as ROUTER_SERVICE
 from signalbox_rpc.interceptors.peer_roles import ROLES, PeerNames
 from signalbox_rpc.transport.listening_ports import check_exposure
 from signalbox_scheduler.config import SchedulerSettings

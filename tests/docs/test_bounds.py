@@ -1,8 +1,8 @@
 """The table "Bounds" of THREAT_MODEL.md has each default as the option or constant has it.
 
-A row names, in its third column, `--options` and constants such as `MAX_TOOLS` in
-signalbox_router/prompt/conversation.py, or a config's field such as `RouterConfig.max_prompt_bytes`
-in signalbox_router/config.py. The second column has the value of each, in any of the units below.
+A row names, in its third column, `--options` and constants such as `MAX_DEPTH` in
+signalbox_router/limits/json_text.py, or a config's field such as `RouterConfig.max_prompt_bytes` in
+signalbox_router/config.py. The second column has the value of each, in any of the units below.
 """
 
 import importlib
@@ -25,6 +25,7 @@ UNITS = {
     "B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
     "ms": 0.001, "s": 1, "min": 60, "h": 3600, "%": 0.01,
 }  # fmt: skip
+FILE = "signalbox_router/prompt/chat/conversation.py"
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(?:\s*([A-Za-z%]+))?")
 _FLAG = re.compile(r"`(--[a-z0-9-]+)")
 _CONSTANT = re.compile(r"`([A-Za-z_.]+)` in ((?:[a-z_/]+\.py(?:, | and )?)+)")
@@ -116,12 +117,10 @@ def test_each_bound_stands_there_once() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        Row(
-            "a", "129", "`MAX_TOOLS` in signalbox_router/prompt/conversation.py", "INVALID_ARGUMENT"
-        ),
+        Row("a", "129", f"`MAX_TOOLS` in {FILE}", "INVALID_ARGUMENT"),
         Row("a", "4,096", "`--max-live-requests` and `--drain-timeout`", "RESOURCE_EXHAUSTED"),
-        Row("a", "128", "MAX_TOOLS in signalbox_router/prompt/conversation.py", "INVALID_ARGUMENT"),
-        Row("a", "128", "`MAX_TOOLS` in signalbox_router/prompt/conversation.py", ""),
+        Row("a", "128", f"MAX_TOOLS in {FILE}", "INVALID_ARGUMENT"),
+        Row("a", "128", f"`MAX_TOOLS` in {FILE}", ""),
         Row("a", "1", "`--max-tenant-requests`", "RESOURCE_EXHAUSTED"),
     ],
     ids=["another number", "of one of two", "no code", "unseen", "off by default"],

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from signalbox_contract.sampling_params import API_LIMITS, LIMITS
-from signalbox_router.openai.requests.chat_types import ChatBody
-from signalbox_router.openai.requests.types import CompletionBody
+from signalbox_router.apis.openai.requests.chat_types import ChatBody
+from signalbox_router.apis.openai.requests.types import CompletionBody
 from tests.docs.blocks import ROOT
 
 

@@ -29,8 +29,8 @@ than the first, and without its bound each case fails.
         attack=many_tools,
         codes=frozenset({"INVALID_ARGUMENT", "400"}),  # all that come, and no other
         says="tools",                                  # in the message of each refusal
-        unbounded={"signalbox_router.prompt.conversation.MAX_TOOLS": 10**7},  # with it the case
-        must fail
+        unbounded={"signalbox_router.prompt.chat.conversation.MAX_TOOLS": 10**7},  # the case
+        must then fail
     )
 
 Fields need no case for their size alone: `test_inflated.py` makes every field of every message and

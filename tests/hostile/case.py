@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import httpx2
 
-from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.apis.inference.servicer import SERVICE_NAME
 
 HTTP_S = 120.0
 """Seconds until an attack's HTTP client gives up; a hang is a failure, whatever the code."""

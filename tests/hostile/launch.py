@@ -1,8 +1,8 @@
 """Starts a service with some of its constants replaced, to show what happens without a bound.
 
-`python -m tests.hostile.launch '{"signalbox_router.prompt.conversation.MAX_TOOLS": 1e9}' router
-...` is `signalbox router ...` with that constant. The last name but one is a module, a class, or a
-dataclass whose field's default is replaced.
+`python -m tests.hostile.launch '{"signalbox_router.prompt.chat.conversation.MAX_TOOLS": 1e9}'
+router ...` is `signalbox router ...` with that constant. The last name but one is a module, a
+class, or a dataclass whose field's default is replaced.
 """
 
 import dataclasses

@@ -92,4 +92,4 @@ def test_cpu_time_is_counted() -> None:
 
 def test_a_constant_that_is_gone_is_told() -> None:
     with pytest.raises(SystemExit, match="NOTHING"):
-        replace_constant("signalbox_router.openai.bodies.unknown_fields.NOTHING", 1)
+        replace_constant("signalbox_router.apis.openai.bodies.unknown_fields.NOTHING", 1)

@@ -19,8 +19,8 @@ from signalbox.inspect import top
 from signalbox_client import AsyncClient
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_router.generation.pooling.activations import activated
 from signalbox_router.main import Router
-from signalbox_router.pooling.activations import activated
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from signalbox_router.schedulers import scheduler_client
-from tests.router.openai.clients import Http, make_http
+from tests.router.apis.openai.clients import Http, make_http
 from tests.router.stack import Stack, make_stack
 
 

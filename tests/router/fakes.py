@@ -17,8 +17,8 @@ from signalbox_contract.errors import AlreadyExists, FailedPrecondition, NotFoun
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
-from signalbox_router.served_model import ServedModel
-from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_rpc.interceptors.status import to_status
 from tests.waiting import EVENT_S
 

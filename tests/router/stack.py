@@ -12,8 +12,8 @@ from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc
 from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.apis.inference.servicer import SERVICE_NAME
 from signalbox_router.config import RouterConfig
-from signalbox_router.inference.servicer import SERVICE_NAME
 from signalbox_router.main import Router
 from tests.router.fakes import (
     MAX_MODEL_LEN,

@@ -14,9 +14,9 @@ import pytest
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_router.schedulers import first_use
+from tests.router.apis.openai.clients import MODEL, make_http
 from tests.router.fakes import FakeScheduler, finished, ids_of, step
-from tests.router.keys.test_api_keys import BEARER, entry, write_keys
-from tests.router.openai.clients import MODEL, make_http
+from tests.router.limits.test_api_keys import BEARER, entry, write_keys
 from tests.router.stack import make_config, make_generate, routed
 from tests.waiting import eventually
 

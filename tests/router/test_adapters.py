@@ -10,10 +10,10 @@ import pytest
 
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
+from tests.router.apis.inference.test_chat import writing
+from tests.router.apis.openai.clients import HI, MODEL, make_http
 from tests.router.fakes import finished, ids_of, request_finished, step
-from tests.router.inference.test_chat import writing
-from tests.router.keys.test_api_keys import BEARER, code_of, entry, generate, write_keys
-from tests.router.openai.clients import HI, MODEL, make_http
+from tests.router.limits.test_api_keys import BEARER, code_of, entry, generate, write_keys
 from tests.router.stack import make_generate, make_stack
 from tests.waiting import eventually
 

@@ -15,12 +15,11 @@ from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
-from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from tests.grpc_errors import code_of, details_of
+from tests.router.apis.inference.test_chat import TEMPLATE, writing
 from tests.router.fakes import FakeScheduler, make_files
-from tests.router.inference.test_chat import TEMPLATE, writing
-from tests.router.keys.test_api_keys import BEARER, entry, write_keys
-from tests.router.pooling.pooling_stack import (
+from tests.router.generation.pooling.pooling_stack import (
     EMBEDS,
     SCORES,
     counts,
@@ -28,6 +27,7 @@ from tests.router.pooling.pooling_stack import (
     make_pooling_files,
     pooling,
 )
+from tests.router.limits.test_api_keys import BEARER, entry, write_keys
 from tests.router.stack import Stack, make_config, make_generate, routed, text_of
 from tests.waiting import eventually
 

@@ -11,6 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from signalbox_contract.errors import Internal, RpcError
+from signalbox_router.apis.openai.adapter_routes import AdapterApi
+from signalbox_router.apis.openai.pooling_routes import PoolingApi
+from signalbox_router.apis.openai.requests.errors import CLIENT_CLOSED_REQUEST
+from signalbox_router.apis.openai.routes import Api
+from signalbox_router.apis.openai.streaming import error_response, json_response
 from signalbox_router.http.docs_page import add_docs
 from signalbox_router.http.openapi_description import (
     ABOUT,
@@ -22,11 +27,6 @@ from signalbox_router.http.openapi_description import (
     description_of,
 )
 from signalbox_router.http.paths import advice_on
-from signalbox_router.openai.adapter_routes import AdapterApi
-from signalbox_router.openai.pooling_routes import PoolingApi
-from signalbox_router.openai.requests.errors import CLIENT_CLOSED_REQUEST
-from signalbox_router.openai.routes import Api
-from signalbox_router.openai.streaming import error_response, json_response
 from signalbox_rpc.metrics.exposition import encoder_for
 
 _NO_TELEMETRY: TelemetryConfig = {

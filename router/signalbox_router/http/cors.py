@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from signalbox_router.openai.bodies.unknown_fields import IGNORED_HEADER
+from signalbox_router.apis.openai.bodies.unknown_fields import IGNORED_HEADER
 from signalbox_rpc.http import request_ids
 
 READABLE_HEADERS = (request_ids.HEADER, IGNORED_HEADER, "retry-after", "x-should-retry")

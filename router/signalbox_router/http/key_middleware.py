@@ -7,9 +7,9 @@ for a page, and the pages hold nothing of a request, a model or a tenant.
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from signalbox_contract.errors import Unauthenticated
+from signalbox_router.apis.openai.streaming import error_response
 from signalbox_router.http.docs_page import ASSETS, DESCRIPTION, PAGE
-from signalbox_router.keys.api_keys import KeyRing
-from signalbox_router.openai.streaming import error_response
+from signalbox_router.limits.api_keys import KeyRing
 
 OPEN_PATHS = {"/health", PAGE, DESCRIPTION}
 

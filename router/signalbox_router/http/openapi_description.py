@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
-from signalbox_router.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
-from signalbox_router.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
-from signalbox_router.openai.requests.pooling_types import (
+from signalbox_router.apis.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
+from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
+from signalbox_router.apis.openai.requests.pooling_types import (
     ClassifyBody,
     CohereEmbedBody,
     EmbeddingBody,
@@ -18,7 +18,7 @@ from signalbox_router.openai.requests.pooling_types import (
     RerankBody,
     ScoreBody,
 )
-from signalbox_router.openai.requests.types import Body, CompletionBody
+from signalbox_router.apis.openai.requests.types import Body, CompletionBody
 
 ABOUT = (
     "A model over HTTP: OpenAI's API, with the extra fields of vLLM's server, and Cohere's for"

@@ -6,7 +6,7 @@ import contextlib
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from signalbox_contract.errors import Unavailable
-from signalbox_router.openai.streaming import error_response
+from signalbox_router.apis.openai.streaming import error_response
 from signalbox_rpc.http.host_check import NO_ACCESS, HttpAccess
 from signalbox_rpc.http.port_limits import NORMAL, HttpLimits
 from signalbox_rpc.http.server import HttpPort

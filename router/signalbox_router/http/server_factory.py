@@ -5,20 +5,20 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from signalbox_router.apis.openai.adapter_routes import AdapterApi
+from signalbox_router.apis.openai.bodies.body_reader import BodyReader
+from signalbox_router.apis.openai.pooling_routes import PoolingApi
+from signalbox_router.apis.openai.routes import Api
 from signalbox_router.config import RouterConfig
-from signalbox_router.generator import Generator
+from signalbox_router.generation.generator import Generator
 from signalbox_router.http.app import make_app
 from signalbox_router.http.cors import shared_with
 from signalbox_router.http.key_middleware import KeyGate
 from signalbox_router.http.paths import Paths
 from signalbox_router.http.server import HttpServer
 from signalbox_router.http.write_timeout import StallGate
-from signalbox_router.keys.api_keys import KeyRing
-from signalbox_router.keys.tenants import Tenants
-from signalbox_router.openai.adapter_routes import AdapterApi
-from signalbox_router.openai.bodies.body_reader import BodyReader
-from signalbox_router.openai.pooling_routes import PoolingApi
-from signalbox_router.openai.routes import Api
+from signalbox_router.limits.api_keys import KeyRing
+from signalbox_router.limits.tenants import Tenants
 from signalbox_router.schedulers.adapter_client import AdapterClient
 from signalbox_rpc.http.host_check import HttpAccess
 from signalbox_rpc.http.port_limits import HttpLimits

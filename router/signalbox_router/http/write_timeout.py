@@ -5,7 +5,7 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from signalbox_router.openai.streaming import BODY_SENDER
+from signalbox_router.apis.openai.streaming import BODY_SENDER
 from signalbox_rpc.interceptors.response_stream import ClientStalled, StallGuard
 
 logger = logging.getLogger(__name__)

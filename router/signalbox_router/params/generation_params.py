@@ -5,7 +5,7 @@ from typing import Any
 
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_router.served_model import ServedModel
+from signalbox_router.prompt.served_model import ServedModel
 
 
 class SharedFields(dict[str, Any]):

@@ -30,8 +30,8 @@ from signalbox_router.params.token_validation import (
     check_num_allowed,
     check_tokens_exist,
 )
-from signalbox_router.prompt.length_errors import ContextOverflow, TextTooLong
-from signalbox_router.served_model import ServedModel
+from signalbox_router.prompt.chat.length_errors import ContextOverflow, TextTooLong
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_rpc.http import request_ids
 
 MAX_CACHE_SALT_BYTES = 128

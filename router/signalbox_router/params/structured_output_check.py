@@ -15,10 +15,10 @@ from typing import NamedTuple
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output import grammar
 from signalbox_contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
+from signalbox_router.limits.fair_slots import FairSlots
+from signalbox_router.limits.payers import ANYONE, Payer
+from signalbox_router.limits.sandbox_process import OUT_OF_TIME, run_limited
 from signalbox_router.params.closed_schema import close_schema
-from signalbox_router.work_limits.fair_slots import FairSlots
-from signalbox_router.work_limits.payers import ANYONE, Payer
-from signalbox_router.work_limits.sandbox_process import OUT_OF_TIME, run_limited
 from signalbox_rpc.lifetime.limited_program import ProgramLimits
 
 MAX_BYTES = 64 << 10

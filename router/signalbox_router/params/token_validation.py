@@ -9,7 +9,7 @@ from typing import Any
 from signalbox_contract import sampling_params
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.sampling_params import BIAS
-from signalbox_router.served_model import ServedModel
+from signalbox_router.prompt.served_model import ServedModel
 
 MAX_STOPS = 64
 MAX_STOP_BYTES = 1024

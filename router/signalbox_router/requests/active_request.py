@@ -17,7 +17,9 @@ from signalbox_contract.errors import Internal, ResourceExhausted, RpcError, Una
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.pooling import PoolingParams, Vector
 from signalbox_contract.request import DeliveredSequence
+from signalbox_router.limits.payers import ANYONE, Payer
 from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.best_of import BestOf
 from signalbox_router.requests.output_sequence import OutputSequence, make_branches
 from signalbox_router.requests.request_output import (
@@ -28,8 +30,6 @@ from signalbox_router.requests.request_output import (
     FinishReason,
     reason_of,
 )
-from signalbox_router.tokenization.tokenizer import Tokenizer
-from signalbox_router.work_limits.payers import ANYONE, Payer
 
 RETRY_S = 1.0
 

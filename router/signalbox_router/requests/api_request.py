@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from signalbox_contract.errors import DeadlineExceeded
 from signalbox_contract.pooling import Task
-from signalbox_router.prompt.conversation import Conversation
+from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.requests.output_buffer import Delivery
 
 MAX_TIMEOUT_NS = (1 << 63) - 1

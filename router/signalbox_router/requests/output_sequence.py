@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.prompt.tokenization.detokenizer import Detokenizer
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.request_output import Delta, Finish, FinishReason
 from signalbox_router.requests.stop_strings import Pattern, StopStringScanner, compile_patterns
-from signalbox_router.tokenization.detokenizer import Detokenizer
-from signalbox_router.tokenization.tokenizer import Tokenizer
 
 
 class _Read(NamedTuple):

@@ -10,9 +10,9 @@ from signalbox_contract.errors import InvalidArgument, NotFound, RpcError, Unava
 from signalbox_contract.model import Adapter, check_adapter_name, decode_adapter
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.schedulers.scheduler_pool import Schedulers
 from signalbox_router.schedulers.served_models import GENERATING
-from signalbox_router.served_model import ServedModel
 from signalbox_rpc.interceptors.status import words_of
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from signalbox_contract.errors import NotFound, ResourceExhausted, Unavailable
 from signalbox_contract.model import check_adapter_name
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.schedulers.adapter_client import AdapterClient
-from signalbox_router.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from signalbox_contract.tokenizer_files import read_files
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc
-from signalbox_router.prompt.template_facts import is_for_pairs
-from signalbox_router.served_model import ServedModel
-from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_router.prompt.chat.template_facts import is_for_pairs
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 
 UNARY_TIMEOUT_S = 5.0
 TOKENIZER_TIMEOUT_S = 60.0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
 
-from signalbox_router.served_model import ServedModel
+from signalbox_router.prompt.served_model import ServedModel
 
 
 class NamedModels(NamedTuple):

@@ -19,12 +19,12 @@ from signalbox_contract.request import encode as encode_request
 from signalbox_contract.updates import RequestUpdates
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_router.requests.request_output import End
 from signalbox_router.requests.request_table import RequestTable
 from signalbox_router.schedulers.model_client import ModelClient
 from signalbox_router.schedulers.scheduler_request import error_of, request_of
-from signalbox_router.served_model import ServedModel
 from signalbox_rpc.interceptors.status import retry_after_s
 from signalbox_rpc.limits.peer_timeout import wait_for_first
 from signalbox_rpc.transport.channel import open_channel

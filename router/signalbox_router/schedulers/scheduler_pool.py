@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from signalbox_contract.errors import NotFound, RpcError, Unavailable
 from signalbox_contract.wording import counted
 from signalbox_router.insight.request_span import route_span
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_router.requests.request_output import end_unmeasured
 from signalbox_router.schedulers.model_client import ModelClient
 from signalbox_router.schedulers.scheduler_client import SchedulerConnection
 from signalbox_router.schedulers.served_models import RETRY_AFTER_S, ServedModels
-from signalbox_router.served_model import ServedModel
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from signalbox_contract.errors import RpcError, from_code
 from signalbox_contract.request import Request
 from signalbox_contract.updates import RequestFailure
 from signalbox_contract.wording import counted
-from signalbox_router.prompt.length_errors import ContextOverflow
+from signalbox_router.prompt.chat.length_errors import ContextOverflow
 from signalbox_router.requests.active_request import ActiveRequest
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from signalbox_contract.errors import InvalidArgument, NotFound, RpcError, Unavailable
 from signalbox_contract.model import Adapter
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.schedulers.model_names import (
     name_models,
     replicas_merged,
     without_shared_texts,
 )
-from signalbox_router.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 

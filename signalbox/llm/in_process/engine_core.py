@@ -29,8 +29,8 @@ from signalbox.llm.requests.prompts import Prompt, PromptEncoder
 from signalbox.llm.requests.sampling_params import default_sampling_params
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.tokenizer_files import hash_files
+from signalbox_router.generation.pooling.prompt_encoder import check_kind
 from signalbox_router.params.generation_params import GenerationParams
-from signalbox_router.pooling.prompt_encoder import check_kind
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import AdmissionBounds
 from signalbox_scheduler.factory import make_scheduler

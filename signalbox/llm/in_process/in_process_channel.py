@@ -10,9 +10,9 @@ from signalbox_contract.errors import from_code
 from signalbox_contract.updates import RequestUpdates
 from signalbox_router.params import params_validation
 from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.request_table import RequestTable
 from signalbox_router.schedulers.scheduler_request import request_of
-from signalbox_router.tokenization.tokenizer import Tokenizer
 from signalbox_scheduler.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.requests.sequence_group import new_group
 

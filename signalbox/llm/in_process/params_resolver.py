@@ -11,7 +11,7 @@ from signalbox.llm.requests.structured_outputs import prepare
 from signalbox_contract.sampling_defaults import NO_DEFAULTS
 from signalbox_router.params import params_validation
 from signalbox_router.params.generation_params import GenerationParams
-from signalbox_router.served_model import ServedModel
+from signalbox_router.prompt.served_model import ServedModel
 
 
 class ParamsResolver:

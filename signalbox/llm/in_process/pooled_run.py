@@ -10,11 +10,15 @@ from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.pooling_params import PoolingParams, checked_pooling, task_of
 from signalbox.llm.requests.prompts import GivenPrompt, Prompt
 from signalbox_contract.pooling import Vector
-from signalbox_router.pooling.activations import activated
-from signalbox_router.pooling.calls import EmbedCall, check_dimensions, pooling_of
-from signalbox_router.pooling.prompt_encoder import check_truncation, encode_prompt, texts_of
+from signalbox_router.generation.pooling.activations import activated
+from signalbox_router.generation.pooling.calls import EmbedCall, check_dimensions, pooling_of
+from signalbox_router.generation.pooling.prompt_encoder import (
+    check_truncation,
+    encode_prompt,
+    texts_of,
+)
+from signalbox_router.limits.payers import ANYONE
 from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
-from signalbox_router.work_limits.payers import ANYONE
 
 
 class PooledRun:

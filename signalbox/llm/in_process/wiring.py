@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from signalbox.llm.in_process.local_worker import LocalWorker
-from signalbox_router.served_model import ServedModel
-from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_scheduler.config import SchedulingSettings
 from signalbox_worker.sampling.grammars import MEMORY_BYTES
 

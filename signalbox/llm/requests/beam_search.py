@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from signalbox.llm.requests.outputs import CompletionOutput, Logprob, RequestOutput, StopReason
 from signalbox.llm.requests.sampling_params import SamplingParams
-from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from signalbox_router.prompt.conversation import Conversation, Message, Tool, ToolCall
+from signalbox_router.prompt.chat.conversation import Conversation, Message, Tool, ToolCall
 
 Turns = Sequence[Mapping[str, Any]]
 """Messages, each {"role": "system" | "user" | "assistant" | "tool", "content": text or text

@@ -9,9 +9,9 @@ from signalbox.llm.requests.errors import refusing
 from signalbox_contract.pooling import PoolingParams
 from signalbox_router.params import params_validation
 from signalbox_router.params.token_validation import check_token_ids
-from signalbox_router.prompt.conversation import Conversation
-from signalbox_router.prompt.provenance import plain
-from signalbox_router.served_model import ServedModel
+from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.prompt.chat.provenance import plain
+from signalbox_router.prompt.served_model import ServedModel
 
 _TRUNCATION = "sampling_params.truncate_prompt_tokens"
 

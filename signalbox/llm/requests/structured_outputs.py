@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from signalbox_contract.structured_output.grammar import faulty_definition, find_fault
-from signalbox_router.openai.requests.foreign_fields import STRUCTURED_OUTPUTS
+from signalbox_router.apis.openai.requests.foreign_fields import STRUCTURED_OUTPUTS
 from signalbox_router.params import structured_output_check
 
 _UNSERVED = {name: row for name, row in STRUCTURED_OUTPUTS.items() if not name.startswith("_")}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from signalbox_router.tokenization.tokenizer import Tokenizer as RouterTokenizer
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer as RouterTokenizer
 from signalbox_worker.checkpoints.gguf.tokenizer import GGUFVocab, adds_bos, build
 from signalbox_worker.config import ModelError
 from signalbox_worker.loading.gguf_model import GGUFSource

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from signalbox_router.prompt.conversation import Conversation, Message
-from signalbox_router.prompt.provenance import plain
-from signalbox_router.tokenization.tokenizer import Tokenizer
+from signalbox_router.prompt.chat.conversation import Conversation, Message
+from signalbox_router.prompt.chat.provenance import plain
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_worker.config import ModelError
 from signalbox_worker.loading import transformers_tokenizer
 from signalbox_worker.loading.hf_directory import DirectorySource

@@ -100,7 +100,7 @@ CASES = (
         attack=post(COMPLETIONS, {"prompt": ["a"] * 1024, "n": 64, "logprobs": 20}),
         codes=BAD,
         says="prompt",
-        unbounded={"signalbox_router.openai.requests.request_totals.MAX_REPORTED": MANY},
+        unbounded={"signalbox_router.apis.openai.requests.request_totals.MAX_REPORTED": MANY},
     ),
     Case(
         name="two-million-wrong-ids",
@@ -123,7 +123,7 @@ CASES = (
         says="tools",
         unbounded={
             "signalbox_rpc.limits.large_messages.MAX_FIELDS": MANY,
-            "signalbox_router.prompt.conversation.MAX_TOOLS": MANY,
+            "signalbox_router.prompt.chat.conversation.MAX_TOOLS": MANY,
         },
     ),
     Case(
@@ -138,10 +138,10 @@ CASES = (
         codes=BOTH,
         says="chat_template_kwargs",
         unbounded={
-            "signalbox_router.openai.bodies.body_parser.MAX_VALUES_OF": {},
-            "signalbox_router.openai.bodies.body_parser.MAX_VALUES": MANY,
-            "signalbox_router.openai.bodies.body_parser.MAX_UNCUT_VALUES": MANY,
-            "signalbox_router.inference.chat_codec.MAX_TEMPLATE_VALUES": MANY,
+            "signalbox_router.apis.openai.bodies.body_parser.MAX_VALUES_OF": {},
+            "signalbox_router.apis.openai.bodies.body_parser.MAX_VALUES": MANY,
+            "signalbox_router.apis.openai.bodies.body_parser.MAX_UNCUT_VALUES": MANY,
+            "signalbox_router.apis.inference.chat_codec.MAX_TEMPLATE_VALUES": MANY,
         },
     ),
     Case(
@@ -150,8 +150,8 @@ CASES = (
         codes=BAD,
         says="the same key twice",
         unbounded={
-            "signalbox_router.openai.bodies.json_values.MAX_PARAM_CHARS": MANY,
-            "signalbox_router.openai.requests.errors.MAX_PARAM_CHARS": MANY,
+            "signalbox_router.apis.openai.bodies.json_values.MAX_PARAM_CHARS": MANY,
+            "signalbox_router.apis.openai.requests.errors.MAX_PARAM_CHARS": MANY,
         },
     ),
     Case(
@@ -165,6 +165,6 @@ CASES = (
         attack=nested_tools,
         codes=REFUSED,
         says="tools[0].parameters",
-        unbounded={"signalbox_router.work_limits.json_text.MAX_DEPTH": MANY},
+        unbounded={"signalbox_router.limits.json_text.MAX_DEPTH": MANY},
     ),
 )

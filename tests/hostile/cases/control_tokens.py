@@ -42,6 +42,8 @@ CASES = (
         attack=written_by_a_template,
         codes=frozenset({"400"}),
         says="more than 262144 control tokens",
-        unbounded={"signalbox_router.tokenization.control_tokens.MAX_CONTROL_TOKENS": 1 << 22},
+        unbounded={
+            "signalbox_router.prompt.tokenization.control_tokens.MAX_CONTROL_TOKENS": 1 << 22
+        },
     ),
 )

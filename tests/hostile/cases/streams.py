@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.apis.inference.servicer import SERVICE_NAME
 from tests.chaos.hostile import (
     CANCEL,
     DATA,

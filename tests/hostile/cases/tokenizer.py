@@ -53,13 +53,13 @@ CASES = (
         name="long-texts-of-one-letter",
         attack=long_texts,
         codes=frozenset({"OK", "200"}),
-        unbounded={"signalbox_router.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
+        unbounded={"signalbox_router.prompt.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
     ),
     Case(
         name="long-texts-whose-clients-leave",
         attack=texts_nobody_waits_for,
         codes=frozenset({"OK"}),
-        unbounded={"signalbox_router.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
+        unbounded={"signalbox_router.prompt.tokenization.tokenizer.LONG_TEXT_CHARS": 1 << 40},
     ),
     Case(
         name="two-million-tokens-to-decode",

@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from smg_grpc_proto import vllm_engine_pb2
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.apis.inference.servicer import SERVICE_NAME
 from signalbox_router.http.openapi_description import BODIES, LOAD_ADAPTER, UNLOAD_ADAPTER
-from signalbox_router.inference.servicer import SERVICE_NAME
 from tests.hostile import usage
 from tests.hostile.case import Answer, Options, Target
 from tests.hostile.inflated.inflated_bodies import inflated_bodies

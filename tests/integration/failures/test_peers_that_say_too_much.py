@@ -16,7 +16,7 @@ from tests.chaos.services import Service, until_up
 from tests.integration import stack
 from tests.integration.stack import router, running_worker, simulated
 from tests.ports import free_port
-from tests.router.keys.router_process import entries, router_process
+from tests.router.limits.router_process import entries, router_process
 from tests.waiting import eventually
 
 LONG = "x" * 5_000_000

@@ -18,7 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc
-from signalbox_router.inference.servicer import SERVICE_NAME
+from signalbox_router.apis.inference.servicer import SERVICE_NAME
 from signalbox_router.main import Router
 from signalbox_scheduler.config import SchedulerConfig
 from tests.integration.stack import (

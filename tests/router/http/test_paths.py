@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from signalbox_router.http.paths import NOT_SERVED, served_path
-from tests.router.openai.clients import HI, Http, make_http
+from tests.router.apis.openai.clients import HI, Http, make_http
 
 CHAT = "/v1/chat/completions"
 

@@ -19,10 +19,10 @@ from signalbox_router.config import RouterConfig
 from signalbox_router.main import Router
 from signalbox_rpc.http import port_limits
 from signalbox_rpc.transport.listening_ports import PortInUse
+from tests.router.apis.inference.test_chat import TEMPLATE
+from tests.router.apis.openai.clients import HI, Http, make_http
 from tests.router.fakes import finished, ids_of, make_files, step
-from tests.router.inference.test_chat import TEMPLATE
 from tests.router.insight.test_request_span import TRACE_ID, TRACEPARENT, attributes_of, exporter
-from tests.router.openai.clients import HI, Http, make_http
 from tests.router.stack import Outputs
 from tests.rpc.http.http_parsers import accepted
 from tests.waiting import EVENT_S, eventually

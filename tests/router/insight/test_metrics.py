@@ -15,15 +15,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.apis.inference.servicer import SERVICE_NAME
+from signalbox_router.apis.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from signalbox_router.config import LoggedRequests
-from signalbox_router.inference.servicer import SERVICE_NAME
-from signalbox_router.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from signalbox_rpc.telemetry import logs
 from tests.grpc_errors import code_of
+from tests.router.apis.openai.clients import Http, make_http
 from tests.router.fakes import request_finished, step, token
 from tests.router.insight.test_request_span import TRACE_ID, TRACEPARENT, exporter
-from tests.router.keys.test_api_keys import BEARER, entry, write_keys
-from tests.router.openai.clients import Http, make_http
+from tests.router.limits.test_api_keys import BEARER, entry, write_keys
 from tests.router.stack import Stack, make_generate, make_stack, saying
 
 __all__ = ["exporter"]  # a fixture

@@ -15,8 +15,8 @@ from opentelemetry.trace import SpanKind
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_rpc.telemetry import tracing
 from tests.grpc_errors import code_of
-from tests.router.openai.clients import make_http
-from tests.router.pooling.pooling_stack import EMBEDS, SCORES, embed, make_pooling_stack
+from tests.router.apis.openai.clients import make_http
+from tests.router.generation.pooling.pooling_stack import EMBEDS, SCORES, embed, make_pooling_stack
 from tests.router.stack import make_generate, make_stack, saying
 from tests.waiting import eventually, with_longer_deadlines
 

@@ -14,7 +14,7 @@ from signalbox_router.params.closed_schema import close_schema
 from signalbox_router.params.structured_output_check import closed_form
 from tests.contract.structured_output import matching
 from tests.contract.structured_output.matching import TOKENIZER, walk
-from tests.router.inference.test_chat import ask, chat_stack, make_chat
+from tests.router.apis.inference.test_chat import ask, chat_stack, make_chat
 
 Schema = dict[str, Any]
 NAMES = ("a", "b", "c", "d", "e")

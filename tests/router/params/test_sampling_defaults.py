@@ -10,10 +10,10 @@ from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.params.generation_params import GenerationParams
 from signalbox_router.params.params_validation import check_sampling, resolve_params
+from tests.router.apis.openai.clients import make_http
+from tests.router.apis.vllm.test_servicer import generate
 from tests.router.fakes import MAX_MODEL_LEN, finished, make_model, step
-from tests.router.openai.clients import make_http
 from tests.router.stack import Outputs, make_stack
-from tests.router.vllm.test_servicer import generate
 
 MODEL = make_model()
 DEFAULTS = SamplingDefaults(

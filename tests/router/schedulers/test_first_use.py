@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any, cast
 
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.schedulers.first_use import FirstUse
-from signalbox_router.served_model import ServedModel
 from tests.router.fakes import make_model
 from tests.waiting import eventually
 

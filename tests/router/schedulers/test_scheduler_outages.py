@@ -10,9 +10,9 @@ from google.rpc import error_details_pb2
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
-from signalbox_router.request_admission import EncodedPrompt
+from signalbox_router.generation.request_admission import EncodedPrompt
+from signalbox_router.limits.payers import Payer
 from signalbox_router.schedulers import scheduler_client
-from signalbox_router.work_limits.payers import Payer
 from signalbox_rpc.transport.tls import TlsError
 from tests.grpc_errors import code_of, details_of
 from tests.ports import free_port

@@ -8,6 +8,7 @@ import pytest
 from signalbox_contract.errors import InvalidArgument, NotFound, Unavailable
 from signalbox_contract.model import Adapter
 from signalbox_contract.pooling import PoolingModel, Task
+from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.schedulers.served_models import (
     ANY,
     CLASSIFYING,
@@ -16,7 +17,6 @@ from signalbox_router.schedulers.served_models import (
     POOLING,
     ServedModels,
 )
-from signalbox_router.served_model import ServedModel
 from tests.router.fakes import make_model
 
 SQL = Adapter(name="sql", sha256="a1" * 32)

@@ -7,8 +7,8 @@ import pytest
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
+from tests.router.apis.openai.clients import Http, make_http
 from tests.router.fakes import finished, request_finished, step
-from tests.router.openai.clients import Http, make_http
 from tests.router.stack import Stack, eventually, make_generate
 
 INVALID_ARGUMENT = 3

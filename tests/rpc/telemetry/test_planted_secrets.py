@@ -17,7 +17,7 @@ from tests.chaos.hostile import (
     header,
     headers,
 )
-from tests.router.keys.router_process import entries, router_process
+from tests.router.limits.router_process import entries, router_process
 
 SECRET = b"sb-planted"
 MODEL = b"/signalbox.inference.v1.InferenceService/GetModel"

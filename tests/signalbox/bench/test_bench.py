@@ -27,7 +27,7 @@ from signalbox.bench.workload import BenchRequest, Synthetic, poisson
 from signalbox.client.connection import PLAIN, Connection
 from signalbox_router.config import LoggedRequests
 from signalbox_router.insight.request_log import RequestLog
-from signalbox_router.prompt.conversation import Conversation, Message
+from signalbox_router.prompt.chat.conversation import Conversation, Message
 from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
 from signalbox_rpc.telemetry import logs
 from signalbox_rpc.transport.tls import TlsConfig

@@ -13,9 +13,9 @@ from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import closed_loop
 from signalbox.bench.workload import BenchRequest, SyntheticTexts
 from signalbox.client.connection import PLAIN
+from tests.router.apis.openai.clients import make_http
 from tests.router.fakes import make_files
-from tests.router.openai.clients import make_http
-from tests.router.pooling.pooling_stack import (
+from tests.router.generation.pooling.pooling_stack import (
     EMBEDS,
     counts,
     make_pooling_files,

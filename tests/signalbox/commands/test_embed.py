@@ -9,7 +9,7 @@ import pytest
 
 from signalbox.commands import embed
 from tests.router.fakes import ids_of
-from tests.router.pooling.pooling_stack import SETTINGS, ids, make_pooling_stack
+from tests.router.generation.pooling.pooling_stack import SETTINGS, ids, make_pooling_stack
 
 
 def parsed(*arguments: str) -> dict[str, Any]:

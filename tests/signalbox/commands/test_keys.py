@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from signalbox import cli
-from signalbox_router.keys.api_keys import KeyRing, read_keys
+from signalbox_router.limits.api_keys import KeyRing, read_keys
 from tests.signalbox.stacks import COMMAND, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S
 

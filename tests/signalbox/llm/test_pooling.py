@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from signalbox import LLM, PoolingParams, PromptType, SamplingParams
-from signalbox_router.pooling.activations import normalized
+from signalbox_router.generation.pooling.activations import normalized
 from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.signalbox.llm.make import assert_at_rest, make_llm
 

@@ -10,7 +10,7 @@ import pytest
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack import local_stack
 from signalbox.stack.local_stack import LocalStack
-from signalbox_router.keys.api_keys import KeyFileError
+from signalbox_router.limits.api_keys import KeyFileError
 from signalbox_rpc.transport.tls import TlsError
 from signalbox_worker.kv_shared.secret_files import SecretFileError
 from tests.gpu_worker.kv_shared.redis_servers import write_secret

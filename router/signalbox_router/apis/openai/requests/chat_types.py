@@ -1,0 +1,225 @@
+"""Request bodies of the chat endpoints: OpenAI's messages and tools, and vLLM's extra fields."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from signalbox_router.apis.openai.requests import foreign_fields
+from signalbox_router.apis.openai.requests.types import Body, GenerationBody, Items, Json
+
+
+class TextPart(Body):
+    """A text part of a message's content."""
+
+    type: Literal["text"]
+    """Only text is supported: no images, audio or files."""
+    text: str
+    """The part's text."""
+
+
+class CalledFunction(Body):
+    """Name and arguments of a tool call."""
+
+    name: str
+    """Name of the function."""
+    arguments: str
+    """Arguments, a JSON object as a string."""
+
+
+class ToolCall(Body):
+    """A tool call of the model."""
+
+    id: str
+    """Id of the call; the tool's message repeats it in tool_call_id."""
+    type: Literal["function"] = "function"
+    """Only functions are supported: no custom tools."""
+    function: CalledFunction
+    """The function that was called."""
+    index: int | None = None
+    """No effect: accepted because streamed deltas have it and clients send them back."""
+
+
+class ChatMessage(Body):
+    """One message of a conversation."""
+
+    FOREIGN = foreign_fields.MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """Author of the message; developer is treated as system."""
+    content: str | Items[TextPart] | None = None
+    """Text of the message; required unless it is the assistant's or tool_calls is set."""
+    name: str | None = None
+    """Name of the author, for chat templates that show it."""
+    tool_calls: Items[ToolCall] | None = None
+    """Tool calls of an assistant message."""
+    tool_call_id: str | None = None
+    """Id of the call that a tool message answers."""
+    # Fields of an answer, which clients send back as the assistant's message.
+    refusal: None = None
+    """Accepted, null, in an answer that is sent back."""
+    annotations: list[Any] | None = Field(None, max_length=0)
+    """Accepted, empty, in an answer that is sent back."""
+    audio: None = None
+    """Accepted, null, in an answer that is sent back."""
+    function_call: None = None
+    """Accepted, null, in an answer that is sent back; see tool_calls."""
+    reasoning_content: str | None = None
+    """DeepSeek's name of reasoning."""
+    reasoning: str | None = None
+    """Reasoning of an assistant message, for chat templates that show it."""
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call."""
+
+    FOREIGN = foreign_fields.FUNCTION
+
+    name: str
+    """Name of the function: letters, digits, underscores and hyphens."""
+    description: str | None = None
+    """Description of the function, which the model sees."""
+    parameters: Json | None = None
+    """JSON schema of the arguments."""
+    strict: bool | None = None
+    """No effect: calls conform to the schema whenever tool_choice forces them."""
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    FOREIGN = foreign_fields.TOOL
+
+    type: Literal["function"] = "function"
+    """Only functions are supported: no custom tools."""
+    function: FunctionDefinition
+    """The function."""
+
+
+class FunctionName(Body):
+    """Name of a function."""
+
+    name: str
+    """Name of a function in tools."""
+
+
+class NamedToolChoice(Body):
+    """Value of tool_choice that forces a call of one function."""
+
+    type: Literal["function"] = "function"
+    """Only functions are supported: no custom tools."""
+    function: FunctionName
+    """The function to call."""
+
+
+class Reasoning(Body):
+    """Options of reasoning, in the form of Ollama, OpenRouter and SGLang."""
+
+    FOREIGN = foreign_fields.REASONING
+    IS_CLOSED = True
+
+    effort: str | None = None
+    """The same as reasoning_effort."""
+    exclude: bool | None = None
+    """True is the same as include_reasoning false."""
+
+
+class ConversationBody(Body):
+    """Fields that a chat template renders into a prompt."""
+
+    messages: Items[ChatMessage] | None = None
+    """The conversation, oldest message first."""
+    tools: Items[Tool] | None = None
+    """Tools that the model may call."""
+    chat_template: str | None = None
+    """vLLM: Jinja chat template that replaces the model's."""
+    chat_template_kwargs: Json | None = None
+    """vLLM: further variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """vLLM: true if the prompt ends with the start of the assistant's turn. Default: true unless
+    continue_final_message is set."""
+    continue_final_message: bool | None = None
+    """vLLM: true if the answer continues the last message. Default false."""
+    reasoning_effort: str | None = None
+    """Variable of the chat template, if the template reads it."""
+    reasoning: Reasoning | None = None
+    """Another form of reasoning_effort and include_reasoning."""
+    enable_thinking: bool | None = None
+    """Qwen's API: variable of the chat template, if the template reads it."""
+    parse_special_tokens: bool | None = None
+    """True if control tokens are also recognised in the text of messages and tools, and not in the
+    chat template's own text alone. Default false."""
+
+
+class ChatBody(ConversationBody, GenerationBody):
+    """Body of POST /v1/chat/completions."""
+
+    FOREIGN = foreign_fields.CHAT
+
+    messages: Items[ChatMessage]
+    """The conversation, oldest message first."""
+    max_tokens: int | None = None
+    """Maximum tokens of a choice, at least 1. Default: what the prompt leaves of the window."""
+    max_completion_tokens: int | None = None
+    """OpenAI's newer name of max_tokens; takes precedence over it."""
+    logprobs: bool | None = None
+    """True if choices have log probabilities. Default false."""
+    top_logprobs: int | None = None
+    """Most likely tokens to report at each position, in [0, 20]; needs logprobs. Default 0."""
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    """`none`: no calls; `auto`: the model decides; `required` or a function: forces a call, and
+    replaces response_format. Default: auto if there are tools."""
+    parallel_tool_calls: bool | None = None
+    """True if one answer may have several calls. Default true."""
+    include_reasoning: bool | None = None
+    """vLLM: false leaves the reasoning out of the answer, and with it token ids and log
+    probabilities, which would show it. Default true."""
+    modalities: Items[Literal["text"]] | None = None
+    """Only text is supported."""
+    echo: bool | None = None
+    """vLLM: true if answers begin with the text of the last message, if that is the assistant's.
+    Default false."""
+
+    @property
+    def echoed(self) -> str:
+        """Text that answers begin with."""
+        if not self.echo or not self.messages or self.messages[-1].role != "assistant":
+            return ""
+        content = self.messages[-1].content or ""
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """True if the answer has the model's reasoning."""
+        excludes = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is not False and not excludes
+
+    @property
+    def forces_call(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
+
+
+class TokenizeBody(ConversationBody):
+    """Body of POST /tokenize, as in vLLM: a prompt or messages."""
+
+    FOREIGN = foreign_fields.TOKENIZE
+
+    model: str | None = None
+    """Name of the served model. Default: the served model."""
+    prompt: str | None = None
+    """Text to tokenize; exactly one of prompt and messages is set."""
+    add_special_tokens: bool | None = None
+    """True if the tokenizer adds its special tokens, such as BOS, to the prompt. No effect on
+    messages, whose template writes its own. Default true."""
+    return_token_strs: bool | None = None
+    """True if the answer has each token as the vocabulary spells it. Default false."""
+
+
+class DetokenizeBody(Body):
+    """Body of POST /detokenize, as in vLLM."""
+
+    model: str | None = None
+    """Name of the served model. Default: the served model."""
+    tokens: Items[int]
+    """Token ids to convert to text."""
+    skip_special_tokens: bool | None = None
+    """SGLang: true if special tokens are left out of the text. Default false."""

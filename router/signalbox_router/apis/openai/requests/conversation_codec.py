@@ -1,0 +1,133 @@
+"""Converts OpenAI's conversations, messages and tools to those of inference.v1."""
+
+import json
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2
+
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.apis.inference import chat_codec
+from signalbox_router.apis.openai.requests.chat_types import (
+    ChatBody,
+    ChatMessage,
+    ConversationBody,
+    NamedToolChoice,
+    Tool,
+)
+from signalbox_router.apis.openai.requests.errors import BadRequest
+from signalbox_router.apis.openai.requests.field_setters import set_field
+from signalbox_router.prompt.chat.conversation import Conversation, check_counts, check_num_parts
+
+_ROLES = {
+    "system": pb.CHAT_ROLE_SYSTEM,
+    "developer": pb.CHAT_ROLE_SYSTEM,
+    "user": pb.CHAT_ROLE_USER,
+    "assistant": pb.CHAT_ROLE_ASSISTANT,
+    "tool": pb.CHAT_ROLE_TOOL,
+}
+_MODES = {
+    "auto": pb.TOOL_CHOICE_MODE_AUTO,
+    "none": pb.TOOL_CHOICE_MODE_NONE,
+    "required": pb.TOOL_CHOICE_MODE_REQUIRED,
+}
+
+
+def conversation_of(body: ConversationBody) -> Conversation:
+    """Returns the conversation to render, for a client that only asks for its tokens."""
+    conversation = chat_codec.conversation(chat_request(body))
+    conversation.check()
+    return conversation
+
+
+def chat_request(body: ConversationBody) -> pb.ChatRequest:
+    """Returns the conversation and its rendering options; options of the answer are not set yet.
+
+    It empties the body's list of messages: otherwise the objects would live until the request ends,
+    and slow down the garbage collector.
+    """
+    check_counts(num_messages=len(body.messages or ()), num_tools=len(body.tools or ()))
+    request = pb.ChatRequest(
+        messages=[_message(i, message) for i, message in enumerate(body.messages or ())],
+        tools=[_tool(tool) for tool in body.tools or ()],
+    )
+    if body.messages:
+        body.messages = []
+    for name in (
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "parse_special_tokens",
+    ):
+        set_field(request, name, getattr(body, name))
+    if body.add_generation_prompt and not body.continue_final_message:
+        request.ClearField("continue_final_message")
+    for name, value in _template_kwargs(body).items():
+        request.chat_template_kwargs[name].CopyFrom(_value(value))
+    return request
+
+
+def _template_kwargs(body: ConversationBody) -> dict[str, Any]:
+    """Returns the template's variables, some of which have fields of their own."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    given = [
+        ("reasoning_effort", "reasoning_effort", body.reasoning_effort),
+        ("enable_thinking", "enable_thinking", body.enable_thinking),
+    ]
+    if body.reasoning is not None:
+        given.append(("reasoning.effort", "reasoning_effort", body.reasoning.effort))
+    for param, name, value in given:
+        if value is not None and kwargs.setdefault(name, value) != value:
+            raise BadRequest(f"{param}: the template's {name} has another value", param)
+    return kwargs
+
+
+def set_tool_choice(request: pb.ChatRequest, body: ChatBody) -> None:
+    choice = body.tool_choice
+    if choice is not None and body.tools:
+        request.tool_choice.CopyFrom(_tool_choice(choice))
+    elif choice not in (None, "none", "auto"):
+        raise BadRequest("tool_choice: there are no tools", "tool_choice")
+    set_field(request, "parallel_tool_calls", body.parallel_tool_calls)
+
+
+def _message(position: int, message: ChatMessage) -> pb.ChatMessage:
+    content = message.content
+    if isinstance(content, list):
+        check_num_parts(len(content), field=f"messages[{position}].content")
+    if content is None:
+        texts = []
+    else:
+        texts = [content] if isinstance(content, str) else [part.text for part in content]
+    return pb.ChatMessage(
+        role=_ROLES[message.role],
+        content=[pb.ContentPart(text=text) for text in texts],
+        tool_calls=[
+            pb.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ],
+        tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning or message.reasoning_content or "",
+        name=message.name or "",
+    )
+
+
+def _tool(tool: Tool) -> pb.Tool:
+    function = tool.function
+    return pb.Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters="" if function.parameters is None else json.dumps(function.parameters),
+    )
+
+
+def _tool_choice(choice: str | NamedToolChoice) -> pb.ToolChoice:
+    if isinstance(choice, NamedToolChoice):
+        return pb.ToolChoice(tool=choice.function.name)
+    return pb.ToolChoice(mode=_MODES[choice])
+
+
+def _value(value: Any) -> struct_pb2.Value:
+    try:
+        return json_format.ParseDict(value, struct_pb2.Value())
+    except (json_format.ParseError, RecursionError, OverflowError) as error:
+        raise BadRequest(f"chat_template_kwargs: {error}", "chat_template_kwargs") from None

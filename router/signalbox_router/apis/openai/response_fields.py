@@ -1,0 +1,163 @@
+"""Fields that the answers of completions and of chats share."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from signalbox_contract.updates import Usage
+from signalbox_router.apis.openai.requests.types import GenerationBody
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import Finish, FinishReason
+
+DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.ERROR: "error",
+}
+
+
+NULLS_OF_ANSWER = dict.fromkeys(
+    ("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics")
+)
+NULLS_OF_CHOICE = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
+NULLS_OF_USAGE = dict.fromkeys(("completion_tokens_details",))
+"""Fields that vLLM's whole answers have also without a value; events of streams have none."""
+
+
+def to_json(body: object) -> bytes:
+    return _encode(body).encode()
+
+
+def to_event(body: object) -> bytes:
+    """Returns a server-sent event."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+class TextEvent:
+    """An event that is the same each time but for one text, with all else encoded once."""
+
+    TEXT = "\0"
+    """Stands for the text. No string of the client's may follow it in the event."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, body: object) -> None:
+        """`body` has TEXT once, as a value."""
+        self._before, _, self._after = _encode(body).rpartition(_encode(self.TEXT))
+
+    def of(self, text: str) -> bytes:
+        return f"data: {self._before}{_encode(text)}{self._after}\n\n".encode()
+
+
+def finish_fields(finish: Finish | None) -> dict[str, Any]:
+    """Returns OpenAI's finish reason and vLLM's stop reason, the request's own stop that
+    matched.
+
+    A model's end-of-sequence token is an ordinary end without a stop reason.
+    """
+    if finish is None:
+        return {"finish_reason": None, "stop_reason": None}
+    stop = finish.stop_token_id if finish.reason is FinishReason.STOP_TOKEN else finish.stop
+    fields: dict[str, Any] = {"finish_reason": _REASONS[finish.reason], "stop_reason": stop}
+    if finish.reason is FinishReason.ERROR:
+        fields["error_message"] = finish.error_message
+    return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """Fields at the top of every answer to one HTTP request."""
+
+    id: str
+    model: str
+    tokenizer: Tokenizer
+    system_fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+class UsagePlan(NamedTuple):
+    """Events of a stream that contain the usage."""
+
+    at_the_end: bool
+    in_every_event: bool
+
+
+def usage_plan(body: GenerationBody) -> UsagePlan:
+    options = body.stream_options
+    at_the_end = bool(options and options.include_usage)
+    return UsagePlan(at_the_end, at_the_end and bool(options and options.continuous_usage_stats))
+
+
+class UsageCounter:
+    """Sums the tokens of all prompts of an HTTP request."""
+
+    def __init__(self, plan: UsagePlan, *, echoes: bool = False) -> None:
+        """`echoes` is True if each sequence begins with its prompt, which is not counted as
+        generated."""
+        self._of_prompts: dict[int, Usage] = {}
+        self._counts_tokens = plan.in_every_event
+        """False if the usage is asked for only when it is in the requests' ends."""
+        self._echoes = echoes
+        self._begun: set[tuple[int, int]] = set()
+
+    def open(self, update: Update) -> None:
+        """Counts the update's prompt once."""
+        if update.position not in self._of_prompts:
+            num_prompt_tokens = len(update.request.prompt_token_ids)
+            self._of_prompts[update.position] = Usage(num_prompt_tokens, 0, 0)
+
+    def add(self, update: Update) -> None:
+        self.open(update)
+        if update.end is not None:
+            self._of_prompts[update.position] = update.end.usage
+        elif self._counts_tokens:
+            self._count(update)
+
+    def _count(self, update: Update) -> None:
+        position = update.position
+        usage = self._of_prompts[position]
+        num_new = sum(len(delta.token_ids) for delta in update.deltas)
+        if self._echoes:
+            begun = {(position, delta.index) for delta in update.deltas} - self._begun
+            num_new -= len(begun) * len(update.request.prompt_token_ids)
+            self._begun |= begun
+        self._of_prompts[position] = usage._replace(
+            completion_tokens=usage.completion_tokens + num_new
+        )
+
+    def forget_completions(self) -> None:
+        """Sets the completion tokens to 0, for text that the client does not get."""
+        for position, usage in self._of_prompts.items():
+            self._of_prompts[position] = usage._replace(completion_tokens=0)
+
+    def so_far(self) -> dict[str, Any]:
+        """Returns the usage without the details that are known only at the end."""
+        usages = self._of_prompts.values()
+        num_prompt = sum(usage.prompt_tokens for usage in usages)
+        num_completion = sum(usage.completion_tokens for usage in usages)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+        }
+
+    def body(self) -> dict[str, Any]:
+        """Returns the usage of requests that have ended."""
+        cached = sum(usage.cached_tokens for usage in self._of_prompts.values())
+        return {**self.so_far(), "prompt_tokens_details": {"cached_tokens": cached}}

@@ -1,0 +1,216 @@
+"""Handlers of the endpoints. See OpenAI's API reference, and vLLM's for /tokenize and others."""
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from signalbox_router.apis.openai.bodies.body_reader import BodyReader, Ids, ignored_header
+from signalbox_router.apis.openai.callers import Callers, transport
+from signalbox_router.apis.openai.chat_response import ChatAnswer
+from signalbox_router.apis.openai.completion_response import CompletionAnswer
+from signalbox_router.apis.openai.multi_prompt import merged
+from signalbox_router.apis.openai.requests import request_codec
+from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
+from signalbox_router.apis.openai.requests.types import CompletionBody, GenerationBody
+from signalbox_router.apis.openai.response_fields import ResponseHead
+from signalbox_router.apis.openai.streaming import (
+    GeneratedResponse,
+    json_content,
+    json_response,
+)
+from signalbox_router.apis.openai.tokenize_response import conversation_of, detokenized, tokenized
+from signalbox_router.generation.call_context import CHAT, COMPLETION, CallContext
+from signalbox_router.generation.generator import Generator
+from signalbox_router.limits.tenants import Tenants
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.schedulers.served_models import ANY, GENERATING
+from signalbox_rpc.http.disconnection import until_disconnected
+
+OWNER = "signalbox"
+
+
+class Api:
+    """The endpoints' handlers. Their exceptions become errors in OpenAI's shape."""
+
+    def __init__(
+        self, generator: Generator, *, tenants: Tenants, version: str, bodies: BodyReader
+    ) -> None:
+        self._generator = generator
+        self._callers = Callers(tenants)
+        self._version = version
+        self._bodies = bodies
+        self._started = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        """Says whether requests are taken."""
+        self._generator.models.all()  # raises Unavailable
+        return Response()
+
+    async def about(self, request: Request) -> Response:
+        """Says what this server is, and where the rest is."""
+        caller, models = self._callers.identify(request), self._generator.models.served
+        served = [model.name for model in models if caller.may_use(*model.names)]
+        return json_response(
+            {
+                "name": "Signalbox",
+                "version": self._version,
+                "models": served,
+                "api": "/v1",
+                "docs": "/docs",
+                "health": "/health",
+            }
+        )
+
+    async def load(self, request: Request) -> Response:
+        """Says how many requests run or wait, in vLLM's shape."""
+        return json_response({"server_load": self._generator.live.num_live})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Returns the configuration of a model's tokenizer and its chat template, as vLLM does."""
+        model = self._usable(request, request.query_params.get("model", ""), GENERATING)
+        return json_response(model.tokenizer.settings.info())
+
+    async def version(self, request: Request) -> Response:
+        """Returns the server's version."""
+        return json_response({"version": self._version})
+
+    async def models(self, request: Request) -> Response:
+        """Lists what the caller may use: models under each of their names, and adapters."""
+        caller = self._callers.identify(request)
+        cards = [
+            self._model_card(name, model)
+            for model in self._generator.models.all()
+            for name in (*model.names, *(adapter.name for adapter in model.adapters))
+            if caller.may_use(*model.names_of(name))
+        ]
+        return json_response({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        """Returns a served model by one of its names, or an adapter."""
+        name = request.path_params["name"]
+        if not self._generator.models.knows(name):
+            name = name.rstrip("/")
+        return json_response(self._model_card(name, self._usable(request, name)))
+
+    def _usable(self, request: Request, name: str, tasks: frozenset[str] = ANY) -> ServedModel:
+        """Returns the model of a name. Raises PermissionDenied if the caller may not use it."""
+        model = self._generator.models.of(name, tasks)
+        self._callers.identify(request).check_model(*model.names_of(name))
+        return model
+
+    async def completions(self, request: Request) -> Response:
+        """Continues prompts."""
+        call_context = self._callers.call_context(request, operation=COMPLETION)
+        with self._generator.reading(call_context):
+            body, (head, ids, many) = await self._bodies.read(
+                request, CompletionBody, into=lambda body: self._completions(request, body)
+            )
+        answer = CompletionAnswer(body, head)
+        updates = self._generate(many, _streamed(call_context, request, body))
+        return _response(body, updates, answer, ids)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answers a conversation."""
+        call_context = self._callers.call_context(request, operation=CHAT)
+        with self._generator.reading(call_context):
+            body, (answer, ids, asked) = await self._bodies.read(
+                request, ChatBody, into=lambda body: self._chat(request, body)
+            )
+        updates = self._generate([asked], _streamed(call_context, request, body))
+        return _response(body, updates, answer, ids)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Turns a prompt or a conversation into token ids."""
+        caller = self._callers.identify(request)
+        self._generator.models.all()  # raises Unavailable
+        body, conversation = await self._bodies.read(request, TokenizeBody, into=conversation_of)
+        with self._generator.place(caller, body.model or "") as place:
+            max_bytes = self._generator.admission.max_text_bytes
+            answer = tokenized(body, conversation, place, payer=caller.payer, max_bytes=max_bytes)
+            content = await until_disconnected(request.receive, answer)
+        return json_content(content, headers=ignored_header(request))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Turns token ids into text."""
+        caller = self._callers.identify(request)
+        self._generator.models.all()  # raises Unavailable
+        body, _ = await self._bodies.read(request, DetokenizeBody, into=lambda _: None)
+        with self._generator.place(caller, body.model or "") as place:
+            answer = detokenized(body, place, payer=caller.payer)
+            content = await until_disconnected(request.receive, answer)
+        return json_content(content, headers=ignored_header(request))
+
+    def _completions(
+        self, request: Request, body: CompletionBody
+    ) -> tuple[ResponseHead, Ids, list[ApiRequest]]:
+        ids = Ids("cmpl", request, body.request_id)
+        prompts = request_codec.prompts_of(body)
+        names = [ids.of(i, len(prompts)) for i in range(len(prompts))]
+        model = self._generator.model_of(body.model or "", GENERATING)
+        many = request_codec.completion_api_request(body, prompts, names, model=model)
+        return self._head(ids, body.model, model), ids, many
+
+    def _chat(self, request: Request, body: ChatBody) -> tuple[ChatAnswer, Ids, ApiRequest]:
+        ids = Ids("chatcmpl", request, body.request_id)
+        model = self._generator.model_of(body.model or "", GENERATING)
+        answer = ChatAnswer(body, self._head(ids, body.model, model))
+        asked = request_codec.chat_api_request(body, request_id=ids.of(0, 1), model=model)
+        return answer, ids, asked
+
+    def _generate(
+        self, many: Sequence[ApiRequest], call_context: CallContext
+    ) -> AsyncGenerator[Update]:
+        return merged([self._generator.generate(asked, call_context) for asked in many])
+
+    def _head(self, ids: Ids, asked: str | None, model: ServedModel) -> ResponseHead:
+        return ResponseHead(
+            id=ids.response_id,
+            # An adapter that is not loaded is so before the first byte of the answer.
+            model=model.answers_as(asked or ""),
+            tokenizer=model.tokenizer,
+            system_fingerprint=fingerprint(self._version, model),
+        )
+
+    def _model_card(self, name: str, model: ServedModel) -> dict[str, object]:
+        adapter = model.adapter(name)
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": OWNER,
+            "root": model.name if adapter is None else adapter.path,
+            "parent": None if adapter is None else model.name,
+            "max_model_len": model.window,
+        }
+
+
+def fingerprint(version: str, model: ServedModel) -> str:
+    """Returns OpenAI's system_fingerprint: it changes with the server's version and the model."""
+    made_of = f"{version} {model.name} {model.architecture} {model.dtype} {model.vocab_size}"
+    return f"signalbox-{version}-{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
+
+
+def _streamed(call_context: CallContext, request: Request, body: GenerationBody) -> CallContext:
+    """Returns the context completed by the body's `stream`."""
+    return (
+        replace(call_context, transport=transport(request, is_streamed=True))
+        if body.stream
+        else call_context
+    )
+
+
+def _response(
+    body: GenerationBody,
+    updates: AsyncGenerator[Update],
+    answer: CompletionAnswer | ChatAnswer,
+    ids: Ids,
+) -> Response:
+    return GeneratedResponse(
+        updates, answer, body=body, is_streamed=bool(body.stream), headers=ids.headers
+    )

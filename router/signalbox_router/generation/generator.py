@@ -1,0 +1,275 @@
+"""Runs one generation, from its arrival to its last update, for both transports.
+
+The gRPC servicers and the HTTP API use it: they decode a request into `ApiRequest`, describe the
+call in `CallContext`, and encode the updates.
+"""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from signalbox_contract.errors import Code, NotFound, RpcError
+from signalbox_router.generation.call_context import CallContext
+from signalbox_router.generation.request_admission import Admission, EncodedPrompt
+from signalbox_router.insight.request_observer import Observed, Observer
+from signalbox_router.insight.request_span import RequestSpan
+from signalbox_router.limits.key_quota import Account, KeyLimits
+from signalbox_router.limits.tenants import Caller
+from signalbox_router.parsers.reasoning_reader import ReasoningReader, reasoning_reader
+from signalbox_router.parsers.tool_call_reader import ToolCallReader, reader_of
+from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.api_request import ApiRequest, now_ns, timeout_ns
+from signalbox_router.requests.live_requests import RequestSlots
+from signalbox_router.requests.output_buffer import OutputBuffer
+from signalbox_router.schedulers.first_use import FirstUse
+from signalbox_router.schedulers.served_models import ANY, GENERATING, ServedModels
+from signalbox_rpc.telemetry import tracing
+
+MAX_NAME_CHARS = 100
+
+
+class CallReservation(NamedTuple):
+    """A place among the running requests, for a call that generates nothing."""
+
+    model: ServedModel
+    account: Account | None
+    """Account that is charged for tokens, if the caller's key limits them."""
+
+    def spend(self, num_tokens: int) -> None:
+        if self.account is not None:
+            self.account.spend(num_tokens)
+
+
+OutputReader = ReasoningReader | ToolCallReader
+
+
+@dataclass(slots=True)
+class _UpdatePath:
+    """Passes each update of a request through its readers, statistics and buffer."""
+
+    readers: list[OutputReader]
+    span: RequestSpan
+    observed: Observed
+    account: Account | None
+    """Account that is charged for tokens, if the caller's key limits them."""
+    buffer: OutputBuffer | None
+    """None if the client gets each update as it is."""
+
+    def push(self, update: Update) -> Update | None:
+        """Returns the update to send now, or None."""
+        for reader in self.readers:
+            reader.read(update)
+        if self.span.is_recording:
+            self.span.add_update(update)
+        if update.end is not None:
+            self.observed.ended(update.request, update.end)
+        if self.account is not None:
+            self.account.spend(sum(len(delta.token_ids) for delta in update.deltas))
+        return update if self.buffer is None else self.buffer.push(update)
+
+
+class Generator:
+    """Turns checked requests into streams of updates."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        models: ServedModels,
+        live: RequestSlots,
+        *,
+        tool_call_parser: str,
+        reasoning_parser: str,
+        first_use: FirstUse | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Makes a generator.
+
+        Args:
+            tool_call_parser: one of `tool_call_formats.CHOICES`.
+            reasoning_parser: one of `reasoning_formats.CHOICES`.
+            first_use: loads adapters that requests name; None loads none.
+        """
+        self.admission = admission
+        self.models = models
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
+        self._first_use = first_use
+        self._key_limits = KeyLimits()
+        self.live = live
+        self._observer = observer or Observer()
+
+    def model_of(self, name: str, tasks: frozenset[str]) -> ServedModel:
+        """Returns the model that a request means; see `ServedModels.of`.
+
+        An unknown name may be that of an adapter, which is loaded at first use: for the only model
+        with one of the tasks.
+        """
+        try:
+            return self.models.of(name, tasks)
+        except NotFound:
+            base = None if self._first_use is None else self.models.only(tasks)
+            if base is None:
+                raise
+            return base
+
+    def abort(self, request_id: str, *, tenant: str = "") -> None:
+        """Ends a request: its generation raises Cancelled. Does nothing if it has ended."""
+        self.live.abort(request_id, tenant=tenant)
+
+    @contextmanager
+    def place(
+        self, caller: Caller, name: str, tasks: frozenset[str] = ANY
+    ) -> Iterator[CallReservation]:
+        """Holds a place for a call that generates nothing, such as Tokenize, of the model so named.
+
+        The call counts as one of the requests that its key and the router may run at a time. Raises
+        the exceptions of `ServedModels.of`, PermissionDenied or ResourceExhausted.
+        """
+        model = self.models.of(name, tasks)
+        with (
+            self._key_limits.request(caller.key, *model.names_of(name)) as account,
+            self.live.reserve("", tenant=caller.tenant),
+        ):
+            yield CallReservation(model, account)
+
+    @contextmanager
+    def reading(self, call_context: CallContext) -> Iterator[None]:
+        """Counts and traces a request that the block fails to decode."""
+        try:
+            yield
+        except RpcError as error:
+            model = self.unread(call_context.operation, error.code, error.message)
+            _open_span(call_context, model).refused(error.code)
+            raise
+
+    def unread(self, operation: str, code: Code, reason: str) -> str:
+        """Counts and logs a call that failed before it was a request; returns its model if there
+        is only one, else ""."""
+        model = self.models.only_name
+        self._observer.unread(operation, code, reason, model=model)
+        return model
+
+    async def generate(
+        self, api_request: ApiRequest, call_context: CallContext
+    ) -> AsyncGenerator[Update]:
+        """Yields the client's updates; when it is closed, all state of the request is released."""
+        arrived_ns = now_ns()
+        with self.reading(call_context):
+            model = self.model_of(api_request.model, tasks_of(api_request))
+        span = _open_span(call_context, api_request.model[:MAX_NAME_CHARS] or model.name)
+        with (
+            span.ending(call_context.time_remaining),
+            self._observer.request(
+                call_context.operation,
+                model=model.name,
+                span=span,
+                arrived_ns=arrived_ns,
+                time_remaining=call_context.time_remaining,
+            ) as observed,
+            self._key_limits.request(
+                call_context.key,
+                *model.names_of(api_request.model),
+                may_owe=api_request.pooled is not None and not api_request.pooled.is_first,
+            ) as account,
+            self.live.reserve(api_request.request_id, tenant=call_context.tenant) as live,
+        ):
+            observed.begun(live.request_id, api_request)
+            model = await self._model_with_adapter(api_request.model, model)
+            prompt = await self._tokenize(api_request, model, call_context, span)
+            readers = self._readers(api_request, model, prompt)
+            request = self.admission.submit(
+                api_request,
+                model,
+                prompt,
+                call_context,
+                request_id=live.request_id,
+                arrived_ns=arrived_ns,
+                trace_context=tracing.inject(span.context),
+                kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
+            )
+            live.begin(request)
+            span.set_request(request, api_request.pooled)
+            observed.admitted(request)
+            if account is not None:
+                account.spend(len(prompt.token_ids))
+            buffer = _make_buffer(api_request, prompt)
+            path = _UpdatePath(readers, span, observed, account, buffer)
+            try:
+                is_last = False
+                while not is_last:
+                    update = await request.next_update()
+                    is_last = update.end is not None
+                    if (due := path.push(update)) is not None:
+                        yield due
+            finally:
+                request.release()
+
+    async def _model_with_adapter(self, name: str, model: ServedModel) -> ServedModel:
+        """Returns the model once it has the adapter that a request names. Raises NotFound if there
+        is none."""
+        if self._first_use is None or model.knows(name):
+            return model
+        await self._first_use.load(name, model)
+        return self.models.of(name)
+
+    async def _tokenize(
+        self,
+        api_request: ApiRequest,
+        model: ServedModel,
+        call_context: CallContext,
+        span: RequestSpan,
+    ) -> EncodedPrompt:
+        timeout_ns(call_context.time_remaining)  # a request past its deadline costs nothing
+        self.admission.check(api_request, model)
+        with span.tokenize() as tokenized:
+            prompt = await self.admission.tokenize(api_request, model, payer=call_context.payer)
+            tokenized += prompt.token_ids
+        return prompt
+
+    def _readers(
+        self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt
+    ) -> list[OutputReader]:
+        """Returns what reads the text of a conversation, in order.
+
+        A structured output leaves no room for reasoning.
+        """
+        conversation = api_request.prompt
+        if not isinstance(conversation, Conversation):
+            return []
+        tool_calls = reader_of(
+            conversation,
+            model,
+            setting=self._tool_call_parser,
+            takes_tools=prompt.takes_tools,
+        )
+        reasoning = None
+        if "structured_output" not in api_request.sampling:
+            reasoning = reasoning_reader(
+                conversation, model, prompt.opening, setting=self._reasoning_parser
+            )
+        return [one for one in (reasoning, tool_calls) if one is not None]
+
+
+def tasks_of(api_request: ApiRequest) -> frozenset[str]:
+    """Returns the task of the models that can answer a request."""
+    pooled = api_request.pooled
+    return GENERATING if pooled is None else frozenset({pooled.task})
+
+
+def _open_span(call_context: CallContext, model: str) -> RequestSpan:
+    return RequestSpan(
+        call_context.operation,
+        model=model,
+        transport=call_context.transport,
+        parent=call_context.parent,
+    )
+
+
+def _make_buffer(api_request: ApiRequest, prompt: EncodedPrompt) -> OutputBuffer | None:
+    """Returns None if the client gets each update as it is."""
+    if api_request.delivery.is_plain and prompt.echo is None:
+        return None
+    return OutputBuffer(api_request.delivery, prompt.echo)

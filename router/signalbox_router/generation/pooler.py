@@ -1,0 +1,187 @@
+"""Runs calls for vectors and scores: one request for each input, a bounded number at a time.
+
+Servicers and the HTTP API use it as they use `Generator`, whose requests it makes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from signalbox_contract.errors import Internal, ResourceExhausted
+from signalbox_contract.pooling import PoolingModel, Vector
+from signalbox_contract.updates import Usage
+from signalbox_router.generation.call_context import CallContext
+from signalbox_router.generation.generator import Generator
+from signalbox_router.generation.pooling.calls import (
+    ClassifyCall,
+    EmbedCall,
+    PoolingCall,
+    ScoreCall,
+    check_dimensions,
+    check_num_bytes,
+    check_num_inputs,
+    pooling_of,
+)
+from signalbox_router.generation.pooling.prompt_encoder import check_one_output
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
+
+C = TypeVar("C", bound=PoolingCall)
+
+MAX_OUTSTANDING = 128
+"""Requests of one call at a time: two full batches of texts, so that a call of 2,048 inputs leaves
+the queue to others."""
+STARTED_TOGETHER = 16
+"""Requests that are started before the event loop gets a turn."""
+
+
+class Vectors(NamedTuple):
+    """Vectors of a call's inputs, in their order."""
+
+    vectors: list[Vector]
+    usage: Usage
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's outputs; empty if they have none."""
+
+    def label_of(self, vector: Vector) -> str | None:
+        """Returns the name of the class with the highest value; None if classes have no names."""
+        return self.labels[int(vector.argmax())] if self.labels else None
+
+
+class Scores(NamedTuple):
+    """Scores of a call's documents, in their order."""
+
+    scores: list[float]
+    usage: Usage
+
+
+class PoolingService:
+    """Answers calls for vectors and scores."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def embed(self, call: EmbedCall, call_context: CallContext) -> Vectors:
+        """Returns a vector for each input."""
+        with self._generator.reading(call_context):
+            call, model, pooling = self._routed(call, EMBEDDING)
+            check_num_inputs(len(call.inputs))
+            check_dimensions(call.dimensions, pooling)
+            requests = call.requests(call.inputs, task="embed", prefix=call.prefix(model))
+            check_num_bytes(requests)
+        vectors, usage = await self._run(requests, call_context)
+        found = [call.finished(one[: call.dimensions], pooling) for one in vectors]
+        return Vectors(found, usage)
+
+    async def classify(self, call: ClassifyCall, call_context: CallContext) -> Vectors:
+        """Returns the probabilities of each input's classes."""
+        with self._generator.reading(call_context):
+            call, model, pooling = self._routed(call, CLASSIFYING)
+            check_num_inputs(len(call.inputs))
+            requests = call.requests(call.inputs, task="classify")
+        vectors, usage = await self._run(requests, call_context)
+        probs = [call.finished(one, pooling) for one in vectors]
+        return Vectors(probs, usage, model.labels)
+
+    async def score(self, call: ScoreCall, call_context: CallContext) -> Scores:
+        """Returns the score of each document for its query."""
+        with self._generator.reading(call_context):
+            call, model, _ = self._routed(call, POOLING)
+            call.check()
+            check_one_output(model)
+            requests = call.prompts(model)
+            check_num_bytes(requests, field=call.document_field)
+        vectors, usage = await self._run(requests, call_context)
+        return Scores(call.scores(vectors, model), usage)
+
+    def _routed(self, call: C, tasks: frozenset[str]) -> tuple[C, ServedModel, PoolingModel]:
+        """Returns the call with its model's name, so that all its requests go to that model."""
+        model = self._generator.models.of(call.model, tasks)
+        return replace(call, model=call.model or model.name), model, pooling_of(model)
+
+    async def _run(
+        self, requests: Sequence[ApiRequest], call_context: CallContext
+    ) -> tuple[list[Vector], Usage]:
+        running = _Running(self._generator, call_context, requests)
+        try:
+            results = await running.results()
+        finally:
+            await running.stop()
+        usages = [one.usage for one in results]
+        total = Usage(*map(sum, zip(*usages, strict=True)))
+        return [one.vector for one in results], total
+
+
+class _Result(NamedTuple):
+    vector: Vector
+    usage: Usage
+
+
+class _Running:
+    """The requests of one call, of which a bounded number is outstanding."""
+
+    def __init__(
+        self, generator: Generator, call_context: CallContext, requests: Sequence[ApiRequest]
+    ) -> None:
+        self._generator = generator
+        self._call_context = call_context
+        self._requests = requests
+        self._waiting = deque(range(len(requests)))
+        self._tasks: dict[asyncio.Task[_Result], int] = {}
+        self._limit = MAX_OUTSTANDING
+
+    async def results(self) -> list[_Result]:
+        """Returns the results in the order of the requests. Raises the first failure."""
+        results: dict[int, _Result] = {}
+        while self._waiting or self._tasks:
+            await self._fill()
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                position = self._tasks.pop(task)
+                if self._may_retry(task.exception()):
+                    self._waiting.appendleft(position)
+                else:
+                    results[position] = task.result()
+        return [results[position] for position in range(len(self._requests))]
+
+    async def _fill(self) -> None:
+        """Starts requests. With a key, the first one has a turn alone: if the key has used up its
+        tokens, the others, which do not look at that, must not begin."""
+        while self._waiting and len(self._tasks) < self._limit:
+            position = self._waiting.popleft()
+            task = asyncio.create_task(self._vector(self._requests[position]))
+            self._tasks[task] = position
+            is_alone = position == 0 and self._call_context.key is not None
+            if is_alone or len(self._tasks) % STARTED_TOGETHER == 0:
+                await asyncio.sleep(0)
+                if any(one.done() for one in self._tasks):
+                    return
+
+    def _may_retry(self, error: BaseException | None) -> bool:
+        """Returns whether a request that found no room is sent again when another of the call has
+        ended."""
+        has_no_room = isinstance(error, ResourceExhausted) and error.retry_after_s is not None
+        if not has_no_room or not self._tasks:
+            return False
+        self._limit = len(self._tasks)
+        return True
+
+    async def _vector(self, request: ApiRequest) -> _Result:
+        result = None
+        async with aclosing(self._generator.generate(request, self._call_context)) as updates:
+            async for update in updates:  # to the end: one that is closed before is cancelled
+                if update.end is not None and update.request.vector is not None:
+                    result = _Result(update.request.vector, update.end.usage)
+        if result is None:
+            raise Internal("a request ended without its vector")
+        return result
+
+    async def stop(self) -> None:
+        """Aborts the requests that have not ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

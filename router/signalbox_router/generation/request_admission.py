@@ -1,0 +1,287 @@
+"""Admits requests: checks, renders and tokenises them, and sends them to the scheduler.
+
+Invalid requests are refused as cheaply as possible: first by the message alone, then by the length
+of the prompt.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.pooling import PoolingParams
+from signalbox_router.config import RouterConfig
+from signalbox_router.generation.call_context import CallContext
+from signalbox_router.generation.pooling.prompt_encoder import (
+    check_kind,
+    check_truncation,
+    encode_prompt,
+    texts_of,
+)
+from signalbox_router.limits.payers import Payer
+from signalbox_router.params import params_validation
+from signalbox_router.params.generation_params import POOLED, GenerationParams, SharedFields
+from signalbox_router.params.request_seeds import RequestSeeds
+from signalbox_router.params.structured_output_check import GrammarChecker, Prepared
+from signalbox_router.params.token_validation import check_token_ids
+from signalbox_router.parsers.tool_call_grammar import with_calls
+from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.prompt.chat.length_errors import ContextOverflow, TextTooLong
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.requests.active_request import ActiveRequest
+from signalbox_router.requests.api_request import (
+    ApiRequest,
+    PairPrompt,
+    PoolingRequest,
+    TextPrompt,
+    TokensPrompt,
+    timeout_ns,
+)
+from signalbox_router.requests.request_output import Echo
+from signalbox_router.schedulers.scheduler_pool import Schedulers
+
+
+class EncodedPrompt(NamedTuple):
+    """Tokens of a request's texts."""
+
+    token_ids: list[int]
+    field: str
+    """Name of the prompt's field in the client's API, for error messages."""
+    opening: str = ""
+    """Text at the end of a conversation's prompt that begins the answer."""
+    takes_tools: bool = False
+    """True if the conversation's template renders tools."""
+    echo: Echo | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    structured_output: Prepared | None = None
+    """Constraint in the form that the worker compiles."""
+    pooling: PoolingParams | None = None
+    """Pooling of the prompt; None continues it."""
+
+
+class Admission:
+    """Checks requests, tokenises them and submits them to a scheduler."""
+
+    def __init__(self, config: RouterConfig, schedulers: Schedulers) -> None:
+        self._config = config
+        self._schedulers = schedulers
+        self._grammars = GrammarChecker(
+            disable_additional_properties=config.disable_additional_properties,
+            max_cpu_s=config.max_grammar_cpu,
+            max_memory_bytes=config.max_grammar_memory << 20,
+        )
+        self._seeds = None if config.seed is None else RequestSeeds(config.seed)
+
+    def check(self, api_request: ApiRequest, model: ServedModel) -> None:
+        """Checks the fields that need no tokens."""
+        params_validation.check_priority(api_request.priority)
+        params_validation.check_cache_salt(api_request.cache_salt)
+        check_kind(api_request.pooled, model)
+        if api_request.pooled is not None:
+            self._check_pooled(api_request, api_request.pooled, model)
+            return
+        _check_sampling(api_request.sampling, model)
+        values = {"stream_interval": api_request.delivery.stream_interval}
+        params_validation.check_request_values(values)
+        params_validation.check_truncation(api_request.truncate_prompt_tokens, model)
+        self._check_prompt(api_request, model)
+
+    async def tokenize(
+        self, api_request: ApiRequest, model: ServedModel, *, payer: Payer
+    ) -> EncodedPrompt:
+        """Returns the prompt's tokens, which fit the model's window, and the tokens of other
+        texts."""
+        if api_request.pooled is not None:
+            token_ids, field, params = await encode_prompt(
+                api_request, model, max_bytes=self.max_text_bytes, payer=payer
+            )
+            return EncodedPrompt(token_ids, field, pooling=params)
+        constraint, prepared = api_request.sampling.get("structured_output"), None
+        if constraint is not None:
+            prepared = await self._grammars.prepare(constraint, payer=payer)
+        encoded = await self._tokenize(api_request, model, payer)
+        token_ids = encoded.token_ids
+        params_validation.check_prompt_length(len(token_ids), field=encoded.field, model=model)
+        if prepared is not None and isinstance(api_request.prompt, Conversation):
+            takes_tools = encoded.takes_tools
+            prepared = self._with_calls(prepared, api_request.prompt, model, takes_tools)
+        return encoded._replace(
+            echo=await self._echo(api_request, model, token_ids, payer)
+            if api_request.delivery.echo
+            else None,
+            bad_words=await model.tokenizer.encode_words(api_request.sampling.get("bad_words", ())),
+            structured_output=prepared,
+        )
+
+    def _with_calls(
+        self,
+        prepared: Prepared,
+        conversation: Conversation,
+        model: ServedModel,
+        takes_tools: bool,
+    ) -> Prepared:
+        constraint = with_calls(
+            prepared.constraint,
+            conversation,
+            model,
+            setting=self._config.tool_call_parser,
+            takes_tools=takes_tools,
+        )
+        return prepared._replace(constraint=constraint)
+
+    async def _echo(
+        self, api_request: ApiRequest, model: ServedModel, token_ids: list[int], payer: Payer
+    ) -> Echo:
+        """Returns the prompt as sent; for a truncated one, the text of the tokens kept."""
+        if not isinstance(api_request.prompt, TextPrompt):
+            text, offsets = await model.tokenizer.decode_with_offsets(token_ids)
+            return Echo(text, token_ids, offsets)
+        text, cuts_end = api_request.prompt.text, api_request.truncate_end
+        offsets = await model.tokenizer.offsets(
+            text,
+            add_special_tokens=api_request.prompt.add_special_tokens,
+            last=None if cuts_end else len(token_ids),
+            payer=payer,
+        )
+        if cuts_end:
+            end = [*offsets, len(text)][len(token_ids)]
+            return Echo(text[:end], token_ids, offsets[: len(token_ids)])
+        start = 0 if api_request.truncate_prompt_tokens is None else offsets[0]
+        return Echo(text[start:], token_ids, [offset - start for offset in offsets])
+
+    def submit(
+        self,
+        api_request: ApiRequest,
+        model: ServedModel,
+        prompt: EncodedPrompt,
+        call_context: CallContext,
+        *,
+        request_id: str,
+        arrived_ns: int,
+        trace_context: tuple[str, str],
+        kept_token_ids: frozenset[int],
+    ) -> ActiveRequest:
+        """Sends the request to the scheduler; the caller must release it.
+
+        Special tokens of `kept_token_ids` are always in the text.
+        """
+        adapter = model.adapter(api_request.model)
+        request = ActiveRequest(
+            handle=self._schedulers.new_handle(),
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            prompt_field=prompt.field,
+            params=self._params(api_request, model, prompt) if prompt.pooling is None else POOLED,
+            pooling=prompt.pooling,
+            tokenizer=model.tokenizer,
+            scheduler=self._schedulers,
+            arrived_ns=arrived_ns,
+            timeout_ns=timeout_ns(call_context.time_remaining),
+            max_unread_tokens=self._config.max_unread_tokens,
+            tenant=call_context.tenant,
+            payer=call_context.payer,
+            priority=api_request.priority,
+            cache_salt=api_request.cache_salt,
+            adapter=adapter.sha256 if adapter is not None else "",
+            trace_context=trace_context,
+            kept_token_ids=kept_token_ids,
+            echo=prompt.echo,
+        )
+        self._schedulers.submit(request, model)
+        return request
+
+    def _params(
+        self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt
+    ) -> GenerationParams:
+        sampling = dict(api_request.sampling)
+        if prompt.structured_output is not None:
+            sampling["structured_output"], sampling["grammar_cost"] = prompt.structured_output
+        if self._seeds is not None and "seed" not in sampling:
+            sampling["seed"] = self._seeds.next(prompt.token_ids)
+        return params_validation.resolve_params(
+            sampling,
+            num_prompt_tokens=len(prompt.token_ids),
+            model=model,
+            defaults=model.sampling_defaults,
+            max_default_tokens=api_request.max_default_tokens,
+            bad_words=prompt.bad_words,
+        )
+
+    @property
+    def max_text_bytes(self) -> int:
+        """Bytes of the longest text that is tokenised. How many tokens it has is counted then: one
+        may stand for any number of spaces or letters."""
+        return self._config.max_prompt_bytes
+
+    def _check_pooled(
+        self, api_request: ApiRequest, pooled: PoolingRequest, model: ServedModel
+    ) -> None:
+        check_truncation(api_request.truncate_prompt_tokens, model)
+        for field, text in texts_of(api_request.prompt, pooled):
+            with self._naming_window(model):
+                params_validation.check_text(text, field=field, max_bytes=self.max_text_bytes)
+
+    def _check_prompt(self, api_request: ApiRequest, model: ServedModel) -> None:
+        match api_request.prompt:
+            case TextPrompt(text=text):
+                if not text:
+                    raise InvalidArgument("text", text, "a text that is not empty")
+                with self._naming_window(model):
+                    params_validation.check_text(text, field="text", max_bytes=self.max_text_bytes)
+            case TokensPrompt(token_ids=token_ids, field=field):
+                length = min(len(token_ids), api_request.truncate_prompt_tokens or len(token_ids))
+                params_validation.check_prompt_length(length, field=field, model=model)
+                check_token_ids(token_ids, field=field, model=model)
+            case Conversation() as conversation:
+                conversation.check()
+
+    async def _tokenize(
+        self, api_request: ApiRequest, model: ServedModel, payer: Payer
+    ) -> EncodedPrompt:
+        """Returns the tokens that are not cut off, and what follows from the prompt alone."""
+        if not api_request.truncate_end:
+            return await self._encode(api_request, model, payer, api_request.truncate_prompt_tokens)
+        encoded = await self._encode(api_request, model, payer, None)
+        token_ids = encoded.token_ids[: api_request.truncate_prompt_tokens]
+        return encoded._replace(token_ids=token_ids)
+
+    async def _encode(
+        self, api_request: ApiRequest, model: ServedModel, payer: Payer, last: int | None
+    ) -> EncodedPrompt:
+        """Returns all tokens or the `last` ones, and what follows from the prompt alone."""
+        match api_request.prompt:
+            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+                encode = model.tokenizer.encode(
+                    text, add_special_tokens=add_special_tokens, last=last, payer=payer
+                )
+                return EncodedPrompt(await encode, "text")
+            case TokensPrompt(token_ids=token_ids, field=field):
+                return EncodedPrompt(token_ids[-last:] if last else token_ids, field)
+            case Conversation() as conversation:
+                with self._naming_window(model):
+                    chat = await model.tokenizer.encode_chat(
+                        conversation, max_bytes=self.max_text_bytes, last=last, payer=payer
+                    )
+                    return EncodedPrompt(chat.token_ids, "messages", chat.opening, chat.takes_tools)
+            case PairPrompt():
+                raise AssertionError("a pair is pooled")
+
+    @contextmanager
+    def _naming_window(self, model: ServedModel) -> Iterator[None]:
+        """Raises ContextOverflow for a text that is too long, if that is far beyond the window."""
+        try:
+            yield
+        except TextTooLong as error:
+            window = model.max_model_len
+            if window * model.tokenizer.vocabulary.max_token_bytes >= self.max_text_bytes:
+                raise
+            allowed = f"at most {self.max_text_bytes} bytes"
+            raise ContextOverflow(error.field, error.value, allowed, window=window) from None
+
+
+def _check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
+    if not isinstance(fields, SharedFields):
+        params_validation.check_sampling(fields, model)
+    elif fields.checked_for is not model:
+        params_validation.check_sampling(fields, model)
+        fields.checked_for = model

@@ -1,0 +1,96 @@
+"""Parses the tool calls in the updates of a request's sequences."""
+
+from collections.abc import Callable
+from functools import partial
+
+from signalbox_router.parsers import tool_call_formats
+from signalbox_router.parsers.forced_call_parser import ForcedCallParser
+from signalbox_router.parsers.parser_output import Parser
+from signalbox_router.parsers.tool_call_formats import FORMATS, HERMES, JSON, ToolCallFormat
+from signalbox_router.parsers.tool_call_parser import ToolCallParser
+from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import FinishReason
+
+_ENDS_WITH_CALLS = (FinishReason.STOP, FinishReason.STOP_TOKEN)
+
+
+class ToolCallReader:
+    """Rewrites each update in place: moves calls out of the text."""
+
+    def __init__(
+        self,
+        make_parser: Callable[[], Parser],
+        *,
+        kept_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.kept_token_ids = kept_token_ids
+        """Special tokens that the text must show for calls to be found."""
+        self._make_parser = make_parser
+        self._parsers: dict[int, Parser] = {}
+
+    def read(self, update: Update) -> None:
+        for delta in update.deltas:
+            parser = self._parsers.get(delta.index)
+            if parser is None:
+                parser = self._parsers[delta.index] = self._make_parser()
+            delta.text, delta.tool_calls = parser.push(delta.text)
+            if delta.finish is None:
+                continue
+            text, calls = parser.flush()
+            delta.text += text
+            delta.tool_calls += calls
+            if parser.num_calls and delta.finish.reason in _ENDS_WITH_CALLS:
+                delta.finish = delta.finish._replace(reason=FinishReason.TOOL_CALLS)
+
+
+def reader_of(
+    conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
+) -> ToolCallReader | None:
+    """Returns the reader of the answer's calls; None if no tools are offered or parsing is off.
+
+    Args:
+        setting: one of `tool_call_formats.CHOICES`.
+        takes_tools: True if the conversation's template renders tools.
+    """
+    if not conversation.offered_tools:
+        return None
+    format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
+    choice = conversation.tool_choice
+    if choice.tool:
+        make_id = (format_ or FORMATS[JSON]).make_id
+        return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
+    if choice.mode is ToolMode.REQUIRED:
+        return _reader(FORMATS[JSON], conversation, model, is_certain=True)
+    return None if format_ is None else _reader(format_, conversation, model)
+
+
+def format_of(
+    conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
+) -> ToolCallFormat | None:
+    """Returns the format of the calls that the model may write; None if parsing is off."""
+    template = model.tokenizer.chat_template
+    source = conversation.chat_template or (template.source if template else "")
+    # Otherwise tool_prompt has described the tools, in Hermes' format.
+    name = setting if takes_tools or setting == tool_call_formats.NONE else HERMES
+    return tool_call_formats.choose(name, source)
+
+
+def _reader(
+    format_: ToolCallFormat,
+    conversation: Conversation,
+    model: ServedModel,
+    *,
+    is_certain: bool = False,
+) -> ToolCallReader:
+    return ToolCallReader(
+        partial(
+            ToolCallParser,
+            format_,
+            tool_names=[tool.name for tool in conversation.tools],
+            is_certain=is_certain,
+            max_calls=None if conversation.parallel_tool_calls else 1,
+        ),
+        kept_token_ids=frozenset(model.tokenizer.vocabulary.ids_of(format_.markers)),
+    )

@@ -1,0 +1,244 @@
+"""Reasoning in text, whatever its pieces; over gRPC and HTTP, before text and tool calls."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalbox.client.terminal_answer import show
+from signalbox.llm.requests.conversations import conversation
+from signalbox_client import AsyncClient
+from signalbox_contract.errors import InvalidArgument
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.parsers.reasoning_formats import FORMATS
+from signalbox_router.parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
+from signalbox_router.prompt.chat.conversation import Conversation
+from tests.router.apis.inference.test_chat import (
+    ASSISTANT,
+    CALL,
+    TEMPLATE,
+    WEATHER,
+    ask,
+    chat_stack,
+    make_chat,
+    message,
+    prompt_of,
+    writing,
+)
+from tests.router.apis.openai.clients import make_http
+from tests.router.fakes import make_files, make_tokenizer
+
+THINKS = TEMPLATE + "{# <think> </think> #}"
+OPENS = TEMPLATE + "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}{# </think> #}"
+THOUGHT = "\nIt is Paris.\n\nI am < sure. </thin"
+
+
+def read(pieces: Iterable[str], name: str = "qwen3", *, within: bool = False) -> tuple[str, str]:
+    parser = ReasoningParser(FORMATS[name], begins_within=within)
+    splits = [parser.push(piece) for piece in pieces] + [parser.flush()]
+    return "".join(one.reasoning for one in splits), "".join(one.text for one in splits)
+
+
+CASES = [
+    ("qwen3", False, "<think>\nWell.\n</think>\n\nParis.\n", "Well.", "Paris.\n"),
+    ("qwen3", False, f" \n<think>{THOUGHT}</think>Paris.", THOUGHT.strip(), "Paris."),
+    ("qwen3", False, "<think>\n\n</think>\n\nParis.", "", "Paris."),
+    ("qwen3", False, "Paris.", "", "Paris."),
+    ("qwen3", False, "  <thin", "", "  <thin"),
+    ("qwen3", False, "<thinking> a </think>", "", "<thinking> a </think>"),
+    ("qwen3", False, "Well <think>a</think> b", "", "Well <think>a</think> b"),
+    ("qwen3", False, "<think>never closed </thi", "never closed </thi", ""),
+    ("qwen3", False, "<think>a</think> b</think> <think>", "a", "b</think> <think>"),
+    ("qwen3", True, "Well.</think>Paris.", "Well.", "Paris."),
+    ("deepseek_r1", True, "<think>Well.</think>Paris.", "Well.", "Paris."),
+    ("mistral", False, "[THINK]a[1][/THINK]b", "a[1]", "b"),
+    ("seed_oss", False, "<seed:think>a</seed:think>b", "a", "b"),
+    ("granite", False, "Here is my thought process: a\nHere is my response: b", "a", "b"),
+]
+
+
+@pytest.mark.parametrize(("name", "within", "text", "reasoning", "content"), CASES)
+def test_reasoning_is_found_however_the_text_is_split(
+    name: str, within: bool, text: str, reasoning: str, content: str
+) -> None:
+    assert read([text], name, within=within) == (reasoning, content)
+    assert read(text, name, within=within) == (reasoning, content)
+    for split in range(1, len(text)):
+        pieces = [text[:split], text[split:]]
+        assert read(pieces, name, within=within) == (reasoning, content)
+
+
+@settings(max_examples=200)
+@given(
+    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "/", " ", "\n", "a", "think>"])),
+    within=st.booleans(),
+)
+def test_any_text_splits_the_same_and_invents_nothing(pieces: list[str], within: bool) -> None:
+    text = "".join(pieces)
+    reasoning, content = read([text], within=within)
+    assert read(pieces, within=within) == (reasoning, content)
+    assert read(text, within=within) == (reasoning, content)
+    assert content in text
+    assert reasoning in text
+
+
+def test_reasoning_streams_as_it_comes() -> None:
+    parser = ReasoningParser(FORMATS["qwen3"], begins_within=False)
+    assert parser.push("<think>\nWell") == ("Well", "")
+    assert parser.push(", so </th") == (", so", "")
+    assert parser.push("ink>\n") == ("", "")
+    assert parser.push("Yes") == ("", "Yes")
+    assert parser.push(" ") == ("", " ")
+
+
+def test_no_more_white_space_is_held_back_than_stated() -> None:
+    space = [" "] * (3 * MAX_HELD_SPACE)
+    parser = ReasoningParser(FORMATS["qwen3"], begins_within=False)
+    shown = [len(parser.push(one).text) for one in space]
+    assert shown == [0] * MAX_HELD_SPACE + [MAX_HELD_SPACE + 1] + [1] * (2 * MAX_HELD_SPACE - 1)
+
+    parser = ReasoningParser(FORMATS["qwen3"], begins_within=True)
+    assert parser.push("a") == ("a", "")
+    lengths = [len(parser.push(one).reasoning) for one in space]
+    assert sum(lengths) >= 2 * MAX_HELD_SPACE
+    assert parser.push("b</think>c") == (" " * (len(space) - sum(lengths)) + "b", "c")
+
+
+async def split_of(text: str, request: pb.ChatRequest | None = None, **options: Any) -> Any:
+    """Returns the reasoning, the text and the names of calls over gRPC."""
+    async with chat_stack(text, **options) as stack:
+        deltas = await ask(stack, request or make_chat())
+        calls = [call.name for delta in deltas for call in delta.tool_calls if call.id]
+        reasoning = "".join(delta.reasoning for delta in deltas)
+        return reasoning, "".join(delta.text for delta in deltas), calls
+
+
+ANSWER = "<think>\nWell.\n</think>\n\nParis."
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        (ANSWER, {"template": THINKS}, ("Well.", "Paris.", [])),
+        ("Well.\n</think>\nParis.", {"template": OPENS}, ("Well.", "Paris.", [])),
+        (ANSWER, {"template": TEMPLATE}, ("", ANSWER, [])),
+        (ANSWER, {"template": THINKS, "reasoning_parser": "none"}, ("", ANSWER, [])),
+        (ANSWER, {"reasoning_parser": "qwen3"}, ("Well.", "Paris.", [])),
+        ("W</think>P", {"reasoning_parser": "deepseek_r1"}, ("W", "P", [])),
+        ("W</think>P", {"reasoning_parser": "qwen3"}, ("", "W</think>P", [])),
+    ],
+)
+async def test_the_model_or_a_setting_chooses(
+    text: str, options: dict[str, Any], expected: Any
+) -> None:
+    assert await split_of(text, **options) == expected
+
+
+async def test_calls_are_read_behind_reasoning_and_not_within() -> None:
+    chat = make_chat(tools=[WEATHER])
+    text = f"<think>Maybe {CALL}?</think>\n{CALL}"
+    assert await split_of(text, chat, template=THINKS) == (f"Maybe {CALL}?", "", ["get_weather"])
+
+
+async def test_a_forced_call_has_no_reasoning() -> None:
+    chat = make_chat(tools=[WEATHER], tool_choice=pb.ToolChoice(tool="get_weather"))
+    assert await split_of('{"city": "a"}', chat, template=OPENS) == ("", "", ["get_weather"])
+
+
+async def test_a_prompt_that_closes_reasoning_has_none() -> None:
+    closes = OPENS.replace("'<think>\n'", "'<think>\n\n</think>\n\n'")
+    assert await split_of("Paris.", template=closes) == ("", "Paris.", [])
+    closed = {"template": closes, "reasoning_parser": "deepseek_r1"}
+    assert await split_of("Paris.", **closed) == ("", "Paris.", [])
+
+
+OPENED = "<think>\nMaybe <b>Paris"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        # The last message, which the answer continues: open, closed, and of the client alone.
+        ([message(OPENED, ASSISTANT)], " or\n</think>\nYes", (" or", "Yes", [])),
+        ([message(OPENED, ASSISTANT)], " or not", (" or not", "", [])),
+        ([message("<think>\n", ASSISTANT)], "\n or</think>Yes", ("or", "Yes", [])),
+        ([message(f"{OPENED}</think> So", ASSISTANT)], " it is", ("", " it is", [])),
+        ([message(OPENED), message("So", ASSISTANT)], " it is", ("", " it is", [])),
+        # The template, which begins the answer.
+        (None, " or\n</think>\nYes", (" or", "Yes", [])),
+    ],
+)
+async def test_reasoning_that_the_prompt_opens_goes_on_in_the_answer(
+    prompt: list[pb.ChatMessage] | None, text: str, expected: Any
+) -> None:
+    if prompt is None:
+        template = OPENS.replace("'<think>\n'", json.dumps(OPENED))
+        chats = [make_chat(), make_chat(chat_template=template)]
+        for chat, used in zip(chats, (template, THINKS), strict=True):
+            assert await split_of(text, chat, template=used) == expected
+        return
+    chat = make_chat(message("Hi"), *prompt, continue_final_message=True)
+    assert await split_of(text, chat, template=THINKS) == expected
+
+
+async def test_text_of_the_client_opens_no_reasoning() -> None:
+    chat = make_chat(message("What does <think> do"), add_generation_prompt=False)
+    assert await split_of(
+        "It opens", chat, template="{{ messages[-1].content }}{# </think> #}"
+    ) == (
+        "",
+        "It opens",
+        [],
+    )
+
+
+async def test_openai_clients_find_it_under_both_names() -> None:
+    files = make_files(chat_template=THINKS)
+    async with make_http(writing(ANSWER), files=files) as http:
+        message = (await http.chat()).choices[0].message
+        assert (message.content, message.reasoning) == ("Paris.", "Well.")
+        assert message.reasoning_content == "Well."
+        deltas = [chunk.choices[0].delta for chunk in await http.chat_chunks()]
+        assert "".join(delta.content or "" for delta in deltas) == "Paris."
+        for name in ("reasoning", "reasoning_content"):
+            assert "".join(getattr(delta, name, None) or "" for delta in deltas) == "Well."
+
+
+async def test_the_python_client_has_it_and_the_terminal_shows_it_beside_the_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with chat_stack(ANSWER, template=THINKS) as stack, AsyncClient(stack.address) as client:
+        answer = await client.chat("Capital of France?")
+        assert (answer.reasoning, answer.text) == ("Well.", "Paris.")
+        timed = await show(client.stream_chat("Hi"), address=stack.address, as_json=False)
+        assert timed.answer.reasoning == "Well."
+        shown = capsys.readouterr()
+        assert shown.out == "Paris.\n"
+        assert shown.err.startswith("Well.\n\n")
+        await show(client.stream_chat("Hi"), address=stack.address, as_json=True)
+        (output,) = json.loads(capsys.readouterr().out)["outputs"]
+        assert (output["reasoning"], output["text"]) == ("Well.", "Paris.")
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", None])
+async def test_an_answer_without_text_may_be_sent_back(name: str | None) -> None:
+    template = (
+        "{% for m in messages %}[{{ m.reasoning_content or '-' }}{{ m.content }}]{% endfor %}"
+    )
+    fields = {} if name is None else {name: "Well."}
+    expected = f"[-Hi][{fields.get(name or '', '-')}]"
+    thought = message("", ASSISTANT, reasoning="" if name is None else "Well.")
+    assert await prompt_of(make_chat(message("Hi"), thought), template=template) == expected
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, **fields}]
+    async with make_http(files=make_files(chat_template=template)) as http:
+        assert (await http.raw.post("/v1/chat/completions", json={"messages": talk})).is_success
+        ids = http.stack.scheduler.added[0].prompt_token_ids
+        assert await make_tokenizer().decode(ids, skip_special_tokens=False) == expected
+    messages = conversation(talk, field="messages").messages
+    assert messages[1].reasoning == ("" if name is None else "Well.")
+    Conversation(messages=messages).check()
+    with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):
+        Conversation(messages=[messages[0]._replace(content=())]).check()
