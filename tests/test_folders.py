@@ -2,11 +2,12 @@
 
 Each folder and each top-level module of a package is a node. Imports between nodes form no circle;
 imports in functions and under TYPE_CHECKING count. So a node can be read with nothing but the nodes
-below it.
+below it. What stands at the top of a package, its wings and modules, is in order in `WINGS` as
+well.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,24 @@ PUBLIC = {
     "signalbox_kernels.triton",
 }
 """Folders from which others import names: extension points, the Python API and vLLM's own paths."""
+
+WINGS: dict[str, tuple[str, ...]] = {
+    "signalbox_router": (
+        "limits",
+        "prompt",
+        "params",
+        "requests",
+        "parsers",
+        "config",
+        "insight",
+        "schedulers",
+        "generation",
+        "apis",
+        "http",
+        "main",
+    ),
+}
+"""By package, the folders and modules at its top, lowest first: each imports only those before."""
 
 Graph = dict[str, dict[str, set[str]]]
 """By node, the nodes that it imports, and the imports that do so as "importer: imported"."""
@@ -85,6 +104,29 @@ def find_circle(graph: Graph) -> list[str]:
     return []
 
 
+def wing_of(module: str) -> str:
+    """Returns the folder or module at the top of a package that a module is, or lies in."""
+    return module.split(".")[1]
+
+
+def imports_of_a_higher_wing(sources: Mapping[str, str], wings: Sequence[str]) -> list[str]:
+    """Returns these imports as "importer: imported"; the package itself is the highest."""
+    order = {wing: index for index, wing in enumerate((*wings, "__init__"))}
+    return [
+        f"{module}: {other}"
+        for module, source in sources.items()
+        for other in imported(source, sources)
+        if order[wing_of(other)] > order[wing_of(module)]
+    ]
+
+
+@pytest.mark.parametrize("package", WINGS)
+def test_a_wing_imports_only_lower_ones(package: str) -> None:
+    sources = sources_of(FOLDERS[package])
+    assert {wing_of(module) for module in sources} - {"__init__"} == set(WINGS[package])
+    assert imports_of_a_higher_wing(sources, WINGS[package]) == []
+
+
 @pytest.mark.parametrize("package", ALLOWED)
 def test_no_circle_between_the_folders_of_a_package(package: str) -> None:
     sources = sources_of(FOLDERS[package])
@@ -107,6 +149,12 @@ def test_a_circle_is_found(source: str) -> None:
     sources = {"pkg.__init__": "", "pkg.low.__init__": "", "pkg.low.one": "import pkg.high.two"}
     assert find_circle(graph_of(sources | {"pkg.high.two": ""})) == []
     assert find_circle(graph_of(sources | {"pkg.high.two": source}))
+
+
+def test_an_import_of_a_higher_wing_is_found() -> None:
+    sources = {"pkg.__init__": "", "pkg.low.deep.one": "import pkg.top", "pkg.top": ""}
+    assert imports_of_a_higher_wing(sources, ["top", "low"]) == []
+    assert imports_of_a_higher_wing(sources, ["low", "top"]) == ["pkg.low.deep.one: pkg.top"]
 
 
 def test_a_circle_over_three_nodes_is_named() -> None:
