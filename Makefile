@@ -16,7 +16,7 @@ WHEELS_VENV := .venv-wheels
 JOBS ?= $(shell test $$(nproc) -gt 1 && echo 2 || echo 0)
 FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kernels protos rpc scheduler_svc) \
 	$(addprefix tests/router/,parsers prompt requests schedulers) \
-	$(addprefix tests/signalbox/,bench client flags settings)
+	$(addprefix tests/signalbox/,bench client settings)
 TRITON ?= 3.6.0
 COMPILE_TESTS := tests/kernels/triton/test_compile.py tests/kernels/triton/test_keys.py tests/gpu_worker/runner/test_warm_up.py
 NATIVE := tests/kernels/native tests/gpu_worker/native
@@ -107,7 +107,7 @@ sync-client: $(INSTALLED) ## makes the Python client that waits of the one for a
 	@$(BIN)/python -m scripts.sync_client
 
 docs: $(SERVES) $(DOCS_VENV)/.installed ## writes the generated pages of docs/, and builds the site in build/site
-	@$(BIN)/python -m signalbox.flags.reference
+	@$(BIN)/python -m signalbox.settings.flags.reference
 	@$(BIN)/python -m scripts.cli_reference
 	@$(BIN)/python -m scripts.foreign_fields_reference
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict

@@ -36,7 +36,7 @@ from benchmarks.harness.model_pool import (
     model_pool,
 )
 from signalbox.bench.workload import random_prompts
-from signalbox.stack.child_processes import Child
+from signalbox.stack.processes.child_processes import Child
 from signalbox.stack.stack_addresses import free_port
 
 NUM_BEFORE = 8

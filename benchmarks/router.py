@@ -36,7 +36,7 @@ from benchmarks.harness.paced_scheduler import (
     serve,
 )
 from benchmarks.harness.stream_readers import Readers, Seen
-from signalbox.stack.child_processes import start, watch
+from signalbox.stack.processes.child_processes import start, watch
 from signalbox.stack.stack_addresses import free_port
 
 UNENDING = 1 << 19

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from signalbox.stack.child_processes import Child, start, watch
+from signalbox.stack.processes.child_processes import Child, start, watch
 from signalbox_contract.columns import unpack_int32
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc

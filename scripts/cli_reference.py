@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from signalbox import cli
-from signalbox.flags.parser import CommandParser
+from signalbox.settings.flags.parser import CommandParser
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 HEAD = """\

@@ -10,7 +10,7 @@ import signal
 import sys
 from types import FrameType
 
-from signalbox.services import SERVICES
+from signalbox.settings.services import SERVICES
 
 
 def main() -> int:

@@ -14,15 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import signalbox
-from signalbox.flags.parser import CommandParser
-from signalbox.foreign_commands import POINTERS, as_ours
+from signalbox.commands.foreign_commands import POINTERS, as_ours
 from signalbox.settings.environment import (
     CLIENT_VARIABLES,
     ENV_PREFIX,
     OTHER_VARIABLES,
     own_variables,
 )
-from signalbox.stack.child_processes import process_name
+from signalbox.settings.flags.parser import CommandParser
+from signalbox.stack.processes.child_processes import process_name
 from signalbox_rpc.lifetime.parent import leave
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ _MODULES = {
     "models": "signalbox.commands.models",
     "keys": "signalbox.commands.keys",
     "drain": "signalbox.commands.drain",
-    "pull": "signalbox.cached_models.pull",
-    "list": "signalbox.cached_models.list",
-    "rm": "signalbox.cached_models.rm",
+    "pull": "signalbox.commands.cached_models.pull",
+    "list": "signalbox.commands.cached_models.list",
+    "rm": "signalbox.commands.cached_models.rm",
     "cache": "signalbox.commands.cache",
     "health": "signalbox.commands.health",
     "doctor": "signalbox.commands.doctor",
-    "config": "signalbox.config_command",
+    "config": "signalbox.commands.config",
     "completion": "signalbox.commands.completion",
     "top": "signalbox.inspect.top",
     "explain": "signalbox.inspect.explain",
@@ -213,9 +213,9 @@ def make_parser() -> CommandParser:
 
 
 def _fill_service(name: str, parser: argparse.ArgumentParser) -> None:
-    from signalbox.flags.service_flags import add_flags
-    from signalbox.service_runner import service
+    from signalbox.settings.flags.service_flags import add_flags
     from signalbox.settings.loading import load
+    from signalbox.stack.service_runner import service
     from signalbox_rpc.limits.open_files import raise_open_files_limit
 
     settings_class, run = service(name)

@@ -11,7 +11,7 @@ import pytest
 TESTS = Path(__file__).parent
 SYSTEM = (
     *("benchmarks/", "chaos/", "hostile/"),
-    *("signalbox/cached_models/", "signalbox/commands/", "signalbox/stack/"),
+    *("signalbox/commands/cached_models/", "signalbox/commands/", "signalbox/stack/"),
 )
 """Folders whose tests start services or commands as processes, or benchmarks of them."""
 

@@ -22,7 +22,7 @@ from benchmarks.harness.answers import Answer, Asked
 from benchmarks.harness.hosts import Host
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Refused, Unreachable
-from signalbox.stack.child_processes import Child, start, watch
+from signalbox.stack.processes.child_processes import Child, start, watch
 from signalbox.stack.stack_addresses import free_port
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.bench.workload import BenchRequest
-from signalbox.named_files import reading
+from signalbox.client.named_files import reading
 
 SAMPLING = frozenset(
     {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from signalbox.flags.parser import CommandParser
+from signalbox.settings.flags.parser import CommandParser
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "temperature": ("--temp",),

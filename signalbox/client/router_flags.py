@@ -7,7 +7,7 @@ from typing import Any
 
 from signalbox.client.connection import add_connection_flags
 from signalbox.client.foreign_flags import add_other_names
-from signalbox.named_files import reading
+from signalbox.client.named_files import reading
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox_contract.sampling_params import API_LIMITS
 

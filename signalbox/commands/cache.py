@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from signalbox.cached_models.hub_cache import age
 from signalbox.client.connection import connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
+from signalbox.commands.cached_models.hub_cache import age
 from signalbox_rpc.telemetry.printable import printable
 from signalbox_worker.hub.gguf_file_names import format_bytes
 

@@ -25,7 +25,7 @@ from signalbox.client.router_flags import (
 )
 from signalbox.client.terminal_answer import TimedAnswer, explained, show
 from signalbox.commands.chat_defaults import chat_defaults
-from signalbox.spelling import did_you_mean
+from signalbox.settings.spelling import did_you_mean
 from signalbox_client import Answer
 from signalbox_contract.wording import counted
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from signalbox.flags.parser import CommandParser
+from signalbox.settings.flags.parser import CommandParser
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = ("FILE", "PATH", "MODEL")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from signalbox.named_files import reading, writing
+from signalbox.client.named_files import reading, writing
 from signalbox_router.limits.api_keys import ApiKey, parse_keys
 from signalbox_router.limits.key_file import is_unwritten, item_starts
 

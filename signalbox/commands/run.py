@@ -17,10 +17,10 @@ from signalbox.client.foreign_flags import add_other_names, add_text_flags, text
 from signalbox.client.piped_input import with_piped
 from signalbox.client.router_flags import DEFAULT_ROUTER, add_sampling_flags
 from signalbox.commands import chat
-from signalbox.flags.parser import CommandParser
-from signalbox.flags.service_flags import add_flags as add_service_flags
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox.settings.flag_kinds import Alias
+from signalbox.settings.flags.parser import CommandParser
+from signalbox.settings.flags.service_flags import add_flags as add_service_flags
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS
 from signalbox.settings.loading import in_words_of_flags, load
 from signalbox.settings.serve_settings import RunSettings

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from signalbox.client.connection import Connection, connection
+from signalbox.client.named_files import writing
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
-from signalbox.named_files import writing
 from signalbox_protos.scheduler.v1 import state_pb2
 
 

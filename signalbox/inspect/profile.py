@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from signalbox.client.connection import Connection, connection
+from signalbox.client.named_files import writing
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right
 from signalbox.client.worker_client import WorkerClient
-from signalbox.named_files import writing
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 
 EXAMPLES = """\

@@ -5,8 +5,8 @@ import difflib
 import sys
 from typing import Any
 
+from signalbox.client.named_files import reading, writing
 from signalbox.inspect.dump import write_state
-from signalbox.named_files import reading, writing
 
 
 class Differs(RuntimeError):

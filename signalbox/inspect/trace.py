@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from signalbox.flags.parser import CommandParser
+from signalbox.client.named_files import reading, writing
 from signalbox.inspect.chrome_trace import chrome_trace, spans_of_request
 from signalbox.inspect.span_file import read_spans
-from signalbox.named_files import reading, writing
+from signalbox.settings.flags.parser import CommandParser
 
 EXAMPLES = """\
   signalbox serve MODEL --trace-exporter file=spans.jsonl

@@ -14,7 +14,7 @@ from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.field_checks import ALL_TOKENS
 from signalbox.llm.vllm_options import VllmOptions
 from signalbox.settings.vllm_flags import POOLING_TASKS
-from signalbox.startup_display import own_progress
+from signalbox.stack.processes.startup_display import own_progress
 from signalbox_router.prompt.chat.known_templates import load_chat_template
 from signalbox_scheduler.queue.policies import make_policy
 from signalbox_worker.config import (

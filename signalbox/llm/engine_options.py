@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.loading import in_one_line
-from signalbox.spelling import did_you_mean
+from signalbox.settings.spelling import did_you_mean
 from signalbox_router.config import RequestSettings
 from signalbox_scheduler.config import SchedulingSettings
 from signalbox_worker.worker_settings import EngineSettings

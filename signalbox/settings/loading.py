@@ -19,7 +19,7 @@ from signalbox.settings.sources import (
     environment,
     vllm_environment,
 )
-from signalbox.spelling import did_you_mean
+from signalbox.settings.spelling import did_you_mean
 from signalbox_rpc.settings.secrets import is_secret
 from signalbox_rpc.settings.service_settings import Settings, SettingsGroup, flag_name
 

@@ -6,7 +6,7 @@ from typing import Any
 from signalbox.settings.flag_kinds import Alias, NoEffect, Refused
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS, MODEL_FLAG
 from signalbox.settings.sources import SettingsError, Source
-from signalbox.spelling import did_you_mean
+from signalbox.settings.spelling import did_you_mean
 from signalbox_rpc.settings.service_settings import flag_name
 
 Tell = Callable[[str], None]

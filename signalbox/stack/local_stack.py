@@ -11,9 +11,9 @@ import logging
 import signal
 from collections.abc import AsyncIterator
 
-from signalbox.flags.service_flags import to_environment, to_flags
+from signalbox.settings.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack.child_processes import (
+from signalbox.stack.processes.child_processes import (
     SERVING,
     STARTING,
     WAITING,
@@ -22,11 +22,11 @@ from signalbox.stack.child_processes import (
     start,
     watch,
 )
+from signalbox.stack.processes.startup_display import make_display
+from signalbox.stack.processes.worker_supervisor import ServiceDied, WorkerSupervisor
 from signalbox.stack.stack_addresses import StackAddresses
 from signalbox.stack.start_checks import check_start
 from signalbox.stack.worker_launcher import make_launcher
-from signalbox.stack.worker_supervisor import ServiceDied, WorkerSupervisor
-from signalbox.startup_display import make_display
 from signalbox_contract.startup import StartupPhase, StartupProgress
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.lifetime.stop_signals import stopping_later

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from signalbox.flags.service_flags import to_environment, to_flags
+from signalbox.settings.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.gpu_assignment import gpu_share, visible_gpus
+from signalbox.stack.processes.worker_supervisor import name_of
 from signalbox.stack.stack_addresses import StackAddresses
 from signalbox.stack.start_checks import LOOPBACK
-from signalbox.stack.worker_supervisor import name_of
 from signalbox_worker.native.threads import num_cores
 from signalbox_worker.worker_settings import WorkerSettings
 

@@ -12,7 +12,7 @@ import grpc
 
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Refused, Unreachable
-from signalbox.stack.worker_supervisor import WorkerSupervisor
+from signalbox.stack.processes.worker_supervisor import WorkerSupervisor
 from signalbox_protos.scheduler.v1 import scheduler_pb2, stats_pb2
 
 RETRY_S = 1.0

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from scripts import cli_reference, foreign_fields_reference
-from signalbox.flags.reference import PAGES, page
+from signalbox.settings.flags.reference import PAGES, page
 from tests.docs.blocks import ROOT
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.perplexity import FORMS
-from signalbox.commands.demo import QUESTION
 from signalbox.llm import LLM, SamplingParams
+from signalbox.stack.demo import QUESTION
 from tests.transformers_demo import DEMO
 
 pytestmark = pytest.mark.model

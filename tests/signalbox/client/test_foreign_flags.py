@@ -4,7 +4,7 @@ import pytest
 
 from signalbox import cli
 from signalbox.client.foreign_flags import OTHER_NAMES, REMEDIES, TEXT_FLAGS, text_of
-from signalbox.foreign_commands import ALIASES, POINTERS
+from signalbox.commands.foreign_commands import ALIASES, POINTERS
 
 COMMANDS = ("chat", "generate", "run", "bench", "embed", "models", "tokenize")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from signalbox import cli
-from signalbox.flags.service_flags import spelling_of, to_environment, to_flags
 from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.flag_kinds import ONE, OPTIONAL, SWITCH, Alias, NoEffect, Refused
+from signalbox.settings.flags.service_flags import spelling_of, to_environment, to_flags
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS, other_names
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings, ServeSettings

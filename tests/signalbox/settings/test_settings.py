@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from signalbox.flags.parser import CommandParser
-from signalbox.flags.service_flags import add_flags, to_flags
 from signalbox.settings.all_settings import SERVICES
+from signalbox.settings.flags.parser import CommandParser
+from signalbox.settings.flags.service_flags import add_flags, to_flags
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings, ServeSettings
 from signalbox.settings.sources import SettingsError

@@ -4,7 +4,7 @@ import asyncio
 import signal
 from dataclasses import dataclass, field
 
-from signalbox.stack.worker_supervisor import WorkerSupervisor, name_of
+from signalbox.stack.processes.worker_supervisor import WorkerSupervisor, name_of
 from tests.waiting import run_ready_tasks
 
 

@@ -1,6 +1,6 @@
 """Addresses on which ranks on Ray listen, so that the scheduler can call them. Needs no Ray."""
 
-from signalbox.placement.node_probe import RankNode
+from signalbox.stack.placement.node_probe import RankNode
 from signalbox_rpc.transport.tls import is_loopback
 from signalbox_worker.worker_settings import WorkerSettings
 

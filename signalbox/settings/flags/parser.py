@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from signalbox.spelling import did_you_mean
+from signalbox.settings.spelling import did_you_mean
 
 _NAME = re.compile(r"--[\w-]+")
 _SHORT_NAME = re.compile(r"-[A-Za-z]{1,5}")

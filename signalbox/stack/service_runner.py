@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from signalbox.stack.child_processes import (
+from signalbox.stack.processes.child_processes import (
     SERVING,
     STARTING,
     announce,
@@ -48,7 +48,7 @@ def run_stack(settings: "ServeSettings") -> None:
 
 def run_demo(settings: "ServeSettings") -> None:
     fork = may_fork()
-    from signalbox.commands.demo import run
+    from signalbox.stack.demo import run
 
     run(settings, fork=fork)
 
@@ -74,7 +74,7 @@ def run_worker(settings: "WorkerSettings") -> None:
     if settings.is_on_ray:
         _run_on_ray(settings)
         return
-    from signalbox.startup_display import log_progress
+    from signalbox.stack.processes.startup_display import log_progress
     from signalbox_router.prompt.tokenization.tokenizer_settings import try_chat_template
     from signalbox_worker.main import run
     from signalbox_worker.startup_client import Startup
@@ -103,7 +103,7 @@ def _run_on_ray(settings: "WorkerSettings") -> None:
 
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # each rank's lines are shown
     require_ray()
-    from signalbox.placement.ray_worker import run
+    from signalbox.stack.placement.ray_worker import run
 
     run(settings)
 

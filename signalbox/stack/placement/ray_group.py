@@ -15,8 +15,8 @@ from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from signalbox.placement.placement_checks import fault_of, has_types, reported_types
-from signalbox.stack.child_processes import WAITING, announce
+from signalbox.stack.placement.placement_checks import fault_of, has_types, reported_types
+from signalbox.stack.processes.child_processes import WAITING, announce
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from signalbox.placement.placement_checks import fault_of, has_types, reported_types
+from signalbox.stack.placement.placement_checks import fault_of, has_types, reported_types
 
 NODE = {"CPU": 2.0}
 

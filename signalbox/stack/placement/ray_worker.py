@@ -15,13 +15,13 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from signalbox.flags.service_flags import to_flags
-from signalbox.placement import listening_hosts, node_probe
-from signalbox.placement.node_probe import RankNode
-from signalbox.placement.rank_actor import RankActor
-from signalbox.placement.ray_group import make_group
 from signalbox.settings.environment import PROCESS_NAME
-from signalbox.stack.child_processes import process_name
+from signalbox.settings.flags.service_flags import to_flags
+from signalbox.stack.placement import listening_hosts, node_probe
+from signalbox.stack.placement.node_probe import RankNode
+from signalbox.stack.placement.rank_actor import RankActor
+from signalbox.stack.placement.ray_group import make_group
+from signalbox.stack.processes.child_processes import process_name
 from signalbox_worker.ranks.environment import FIRST_NAME
 from signalbox_worker.ranks.versions import versions
 from signalbox_worker.worker_settings import WorkerSettings

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from signalbox.startup_display import log_progress
+from signalbox.stack.processes.startup_display import log_progress
 from signalbox_contract.startup import ReportProgress, StartupProgress
 from signalbox_rpc.telemetry import logs
 from signalbox_worker.hub.download import download

@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from signalbox.flags.parser import CommandParser
 from signalbox.settings.environment import ENV_PREFIX
 from signalbox.settings.flag_kinds import (
     ON_OR_OFF,
@@ -20,6 +19,7 @@ from signalbox.settings.flag_kinds import (
     ForeignFlag,
     Refused,
 )
+from signalbox.settings.flags.parser import CommandParser
 from signalbox.settings.foreign_flags import MODEL_FLAG, other_names
 from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
 from signalbox.settings.setting_names import REMOVED, effect

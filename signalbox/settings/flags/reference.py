@@ -1,6 +1,7 @@
 """Writes the tables of docs/reference/ (configuration, foreign flags) from their declarations.
 
-`python -m signalbox.flags.reference` rewrites each page below its marker; a test compares them.
+`python -m signalbox.settings.flags.reference` rewrites each page below its marker; a test compares
+them.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,8 +10,8 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from signalbox.flags.service_flags import choices_of, groups_of, spelling_of
 from signalbox.settings.flag_kinds import SWITCH, ForeignFlag
+from signalbox.settings.flags.service_flags import choices_of, groups_of, spelling_of
 from signalbox.settings.foreign_flags import other_names
 from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
 from signalbox.settings.serve_settings import ServeSettings

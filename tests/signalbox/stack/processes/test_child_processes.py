@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from signalbox.stack import child_processes
-from signalbox.stack.child_processes import start, watch
+from signalbox.stack.processes import child_processes
+from signalbox.stack.processes.child_processes import start, watch
 from signalbox_kernels.native import ISA_VARIABLE
 from tests.signalbox.stacks import environment
 from tests.waiting import EVENT_S
@@ -22,7 +22,7 @@ import json, logging, os, signal, sys, threading
 from pathlib import Path
 from types import SimpleNamespace
 from signalbox_rpc.lifetime.stop_signals import stopping_later, take_stop_signals
-from signalbox.stack.child_processes import announce, may_fork, process_name, start
+from signalbox.stack.processes.child_processes import announce, may_fork, process_name, start
 
 def report():
     take_stop_signals()

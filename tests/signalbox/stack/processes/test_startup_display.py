@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from signalbox.startup_display import REMIND_S, StartupDisplay, own_progress
+from signalbox.stack.processes.startup_display import REMIND_S, StartupDisplay, own_progress
 from signalbox_contract.startup import StartupPhase, StartupProgress
 from tests.clock import Clock
 

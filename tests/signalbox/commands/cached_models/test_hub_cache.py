@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from signalbox.cached_models import hub_cache
+from signalbox.commands.cached_models import hub_cache
 from tests.fake_hub import GATED, TOKEN, FakeHub, running_hub
 from tests.waiting import eventually
 

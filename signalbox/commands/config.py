@@ -6,11 +6,11 @@ from typing import Any
 
 import yaml
 
-from signalbox.flags.service_flags import add_flags as add_service_flags
-from signalbox.service_runner import service
-from signalbox.services import SERVICES
 from signalbox.settings.effective import HIDDEN, Effective, effective, faults
+from signalbox.settings.flags.service_flags import add_flags as add_service_flags
+from signalbox.settings.services import SERVICES
 from signalbox.settings.sources import SettingsError
+from signalbox.stack.service_runner import service
 from signalbox_rpc.settings.service_settings import Settings
 
 EXAMPLES = """\

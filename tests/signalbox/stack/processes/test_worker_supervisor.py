@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from signalbox.stack.worker_supervisor import ServiceDied
+from signalbox.stack.processes.worker_supervisor import ServiceDied
 from tests.signalbox.stack.fake_workers import FakeLauncher
 from tests.waiting import run_ready_tasks
 
