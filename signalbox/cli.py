@@ -13,7 +13,6 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import signalbox
 from signalbox.commands.foreign_commands import POINTERS, as_ours
 from signalbox.settings.environment import (
     CLIENT_VARIABLES,
@@ -23,6 +22,7 @@ from signalbox.settings.environment import (
 )
 from signalbox.settings.flags.parser import CommandParser
 from signalbox.stack.processes.child_processes import process_name
+from signalbox.version import VERSION
 from signalbox_rpc.lifetime.parent import leave
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def make_parser() -> CommandParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-v", "--version", action="version", version=signalbox.__version__)
+    parser.add_argument("-v", "--version", action="version", version=VERSION)
     parser.remedies |= POINTERS
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for summaries, fill in (

@@ -29,6 +29,23 @@ PUBLIC = {
 }
 """Folders from which others import names: extension points, the Python API and vLLM's own paths."""
 
+VLLM_PATHS = (
+    "beam_search",
+    "config",
+    "distributed",
+    "engine",
+    "entrypoints",
+    "inputs",
+    "logprobs",
+    "lora",
+    "model_executor",
+    "outputs",
+    "pooling_params",
+    "sampling_params",
+    "utils",
+    "v1",
+)
+"""Import paths of vLLM in `signalbox`, which have nothing of their own."""
 WINGS: dict[str, tuple[str, ...]] = {
     "signalbox_router": (
         "limits",
@@ -43,6 +60,19 @@ WINGS: dict[str, tuple[str, ...]] = {
         "apis",
         "http",
         "main",
+    ),
+    "signalbox": (
+        "version",
+        "settings",
+        "client",
+        "stack",
+        "llm",
+        "bench",
+        "inspect",
+        "commands",
+        "cli",
+        "__main__",
+        *VLLM_PATHS,
     ),
 }
 """By package, the folders and modules at its top, lowest first: each imports only those before."""

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import signalbox
+from signalbox import version
 from signalbox.commands import rank_links
 from signalbox.stack import machine_info
 from signalbox_rpc.transport.listening_ports import BindError, check_free
@@ -116,7 +116,7 @@ def _machine() -> dict[str, str | None]:
 
 def _installation(report: MachineReport) -> dict[str, str | None]:
     """Returns the packages' location; another installation may hide one of them."""
-    home = Path(signalbox.__file__).parent.parent
+    home = Path(version.__file__).parent.parent
     for name in OUR_PACKAGES:
         folder = _folder_of(name)
         if (
@@ -127,7 +127,7 @@ def _installation(report: MachineReport) -> dict[str, str | None]:
                 f"install {DISTRIBUTION} in an environment of its own"
             )
     return {
-        "version": signalbox.__version__,
+        "version": version.VERSION,
         "python": f"{platform.python_version()} at {sys.executable}",
         "installed in": str(home),
     }
