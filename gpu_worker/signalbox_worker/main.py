@@ -14,6 +14,7 @@ from signalbox_rpc.metrics.serving_metrics import serving_metrics
 from signalbox_rpc.transport.listening_ports import (
     METRICS_REMEDY,
     UNSPECIFIED_HOSTS,
+    Endpoint,
     check_free,
     join_address,
 )
@@ -98,10 +99,8 @@ async def run(
 def make_server(worker: Worker, *, host: str, port: int, tls: TlsConfig) -> Server:
     """Returns the server of a worker, which does not listen yet."""
     server = Server(
-        host=host,
-        port=port,
+        Endpoint(host=host, port=port, tls=tls),
         max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
-        tls=tls,
         callers=CALLERS,
         interceptors=[SlowClientInterceptor(READ_STALL_S, methods={READ_BLOCKS})],
     )

@@ -34,7 +34,7 @@ from signalbox_rpc.limits.call_bounds import CallBounds
 from signalbox_rpc.limits.large_messages import LargeMessages
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_rpc.metrics.serving_metrics import metrics_server
-from signalbox_rpc.transport.listening_ports import GRPC_REMEDY
+from signalbox_rpc.transport.listening_ports import GRPC_REMEDY, Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.shutdown import run_until_signalled
 
@@ -202,8 +202,7 @@ def _grpc_server(
     on_malformed: Callable[[str], None],
 ) -> Server:
     return Server(
-        host=config.host,
-        port=config.grpc_port,
+        Endpoint(host=config.host, port=config.grpc_port, tls=config.tls, remedy=GRPC_REMEDY),
         reflection=config.serves_reflection,
         interceptors=[
             *([KeyInterceptor(keys)] if keys else []),
@@ -215,9 +214,7 @@ def _grpc_server(
             max_streams=config.max_grpc_streams,
             request_timeout_s=config.grpc_request_timeout,
         ),
-        tls=config.tls,
         on_malformed=on_malformed,
-        remedy=GRPC_REMEDY,
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from signalbox_rpc.interceptors.peer_roles import OPERATOR, ROUTER, WORKER
 from signalbox_rpc.metrics.serving_metrics import serving_metrics
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from signalbox_rpc.transport.shutdown import run_until_signalled
 from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
@@ -62,11 +63,9 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
     cluster = make_cluster(config, clock=recorder.clock)
     adapters = AdapterLoading(cluster, recorder)
     server = Server(
-        host=config.host,
-        port=config.port,
+        Endpoint(host=config.host, port=config.port, tls=config.tls),
         reflection=config.reflection,
         max_receive_bytes=INTERNAL_MAX_RECEIVE_BYTES,
-        tls=config.tls,
         callers=CALLERS,
     )
     server.add(

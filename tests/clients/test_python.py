@@ -14,6 +14,7 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.apis.inference.servicer import SERVICE_NAME
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import TlsConfig
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
@@ -263,7 +264,7 @@ class Showing(inference_pb2_grpc.InferenceServiceServicer):
 
 async def test_certificates_and_a_key_go_with_each_call(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    server = Server(host="127.0.0.1", port=0, tls=authority.member("127.0.0.1"))
+    server = Server(Endpoint(tls=authority.member("127.0.0.1")))
     server.add(
         Showing(), inference_pb2_grpc.add_InferenceServiceServicer_to_server, name=SERVICE_NAME
     )
@@ -284,7 +285,7 @@ async def test_certificates_and_a_key_go_with_each_call(tmp_path: Path) -> None:
 async def test_a_certificate_may_be_for_another_name_than_the_address(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("router.example")
-    server = Server(host="127.0.0.1", port=0, tls=TlsConfig(cert=cert, key=key))
+    server = Server(Endpoint(tls=TlsConfig(cert=cert, key=key)))
     server.add(
         Showing(), inference_pb2_grpc.add_InferenceServiceServicer_to_server, name=SERVICE_NAME
     )

@@ -8,6 +8,7 @@ from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.runner import Runner
@@ -63,7 +64,7 @@ async def serving(
 ) -> AsyncIterator[worker_pb2_grpc.WorkerServiceStub]:
     """Serves such a worker, connects to it, and gives it a cache of other sizes."""
     worker = await make_worker(runner)
-    server = Server(host="127.0.0.1", port=0)
+    server = Server(Endpoint())
     add = worker_pb2_grpc.add_WorkerServiceServicer_to_server
     server.add(WorkerServicer(worker), add, name=SERVICE_NAME)
     port = await server.start()

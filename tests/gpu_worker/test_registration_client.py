@@ -13,7 +13,7 @@ import pytest
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc
-from signalbox_rpc.transport.listening_ports import PortInUse
+from signalbox_rpc.transport.listening_ports import Endpoint, PortInUse
 from signalbox_rpc.transport.server import Server
 from signalbox_worker import main
 from signalbox_worker.main import advertised_address
@@ -60,7 +60,7 @@ class FakeRegistry(scheduler_pb2_grpc.WorkerRegistryServiceServicer):
 
 
 async def start_registry(registry: FakeRegistry, port: int = 0) -> tuple[Server, int]:
-    server = Server(host="127.0.0.1", port=port)
+    server = Server(Endpoint(port=port))
     server.add(
         registry,
         scheduler_pb2_grpc.add_WorkerRegistryServiceServicer_to_server,

@@ -19,6 +19,7 @@ from signalbox_protos.scheduler.v1 import stats_pb2
 from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_router.main import Router as RouterService
 from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
@@ -114,7 +115,7 @@ async def running_worker(
 ) -> AsyncIterator[RunningWorker]:
     """A registered worker; `behind` a proxy, which has started, the scheduler reaches it there."""
     worker = await Worker.load(make_runner, adapter_dir=adapter_dir)
-    server = Server(host="127.0.0.1", port=0)
+    server = Server(Endpoint())
     server.add(
         WorkerServicer(worker),
         worker_pb2_grpc.add_WorkerServiceServicer_to_server,

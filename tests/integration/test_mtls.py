@@ -13,6 +13,7 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from signalbox_protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import TlsConfig
 from signalbox_scheduler.config import SchedulerConfig
@@ -39,7 +40,7 @@ async def worker(
     scheduler: str, tls: TlsConfig
 ) -> AsyncIterator[tuple[Server, "asyncio.Task[None]"]]:
     loaded = await Worker.load(simulated())
-    server = Server(host="127.0.0.1", port=0, tls=tls, callers=CALLERS)
+    server = Server(Endpoint(tls=tls), callers=CALLERS)
     server.add(
         WorkerServicer(loaded),
         worker_pb2_grpc.add_WorkerServiceServicer_to_server,

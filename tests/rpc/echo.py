@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
 from signalbox_rpc.transport.channel import open_channel
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 
 NAME = "test.Echo"
@@ -88,7 +89,7 @@ def add_echo(echo: Echo, server: grpc.aio.Server) -> None:
 @asynccontextmanager
 async def serving(echo: Echo, **options: Any) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
     """Yields a server that serves `echo` on a free port, and a channel to it."""
-    server = Server(host="127.0.0.1", port=0, **options)
+    server = Server(Endpoint(), **options)
     server.add(echo, add_echo, name=NAME)
     await server.start()
     server.set_serving(NAME, serving=True)

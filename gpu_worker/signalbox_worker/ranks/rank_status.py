@@ -13,6 +13,7 @@ from dataclasses import replace
 from signalbox_rpc.metrics.registry import MetricsConfig
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_rpc.metrics.serving_metrics import serving_metrics
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import TlsConfig
 from signalbox_worker.ranks.rank_samples import of_rank
@@ -61,7 +62,8 @@ class RankStatus:
     async def _serve(self, listening: "Future[asyncio.AbstractEventLoop]") -> None:
         """Serves until the process ends."""
         try:
-            self._server = Server(host=self._host, port=self._port, tls=self._tls, callers={})
+            endpoint = Endpoint(host=self._host, port=self._port, tls=self._tls)
+            self._server = Server(endpoint, callers={})
             self._server.set_serving(SERVICE_NAME, serving=False)
             await self._server.start()
             async with serving_metrics(

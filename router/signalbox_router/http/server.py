@@ -10,8 +10,7 @@ from signalbox_router.apis.openai.streaming import error_response
 from signalbox_rpc.http.host_check import NO_ACCESS, HttpAccess
 from signalbox_rpc.http.port_limits import NORMAL, HttpLimits
 from signalbox_rpc.http.server import HttpPort
-from signalbox_rpc.transport.listening_ports import HTTP_REMEDY
-from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_rpc.transport.listening_ports import Endpoint
 
 KEEP_ALIVE_S = 75
 RETRY_AFTER_S = 1.0
@@ -25,20 +24,15 @@ class HttpServer:
     def __init__(
         self,
         app: ASGIApp,
+        endpoint: Endpoint,
         *,
-        host: str,
-        port: int,
-        tls: TlsConfig = CLEAR,
         access: HttpAccess = NO_ACCESS,
         limits: HttpLimits = NORMAL,
     ) -> None:
         self._gate = _Gate(app)
         self._listener = HttpPort(
             self._gate,
-            host=host,
-            port=port,
-            tls=tls,
-            remedy=HTTP_REMEDY,
+            endpoint,
             access=access,
             limits=limits,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -25,6 +25,7 @@ from signalbox_rpc.http.port_limits import HttpLimits
 from signalbox_rpc.metrics.merged_metrics import merged
 from signalbox_rpc.metrics.registry import PREFIXES
 from signalbox_rpc.settings.quantities import texts
+from signalbox_rpc.transport.listening_ports import HTTP_REMEDY, Endpoint
 
 
 def make_http_server(
@@ -52,9 +53,7 @@ def make_http_server(
     bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)
     return HttpServer(
         Paths(bounded),
-        host=config.host,
-        port=config.http_port,
-        tls=config.tls,
+        Endpoint(host=config.host, port=config.http_port, tls=config.tls, remedy=HTTP_REMEDY),
         access=HttpAccess(hosts=texts(config.allowed_hosts or ""), origins=origins),
         limits=HttpLimits(
             max_connections=config.max_http_connections,

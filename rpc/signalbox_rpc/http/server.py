@@ -8,6 +8,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
@@ -23,8 +24,8 @@ from signalbox_rpc.http.http_semantics import HttpSemantics
 from signalbox_rpc.http.parsing_share import ParsingShare
 from signalbox_rpc.http.port_limits import NORMAL, HttpLimits
 from signalbox_rpc.http.unfinished_bodies import UnfinishedBodies
-from signalbox_rpc.transport.listening_ports import check_exposure, check_free, join_address
-from signalbox_rpc.transport.tls import CLEAR, HttpContexts, TlsConfig, is_loopback
+from signalbox_rpc.transport.listening_ports import Endpoint
+from signalbox_rpc.transport.tls import HttpContexts, is_loopback
 
 BACKLOG = 1024
 
@@ -35,11 +36,8 @@ class HttpPort:
     def __init__(
         self,
         app: Any,
+        endpoint: Endpoint,
         *,
-        host: str,
-        port: int,
-        tls: TlsConfig = CLEAR,
-        remedy: str,
         names_callers: bool = False,
         access: HttpAccess = NO_ACCESS,
         limits: HttpLimits = NORMAL,
@@ -48,18 +46,14 @@ class HttpPort:
         """Stores the settings; `start` binds the port.
 
         Args:
-            remedy: what to do if the port is in use.
             names_callers: True if only certain roles may call, as on the service's gRPC port.
             access: host names and origins that are answered beside the port's own.
             options: uvicorn's options that differ between ports.
         """
-        self.host = host
-        self.port = port
-        self._tls = tls
-        self._remedy = remedy
+        self._endpoint = endpoint
         self._names_callers = names_callers
         self._config = uvicorn.Config(
-            HttpSemantics(HeadGate(app, access=access, is_loopback=is_loopback(host))),
+            HttpSemantics(HeadGate(app, access=access, is_loopback=is_loopback(endpoint.host))),
             http=client_connection.BoundedConnection,
             # Twice, because our own limit comes first and is the same with both parsers.
             h11_max_incomplete_event_size=2 * port_limits.MAX_HEAD_BYTES,
@@ -76,9 +70,13 @@ class HttpPort:
         self._serving: asyncio.Task[None] | None = None
 
     @property
+    def port(self) -> int:
+        return self._endpoint.port
+
+    @property
     def address(self) -> str:
         """The listening address, "host:port"."""
-        return join_address(self.host, self.port)
+        return self._endpoint.address
 
     @property
     def num_connections(self) -> int:
@@ -86,16 +84,15 @@ class HttpPort:
 
     async def start(self) -> int:
         """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
-        check_exposure(self.address, self._tls, names_callers=self._names_callers)
-        check_free(self.host, self.port, remedy=self._remedy)
+        self._endpoint.check(names_callers=self._names_callers)
         family, _, _, _, where = socket.getaddrinfo(
-            self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            self._endpoint.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.create_server(where[:2], family=family, backlog=BACKLOG)
-        self.port = listener.getsockname()[1]
+        self._endpoint = replace(self._endpoint, port=listener.getsockname()[1])
         self._config.load()
-        if self._tls.serves:
-            self._server.contexts = HttpContexts(self._tls)
+        if self._endpoint.tls.serves:
+            self._server.contexts = HttpContexts(self._endpoint.tls)
         self._serving = asyncio.create_task(self._server.serve([listener]), name="http port")
         return self.port
 

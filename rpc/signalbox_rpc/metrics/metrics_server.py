@@ -14,8 +14,7 @@ from signalbox_rpc.http import port_limits
 from signalbox_rpc.http.host_check import HttpAccess
 from signalbox_rpc.http.server import HttpPort
 from signalbox_rpc.metrics.exposition import encoder_for
-from signalbox_rpc.transport.listening_ports import METRICS_REMEDY
-from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_rpc.transport.listening_ports import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -30,21 +29,16 @@ class MetricsServer:
     def __init__(
         self,
         registry: CollectorRegistry,
+        endpoint: Endpoint,
         *,
-        host: str,
-        port: int,
-        tls: TlsConfig = CLEAR,
         names_callers: bool = True,
         allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         """`names_callers` is True if only certain roles may call the service's gRPC port."""
-        self._scheme = "https" if tls.serves else "http"
+        self._scheme = "https" if endpoint.tls.serves else "http"
         self._listener = HttpPort(
             _only_metrics(_shown(registry)),
-            host=host,
-            port=port,
-            tls=tls,
-            remedy=METRICS_REMEDY,
+            endpoint,
             names_callers=names_callers,
             access=HttpAccess(hosts=allowed_hosts),
             limits=port_limits.OF_METRICS,

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from signalbox_rpc.metrics.metrics_socket import serving_socket
 from signalbox_rpc.metrics.registry import MetricsConfig, Read, make_registry
+from signalbox_rpc.transport.listening_ports import METRICS_REMEDY, Endpoint
 from signalbox_rpc.transport.tls import TlsConfig
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ def metrics_server(
 
     return MetricsServer(
         registry,
-        host=host,
-        port=config.port,
-        tls=tls,
+        Endpoint(host=host, port=config.port, tls=tls, remedy=METRICS_REMEDY),
         names_callers=names_callers,
         allowed_hosts=config.allowed_hosts,
     )

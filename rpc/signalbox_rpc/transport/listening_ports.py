@@ -6,8 +6,9 @@ checks, those of gRPC and of HTTP.
 
 import errno
 import socket
+from dataclasses import dataclass
 
-from signalbox_rpc.transport.tls import TlsConfig, exposure
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig, exposure
 
 PORT_REMEDY = "choose another --port"
 GRPC_REMEDY = "choose another --grpc-port"
@@ -53,3 +54,24 @@ def check_free(host: str, port: int, *, remedy: str = PORT_REMEDY) -> None:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(f"cannot listen on {address}: the port is in use; {remedy}") from None
         raise BindError(f"cannot listen on {address}: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The host and port that a server listens on, and their protection."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 is any free port."""
+    tls: TlsConfig = CLEAR
+    remedy: str = PORT_REMEDY
+    """What to do if the port is in use."""
+
+    @property
+    def address(self) -> str:
+        return join_address(self.host, self.port)
+
+    def check(self, *, names_callers: bool) -> None:
+        """Raises PortInUse or BindError unless a server may listen here; see `check_exposure`."""
+        check_exposure(self.address, self.tls, names_callers=names_callers)
+        check_free(self.host, self.port, remedy=self.remedy)

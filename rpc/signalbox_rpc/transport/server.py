@@ -8,6 +8,7 @@ reflection.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -18,14 +19,8 @@ from signalbox_rpc.interceptors.error_interceptor import ErrorInterceptor
 from signalbox_rpc.interceptors.peer_roles import Callers, PeerInterceptor
 from signalbox_rpc.limits.call_bounds import NORMAL_BOUNDS, CallBounds, CallBoundsInterceptor
 from signalbox_rpc.transport import health, reflection
-from signalbox_rpc.transport.listening_ports import (
-    PORT_REMEDY,
-    PortInUse,
-    check_exposure,
-    check_free,
-    join_address,
-)
-from signalbox_rpc.transport.tls import CLEAR, TlsConfig, server_credentials
+from signalbox_rpc.transport.listening_ports import Endpoint, PortInUse
+from signalbox_rpc.transport.tls import server_credentials
 
 PUBLIC_MAX_RECEIVE_BYTES = 4 << 20
 INTERNAL_MAX_RECEIVE_BYTES = 64 << 20
@@ -124,38 +119,31 @@ class Server:
 
     def __init__(
         self,
+        endpoint: Endpoint,
         *,
-        host: str,
-        port: int,
         reflection: bool = False,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_receive_bytes: int = PUBLIC_MAX_RECEIVE_BYTES,
         bounds: CallBounds = NORMAL_BOUNDS,
-        tls: TlsConfig = CLEAR,
         callers: Callers | None = None,
         on_malformed: Callable[[str], None] = lambda _method: None,
-        remedy: str = PORT_REMEDY,
     ) -> None:
         """Makes a server that does not listen yet.
 
         Args:
-            remedy: what to do if the port is in use.
             callers: the roles that may call each method; None lets in every client.
             bounds: limits of connections, of calls without a request, and of calls that last.
             on_malformed: called with the method of each call that received a malformed request.
         """
-        self.host = host
-        self._tls = tls
+        self._endpoint = endpoint
         self._names_callers = callers is not None
-        self.port = port
-        self._remedy = remedy
         self._reflection = reflection
         self._names: list[str] = []
         self._stopping: asyncio.Future[None] | None = None
         self._calls = _Calls()
         self._health = health.HealthServicer()
-        if callers is not None and tls.identifies_clients:
-            interceptors = [PeerInterceptor(callers, tls.peer_names), *interceptors]
+        if callers is not None and endpoint.tls.identifies_clients:
+            interceptors = [PeerInterceptor(callers, endpoint.tls.peer_names), *interceptors]
         self._server = grpc.aio.server(
             interceptors=[
                 ErrorInterceptor(on_malformed),
@@ -173,9 +161,13 @@ class Server:
         health.add_to_server(self._health, self._server)
 
     @property
+    def port(self) -> int:
+        return self._endpoint.port
+
+    @property
     def address(self) -> str:
         """The server's listening address, "host:port"."""
-        return join_address(self.host, self.port)
+        return self._endpoint.address
 
     def add(
         self,
@@ -203,11 +195,10 @@ class Server:
         if self._reflection:
             names = (*self._names, health.SERVICE_NAME)
             reflection.add_to_server(names, self._server)
-        check_exposure(self.address, self._tls, names_callers=self._names_callers)
         # gRPC reports only that binding failed.
-        check_free(self.host, self.port, remedy=self._remedy)
+        self._endpoint.check(names_callers=self._names_callers)
         try:
-            self.port = self._listen()
+            self._endpoint = replace(self._endpoint, port=self._listen())
         except RuntimeError:
             raise PortInUse(f"cannot listen on {self.address}: the port is taken") from None
 
@@ -218,9 +209,10 @@ class Server:
         await self._server.stop(None)
 
     def _listen(self) -> int:
-        if not self._tls.serves:
+        if not self._endpoint.tls.serves:
             return self._server.add_insecure_port(self.address)
-        return self._server.add_secure_port(self.address, server_credentials(self._tls))
+        credentials = server_credentials(self._endpoint.tls)
+        return self._server.add_secure_port(self.address, credentials)
 
     def set_serving(self, *names: str, serving: bool) -> None:
         """Sets the health of services, and the overall health: serving when all are."""

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from signalbox_rpc.http import client_connection
 from signalbox_rpc.http.server import HttpPort
+from signalbox_rpc.transport.listening_ports import Endpoint
 from tests.waiting import run_ready_tasks
 
 PARSERS = ("h11", "httptools")
@@ -48,9 +49,11 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp = echo, **options: Any) -> AsyncIterator[HttpPort]:
-    """A port of this machine's loopback interface."""
-    port = HttpPort(app, **{"host": "127.0.0.1", "port": 0, "remedy": "-"} | options)
+async def serving(
+    app: ASGIApp = echo, endpoint: Endpoint | None = None, **options: Any
+) -> AsyncIterator[HttpPort]:
+    """A port of this machine's loopback interface, if nothing else is said."""
+    port = HttpPort(app, endpoint or Endpoint(), **options)
     await port.start()
     try:
         yield port

@@ -21,6 +21,7 @@ from signalbox_rpc.http import acceptor, port_limits
 from signalbox_rpc.http.connection_places import NoPlace, Places
 from signalbox_rpc.http.port_limits import HttpLimits
 from signalbox_rpc.limits import open_files
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.certificates import Authority
 from tests.rpc.http.http_parsers import PARSERS, accepted, serving, use_parser
@@ -147,7 +148,7 @@ async def test_a_large_body_comes_whole_over_tls(tmp_path: Path) -> None:
     start = head % len(body)
     tls = TlsConfig(cert=cert, key=key)
     async with (
-        serving(digest_of, tls=tls) as port,
+        serving(digest_of, Endpoint(tls=tls)) as port,
         connections(port.port, 1, start, context, body) as (reader,),
         asyncio.timeout(EVENT_S),
     ):
@@ -161,7 +162,10 @@ async def test_the_next_connection_sees_a_renewed_certificate_and_an_open_one_go
     cert, key = authority.issue("127.0.0.1", file_name="server")
     context = ssl.create_default_context(cafile=authority.file)
     get = GET.replace(b"close", b"keep-alive")
-    async with serving(tls=TlsConfig(cert=cert, key=key)) as port, asyncio.timeout(EVENT_S):
+    async with (
+        serving(endpoint=Endpoint(tls=TlsConfig(cert=cert, key=key))) as port,
+        asyncio.timeout(EVENT_S),
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port.port, ssl=context)
         at, shown = ("127.0.0.1", port.port), []
         for _ in range(2):
@@ -224,7 +228,9 @@ async def test_handshakes_that_do_not_come_have_places_and_give_them_up(
     cert, key = authority.issue("127.0.0.1")
     context = ssl.create_default_context(cafile=authority.file)
     config = TlsConfig(cert=cert, key=key)
-    async with serving(tls=config, limits=HttpLimits(max_connections=10)) as port:
+    async with serving(
+        endpoint=Endpoint(tls=config), limits=HttpLimits(max_connections=10)
+    ) as port:
         async with connections(port.port, 15, b"\x16\x03\x01"):
             await eventually(lambda: port.num_connections == 10)
             async with connections(port.port, 1, GET, context) as (reader,):

@@ -4,6 +4,7 @@ import pytest
 
 from signalbox_rpc.http.host_check import HostCheck, HttpAccess, is_same_origin
 from signalbox_rpc.http.port_limits import OF_METRICS
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.http.http_parsers import PARSERS, serving, use_parser
 from tests.rpc.http.test_client_connection import error_of, say, status_of
@@ -149,9 +150,10 @@ async def test_a_port_refuses_foreign_names_and_pages(
 
 async def test_a_port_that_others_reach_answers_any_name_unless_some_are_listed() -> None:
     request = b"GET / HTTP/1.1\r\nHost: any.example\r\nConnection: close\r\n\r\n"
-    options = {"host": "0.0.0.0", "tls": TlsConfig(insecure=True), "limits": OF_METRICS}
-    async with serving(**options) as port:
+    endpoint = Endpoint(host="0.0.0.0", tls=TlsConfig(insecure=True))
+    async with serving(endpoint=endpoint, limits=OF_METRICS) as port:
         assert status_of(await say(port.port, request)) == 200
-    async with serving(**options, access=HttpAccess(hosts=("llm.example",))) as port:
+    access = HttpAccess(hosts=("llm.example",))
+    async with serving(endpoint=endpoint, limits=OF_METRICS, access=access) as port:
         assert status_of(await say(port.port, request)) == 403
         assert status_of(await say(port.port, request.replace(b"any.", b"llm."))) == 200

@@ -197,7 +197,7 @@ async def test_at_the_bound_of_streams_a_client_waits_until_one_ends() -> None:
 
 async def test_what_does_not_keep_to_the_bound_of_streams_is_reset() -> None:
     async with serving(Echo(), bounds=BOUNDS) as (server, channel), asyncio.timeout(EVENT_S):
-        reader, writer = await asyncio.open_connection(server.host, server.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         path = f"/{NAME}/unary".encode()
         calls = b"".join(
             frame(HEADERS, headers(path), flags=END_HEADERS, stream=number)
@@ -215,7 +215,7 @@ async def test_what_does_not_keep_to_the_bound_of_streams_is_reset() -> None:
 async def test_connections_beyond_the_bound_are_closed() -> None:
     async with serving(Echo(), bounds=CallBounds(max_connections=3)) as (server, channel):
         assert await call(channel, "unary", text("a")) == ["a"]
-        opened = [await asyncio.open_connection(server.host, server.port) for _ in range(3)]
+        opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
         async with asyncio.timeout(EVENT_S):
             assert await opened[2][0].read() == b""
             for _, writer in opened:

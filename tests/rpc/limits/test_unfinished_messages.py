@@ -132,7 +132,7 @@ async def test_a_message_without_end_is_refused_before_the_end(
     bounds = CallBounds(request_timeout_s=MANY_S)
     async with (
         serving(Echo(), bounds=bounds) as (server, channel),
-        unfinished(server.host, server.port) as (reader, writer),
+        unfinished("127.0.0.1", server.port) as (reader, writer),
         asyncio.timeout(EVENT_S),
     ):
         answer = await until_refused(reader, writer)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from signalbox_rpc.transport.channel import open_channel
-from signalbox_rpc.transport.listening_ports import BindError, PortInUse
+from signalbox_rpc.transport.listening_ports import BindError, Endpoint, PortInUse
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import TlsConfig
 from tests.chaos.fault_proxy import fault_proxy
@@ -135,14 +135,14 @@ def _names_in(files: Iterable[bytes]) -> set[str]:
 async def test_a_taken_port_is_refused_in_one_line() -> None:
     async with serving(Echo()) as (server, _):
         with pytest.raises(PortInUse, match=rf"127\.0\.0\.1:{server.port}.*in use") as caught:
-            await Server(host="127.0.0.1", port=server.port).start()
+            await Server(Endpoint(port=server.port)).start()
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid"])
 async def test_a_foreign_host_is_refused_in_one_line(host: str) -> None:
     with pytest.raises(BindError, match=f"cannot listen on {host}") as caught:
-        await Server(host=host, port=0, tls=TlsConfig(insecure=True)).start()
+        await Server(Endpoint(host=host, tls=TlsConfig(insecure=True))).start()
     assert "\n" not in str(caught.value)
 
 
@@ -231,7 +231,7 @@ async def test_a_drain_cuts_calls_off_after_the_grace_period() -> None:
 SLEEPER = """
 import asyncio, sys
 from signalbox_rpc.transport.shutdown import run_until_signalled
-from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_rpc.transport.listening_ports import Endpoint
 from tests.rpc.echo import Echo, NAME, add_echo
 from signalbox_rpc.transport.server import Server
 
@@ -240,7 +240,7 @@ async def sleep(text):
     await asyncio.Event().wait()
 
 async def main():
-    server = Server(host="127.0.0.1", port=0)
+    server = Server(Endpoint())
     server.add(Echo(sleep), add_echo, name=NAME)
     await server.start()
     server.set_serving(NAME, serving=True)

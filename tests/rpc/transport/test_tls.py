@@ -12,7 +12,7 @@ import pytest
 
 from signalbox_rpc.interceptors.peer_roles import PeerNames
 from signalbox_rpc.transport.channel import open_channel
-from signalbox_rpc.transport.listening_ports import BindError, check_exposure
+from signalbox_rpc.transport.listening_ports import BindError, Endpoint, check_exposure
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import TlsConfig, TlsError
 from tests.grpc_errors import code_of
@@ -25,7 +25,7 @@ CALLERS = {f"/{NAME}/": ("router",), f"/{NAME}/both_stream": ("worker",)}
 
 @asynccontextmanager
 async def serving(tls: TlsConfig, **options: Any) -> AsyncIterator[Server]:
-    server = Server(host="127.0.0.1", port=0, tls=tls, **options)
+    server = Server(Endpoint(tls=tls), **options)
     server.add(Echo(), add_echo, name=NAME)
     await server.start()
     yield server
@@ -140,7 +140,7 @@ async def test_an_unusable_file_is_named_in_one_line(authority: Authority, tmp_p
     cert, _ = authority.issue("127.0.0.1")
     _, other_key = authority.issue("other")
     with pytest.raises(TlsError, match=r"127\.0\.0\.1\.pem.*other\.key") as caught:
-        await Server(host="127.0.0.1", port=0, tls=TlsConfig(cert=cert, key=other_key)).start()
+        await Server(Endpoint(tls=TlsConfig(cert=cert, key=other_key))).start()
     assert "\n" not in str(caught.value)
     with pytest.raises(TlsError, match="absent"):
         open_channel("127.0.0.1:1", tls=TlsConfig(ca=str(tmp_path / "absent")))
@@ -171,6 +171,6 @@ def test_the_loopback_needs_none(host: str) -> None:
 
 async def test_a_server_refuses_to_listen_unprotected() -> None:
     with pytest.raises(BindError, match="in the clear"):
-        await Server(host="0.0.0.0", port=0).start()
+        await Server(Endpoint(host="0.0.0.0")).start()
     with pytest.raises(BindError, match="anybody"):
-        await Server(host="0.0.0.0", port=0, callers=CALLERS).start()
+        await Server(Endpoint(host="0.0.0.0"), callers=CALLERS).start()

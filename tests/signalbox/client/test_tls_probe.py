@@ -14,6 +14,7 @@ from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import Unreachable
 from signalbox.client.terminal_answer import explained
 from signalbox.client.tls_probe import listens, tls_hint
+from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from tests.ports import free_port
@@ -23,7 +24,7 @@ from tests.rpc.certificates import Authority
 @pytest.mark.parametrize("has_tls", [False, True])
 async def test_the_hint_is_of_what_listens(has_tls: bool, tmp_path: Path) -> None:
     tls = Authority(tmp_path).member("router") if has_tls else CLEAR
-    server = Server(host="127.0.0.1", port=0, tls=tls)
+    server = Server(Endpoint(tls=tls))
     await server.start()
     try:
         hints = {
@@ -44,7 +45,7 @@ def test_where_nothing_listens_tls_explains_nothing() -> None:
 
 
 async def test_commands_without_tls_are_told_of_it(tmp_path: Path) -> None:
-    server = Server(host="127.0.0.1", port=0, tls=Authority(tmp_path).member("router"))
+    server = Server(Endpoint(tls=Authority(tmp_path).member("router")))
     await server.start()
     try:
         async with SchedulerClient(server.address) as scheduler:
@@ -62,7 +63,7 @@ async def test_commands_without_tls_are_told_of_it(tmp_path: Path) -> None:
 
 async def test_commands_with_tls_are_told_of_a_port_without_it(tmp_path: Path) -> None:
     how = Connection(tls=TlsConfig(ca=Authority(tmp_path).member("router").ca))
-    server = Server(host="127.0.0.1", port=0)
+    server = Server(Endpoint())
     await server.start()
     try:
         async with router_client(server.address, how) as client:
@@ -76,7 +77,7 @@ async def test_commands_with_tls_are_told_of_a_port_without_it(tmp_path: Path) -
 
 
 async def test_another_service_is_called_no_router() -> None:
-    server = Server(host="127.0.0.1", port=0)
+    server = Server(Endpoint())
     await server.start()
     try:
         async with router_client(server.address) as client:
