@@ -43,7 +43,7 @@ class Served:
         self.llm = llm
         self.engine = llm.llm_engine
         core = self.engine._core
-        store = core._worker._runner._store  # type: ignore[union-attr]
+        store = core._worker._runner.transfers.store  # type: ignore[union-attr]
         self.tier: SharedTier = store.store
         self.planning = core.scheduler.store
         assert self.tier.opened.wait(EVENT_S)

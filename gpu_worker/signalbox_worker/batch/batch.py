@@ -43,8 +43,8 @@ class Batch:
     fed_from: Int64Array | None = None
     """[T], index of the draw of the batch before that is the token; -1 if token_ids has it."""
     complete_rows: Callable[[], None] | None = None
-    """Waits for the draws of the batch before, and adds to `rows` what they decide; to be called
-    before rows are drawn. None if the rows are complete."""
+    """Waits for the draws of the batch before, and adds to `rows` what they decide; see `complete`.
+    None if the rows are complete."""
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], what the pipeline stage before has computed; None on the first."""
     adapters: Int32Array | None = None
@@ -55,6 +55,12 @@ class Batch:
     """[T], segment of each token for models that tell segments apart; None if all are in 0."""
     pooling: PoolingRows | None = None
     """Rows that are pooled, on a worker that pools; None on one that generates."""
+
+    def complete(self) -> None:
+        """Completes `rows`, unless they are; to be called before rows are drawn."""
+        if (complete_rows := self.complete_rows) is not None:
+            complete_rows()
+            self.complete_rows = None
 
     @property
     def most_queries(self) -> int:

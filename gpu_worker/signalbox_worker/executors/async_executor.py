@@ -99,8 +99,7 @@ class AsyncExecutor(TorchExecutor):
             hidden, logits, row_of = self._enqueue(batch)
         forwarded = self._compute.record(is_timed=True)
         with span("sample"):
-            if batch.complete_rows is not None:  # the device computes meanwhile
-                batch.complete_rows()
+            batch.complete()  # the device computes meanwhile
             draws = None
             if logits is not None:
                 draws = self._draw(batch, logits, row_of)

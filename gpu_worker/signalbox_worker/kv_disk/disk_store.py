@@ -22,7 +22,7 @@ from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_worker.kv_disk.disk_faults import DiskFaults
 from signalbox_worker.kv_disk.disk_index import DiskIndex, StoredBlock
 from signalbox_worker.kv_disk.disk_space import PIECE_BYTES, DiskSpace
-from signalbox_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk.file_calls import SYSTEM, FileCalls
 from signalbox_worker.kv_disk.index_opening import open_empty_index, open_index
 from signalbox_worker.kv_disk.index_schema import LOG_BYTES
 from signalbox_worker.kv_disk.slot_file import SlotFile
@@ -57,7 +57,7 @@ class DiskStore:
         limit: WriteLimit,
         piece_bytes: int = PIECE_BYTES,
         model: str = "",
-        calls: FileCalls | None = None,
+        calls: FileCalls = SYSTEM,
     ) -> None:
         """Takes files of this identity that no process has, or makes some. Raises StoreError."""
         self._folder, self._identity, self._model = folder, identity, model

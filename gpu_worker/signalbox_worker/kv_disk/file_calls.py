@@ -44,6 +44,9 @@ class FileCalls:
         os.fdatasync(fd)
 
 
+SYSTEM = FileCalls()
+
+
 @cache
 def _fallocate() -> "ctypes._NamedFuncPointer":
     function = ctypes.CDLL(None, use_errno=True).fallocate

@@ -9,7 +9,7 @@ import mmap
 import os
 from collections.abc import Iterable
 
-from signalbox_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk.file_calls import SYSTEM, FileCalls
 
 
 class SlotFile:
@@ -18,11 +18,11 @@ class SlotFile:
     Safe from several threads, as far as they use different slots.
     """
 
-    def __init__(self, fd: int, *, block_bytes: int, calls: FileCalls | None = None) -> None:
+    def __init__(self, fd: int, *, block_bytes: int, calls: FileCalls = SYSTEM) -> None:
         self._fd = fd
         self.block_bytes = block_bytes
         self.slot_bytes = -(-block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._calls = calls or FileCalls()
+        self._calls = calls
         # Blocks are read whole, and not one after another.
         with contextlib.suppress(OSError):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

@@ -11,6 +11,7 @@ this.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -29,16 +30,16 @@ OnError = Callable[[Exception], Exception]
 
 
 class StepInFlight(Unfinished[StepResult]):
-    """A launched step."""
+    """A launched step; it has an outcome once it is collected."""
 
+    outcome: StepResult | Exception
     __slots__ = (
         "_pipeline",
         "booked",
-        "error",
         "finish_result",
         "launched",
         "on_error",
-        "result",
+        "outcome",
         "samples",
     )
 
@@ -56,18 +57,15 @@ class StepInFlight(Unfinished[StepResult]):
         self.finish_result = finish_result
         self.on_error = on_error
         self.samples: BatchOutput | None = None
-        self.result: StepResult | None = None
-        self.error: Exception | None = None
 
     def wait(self) -> None:
         self.launched.wait()
 
     def finish(self) -> StepResult:
         self._pipeline.collect_until(self)
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
 
 class StepPipeline:
@@ -106,8 +104,11 @@ class StepPipeline:
     def launch(self, batch: Batch, finish_result: FinishResult, on_error: OnError) -> StepInFlight:
         """Begins the batch that was applied last; raises the runner's immediate errors."""
         if batch.complete_rows is not None:
-            batch.complete_rows = partial(self._complete_rows, batch, batch.complete_rows)
-        launched = self._runner.launch(batch)
+            launched = self._runner.launch(
+                replace(batch, complete_rows=partial(self._complete_rows, batch))
+            )
+        else:
+            launched = self._runner.launch(batch)
         step = StepInFlight(self, launched, self._table.book(), finish_result, on_error)
         self._steps.append(step)
         self._newest = step
@@ -116,8 +117,7 @@ class StepPipeline:
     def know(self, batch: Batch) -> None:
         """Collects all, and writes the tokens that the batch names as draws into it."""
         samples = self._collect_all()
-        if batch.complete_rows is not None:
-            batch.complete_rows()
+        batch.complete()
         if batch.fed_from is None or samples is None:
             return
         drawn = samples.token_ids.clip(min=0)
@@ -125,18 +125,17 @@ class StepPipeline:
         batch.token_ids[is_fed] = drawn[batch.fed_from[is_fed]]
         batch.fed_from = None
 
-    def _complete_rows(self, batch: Batch, add_rules: Callable[[], None]) -> None:
+    def _complete_rows(self, batch: Batch) -> None:
         self._collect_all()
-        add_rules()
-        batch.complete_rows = None
+        batch.complete()
 
     def _collect_all(self) -> BatchOutput | None:
         """Returns the samples of the newest step, if there is one; raises its error."""
         if self._newest is None:
             return None
         self.collect_until(self._newest)
-        if self._newest.error is not None:
-            raise self._newest.error
+        if isinstance(self._newest.outcome, Exception):
+            raise self._newest.outcome
         return self._newest.samples
 
     def collect_until(self, step: StepInFlight) -> None:
@@ -148,6 +147,6 @@ class StepPipeline:
         try:
             step.samples = step.launched.samples()
             result = self._table.append_tokens(step.samples, step.booked)
-            step.result = step.finish_result(result, step.samples)
+            step.outcome = step.finish_result(result, step.samples)
         except Exception as error:
-            step.error = step.on_error(error)
+            step.outcome = step.on_error(error)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from signalbox_worker.kv_disk.disk_store import DiskStore
-from signalbox_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk.file_calls import SYSTEM, FileCalls
 from signalbox_worker.kv_disk.store_folder import StoreFolder
 from signalbox_worker.kv_disk.write_limit import WriteLimit
 from tests.gpu_worker.kv_store.stores import content_of, key_of
@@ -27,7 +27,7 @@ def make_store(
     num_blocks: int | None = None,
     piece_blocks: int = 4,
     limit: WriteLimit | None = None,
-    calls: FileCalls | None = None,
+    calls: FileCalls = SYSTEM,
 ) -> DiskStore:
     """Opens a store; `num_blocks` is what the device has space for."""
     if num_blocks is not None:

@@ -92,8 +92,7 @@ def test_rows_are_completed_when_a_step_with_rules_cannot_be_launched(
     runner = make_device_runner(tiny, GraphsOnCpu(), max_num_seqs=8, sampling="triton")
 
     def fail_late(batch: Batch) -> Launched:
-        if batch.complete_rows is not None:
-            batch.complete_rows()
+        batch.complete()
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     def drive(steps: Steps, fail: Callable[[Batch], Launched] | None) -> dict[int, list[int]]:
