@@ -13,11 +13,11 @@ from signalbox_rpc.metrics.serving_metrics import serving_metrics
 from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from signalbox_rpc.transport.shutdown import run_until_signalled
-from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.factory import make_cluster
-from signalbox_scheduler.recorder import UNRECORDED, Recorder
+from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.replay.recording_codec import FileRecorder
 from signalbox_scheduler.reports import metrics
 from signalbox_scheduler.reports.stats_log import StatsLog
@@ -57,11 +57,11 @@ async def run(config: SchedulerConfig) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
     """A started scheduler, for as long as the context lasts."""
-    recorder: Recorder = UNRECORDED
+    recorder: InputRecorder = UNRECORDED
     if config.record:
         recorder = FileRecorder(config, config.record, now=time.monotonic())
     cluster = make_cluster(config, clock=recorder.clock)
-    adapters = AdapterLoading(cluster, recorder)
+    adapters = ClusterAdapters(cluster, recorder)
     server = Server(
         Endpoint(host=config.host, port=config.port, tls=config.tls),
         reflection=config.reflection,
@@ -112,7 +112,7 @@ def _set_health(server: Server, cluster: Cluster) -> None:
     server.set_serving(SCHEDULER_SERVICE, serving=cluster.is_serving)
 
 
-async def _tick(cluster: Cluster, recorder: Recorder) -> None:
+async def _tick(cluster: Cluster, recorder: InputRecorder) -> None:
     """Ends requests that are out of time; sleeps while there are none."""
     while True:
         await cluster.requests.wait_for_any()

@@ -55,7 +55,7 @@ class WorkerRecorder:
     def prepared(self, constraint: Constraint, fault: str, now: float) -> None: ...
 
 
-class Recorder:
+class InputRecorder:
     """Records everything, in order."""
 
     @property
@@ -78,7 +78,7 @@ class Recorder:
     def close(self) -> None: ...
 
 
-class _Unrecorded(Recorder, RouterRecorder, WorkerRecorder):
+class _Unrecorded(InputRecorder, RouterRecorder, WorkerRecorder):
     """Records nothing, whatever it is the recorder of."""
 
 

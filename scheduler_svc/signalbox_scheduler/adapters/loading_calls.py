@@ -9,7 +9,7 @@ from typing import TypeVar
 from signalbox_contract.errors import FailedPrecondition, NotFound, RpcError, Unavailable
 from signalbox_contract.model import Adapter
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S
-from signalbox_scheduler.workers.adapter_client import AdapterClient
+from signalbox_scheduler.workers.adapter_client import WorkerAdapterClient
 from signalbox_scheduler.workers.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 async def of_each(
-    clients: Mapping[StepLoop, AdapterClient],
-    ask: Callable[[AdapterClient], Awaitable[T]],
+    clients: Mapping[StepLoop, WorkerAdapterClient],
+    ask: Callable[[WorkerAdapterClient], Awaitable[T]],
 ) -> dict[StepLoop, T | RpcError]:
     """Asks all workers at once."""
 
-    async def answer(client: AdapterClient) -> T | RpcError:
+    async def answer(client: WorkerAdapterClient) -> T | RpcError:
         try:
             return await ask(client)
         except RpcError as error:
@@ -34,7 +34,7 @@ async def of_each(
 
 
 async def send_missing(
-    found: dict[StepLoop, Adapter | RpcError], clients: Mapping[StepLoop, AdapterClient]
+    found: dict[StepLoop, Adapter | RpcError], clients: Mapping[StepLoop, WorkerAdapterClient]
 ) -> dict[StepLoop, Adapter | RpcError]:
     """Sends an adapter to the workers without the folder, if all others have loaded it.
 
@@ -60,7 +60,7 @@ async def send_missing(
 
 
 async def load_there(
-    client: AdapterClient, adapter: Adapter, *, sources: Iterable[AdapterClient]
+    client: WorkerAdapterClient, adapter: Adapter, *, sources: Iterable[WorkerAdapterClient]
 ) -> None:
     """Makes a worker have an adapter that is served, from its own files or those of others.
 
@@ -104,7 +104,9 @@ def files_differ(name: str, loaded: Mapping[StepLoop, Adapter]) -> RpcError:
     )
 
 
-async def _send(adapter: Adapter, *, to: AdapterClient, sources: Iterable[AdapterClient]) -> None:
+async def _send(
+    adapter: Adapter, *, to: WorkerAdapterClient, sources: Iterable[WorkerAdapterClient]
+) -> None:
     """Sends an adapter's files from the first worker that can. Raises RpcError."""
     fault: RpcError = FailedPrecondition("no other worker has its files")
     for source in sources:

@@ -12,7 +12,7 @@ from signalbox_contract.updates import RequestFailure
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.stage_use import StageUse
-from signalbox_scheduler.requests.timeline import Event, EventKind
+from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait
 
 
@@ -46,7 +46,7 @@ class Explanation:
     decode_s: float
     preempted_s: float
     """Part of the three above."""
-    events: tuple[Event, ...]
+    events: tuple[TimelineEvent, ...]
     num_dropped_events: int
     waits: tuple[Wait, ...] = ()
     """Reasons for which a waiting or loading request has waited since it was queued."""

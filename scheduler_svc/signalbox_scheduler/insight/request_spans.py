@@ -12,9 +12,9 @@ from opentelemetry.trace import Status, StatusCode
 
 from signalbox_rpc.telemetry import tracing
 from signalbox_scheduler.requests.open_spans import RequestTrace
-from signalbox_scheduler.requests.phases import BlockUnit, Phase, phases_of
+from signalbox_scheduler.requests.phases import BlockUnit, RequestPhase, phases_of
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
-from signalbox_scheduler.requests.timeline import Event, EventKind
+from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
 from signalbox_scheduler.results.step_outcome import StepOutcome
 
 
@@ -81,7 +81,7 @@ def end(group: SequenceGroup, *, now: float, block: BlockUnit) -> None:
     traced.span.end(traced.wall_ns(now))
 
 
-def _write_fetch(traced: RequestTrace, event: Event) -> None:
+def _write_fetch(traced: RequestTrace, event: TimelineEvent) -> None:
     """Writes the span of blocks that came from a store, or from another worker."""
     attributes: dict[str, str | int] = {
         "signalbox.blocks": event.num_blocks,
@@ -101,7 +101,7 @@ def _write_fetch(traced: RequestTrace, event: Event) -> None:
     span.end(traced.wall_ns(event.at))
 
 
-def _write(traced: RequestTrace, phase: Phase) -> None:
+def _write(traced: RequestTrace, phase: RequestPhase) -> None:
     span = tracing.get_tracer().start_span(
         phase.name,
         context=traced.context,
@@ -117,7 +117,7 @@ def _write(traced: RequestTrace, phase: Phase) -> None:
     span.end(traced.wall_ns(phase.end))
 
 
-def _add_events(traced: RequestTrace, events: Iterable[Event]) -> None:
+def _add_events(traced: RequestTrace, events: Iterable[TimelineEvent]) -> None:
     """Adds what is no phase: fetches, forks, and sequences that end before their group."""
     for event in events:
         at = traced.wall_ns(event.at)

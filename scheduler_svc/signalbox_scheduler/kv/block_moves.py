@@ -9,7 +9,7 @@ from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, Bl
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 
-class Move(NamedTuple):
+class GroupMove(NamedTuple):
     """Copies to make, and the blocks that are left behind, once for each table that held one."""
 
     copies: list[BlockCopy]
@@ -34,7 +34,7 @@ def move(
     *,
     block_size: int,
     finds: bool,
-) -> Move:
+) -> GroupMove:
     """Gives the group blocks of another pool; `finds` those that hold its tokens already."""
     moved: dict[int, int] = {}  # physical block on the source: its new place
     copies: list[BlockCopy] = []
@@ -53,7 +53,7 @@ def move(
                 if not obtained.is_found:
                     copies.append(BlockCopy(block, obtained.block))
             seq.block_table[index] = moved[block]
-    return Move(copies, left)
+    return GroupMove(copies, left)
 
 
 def _public_hash(

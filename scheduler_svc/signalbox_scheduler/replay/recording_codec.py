@@ -18,7 +18,7 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_protos.worker.v1 import worker_pb2
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.queue.grammar_queue import Constraint
-from signalbox_scheduler.recorder import Recorder, RouterRecorder, WorkerRecorder
+from signalbox_scheduler.recorder import InputRecorder, RouterRecorder, WorkerRecorder
 from signalbox_scheduler.replay.recording_file import RecordWriter
 from signalbox_scheduler.requests.sequence_ids import sequence_ids
 
@@ -26,7 +26,7 @@ VERSION = 2
 """Raised when a recorded contract changes so that older recordings mean something else."""
 
 
-class FileRecorder(Recorder):
+class FileRecorder(InputRecorder):
     """Records everything in a file; see recorder.py."""
 
     def __init__(self, config: SchedulerConfig, path: str, *, now: float) -> None:

@@ -35,7 +35,7 @@ class NotARecording(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class PlanDifference:
     """The first step that was not planned as it is on record. A message of None was not sent."""
 
     num_steps: int
@@ -62,7 +62,7 @@ class Replay:
         self._planned_by = 0
         self.num_steps = 0
         self.num_records = 0
-        self.difference: Difference | None = None
+        self.difference: PlanDifference | None = None
         records = self._records()
         self._replayed = _begin(next(records, None), path)
         self._rest = records
@@ -72,7 +72,7 @@ class Replay:
         """Bytes of a last record that was cut off."""
         return self._reader.num_left_over
 
-    def run(self) -> Difference | None:
+    def run(self) -> PlanDifference | None:
         """Replays up to the end, the first difference or `until_step`."""
         for record in self._rest:
             if self._planned is not None and record.WhichOneof("record") != "step_sent":
@@ -176,7 +176,7 @@ class Replay:
     ) -> None:
         present = recorded or replayed
         worker = self._replayed.workers[self._planned_by]
-        self.difference = Difference(
+        self.difference = PlanDifference(
             num_steps=self.num_steps + (recorded is None),
             step_id=present.step_id if present else 0,
             worker=f"{self._planned_by} ({worker.loop.worker_name})",

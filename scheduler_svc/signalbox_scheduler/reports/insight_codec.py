@@ -12,7 +12,7 @@ from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.insight.stats import RequestStats
 from signalbox_scheduler.requests.stage_use import StageUse
-from signalbox_scheduler.requests.timeline import Event
+from signalbox_scheduler.requests.timeline import TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait
 from signalbox_scheduler.workers.quarantine import Quarantine
 from signalbox_scheduler.workers.step_loop import StepLoop
@@ -60,7 +60,7 @@ def _stage_use(use: StageUse) -> explain_pb2.StageUse | None:
     )
 
 
-def _event(event: Event, arrival: float) -> explain_pb2.Event:
+def _event(event: TimelineEvent, arrival: float) -> explain_pb2.Event:
     return explain_pb2.Event(
         **{name: getattr(event, name) for name in _SAME_OF_EVENTS - _ENCODED},
         kind=f"EVENT_KIND_{event.kind.name}",

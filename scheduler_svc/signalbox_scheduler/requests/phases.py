@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from signalbox_scheduler.requests.timeline import Event, EventKind
+from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait, WaitReason
 
 Attribute = str | bool | int | float
@@ -29,14 +29,14 @@ _QUEUE_REASONS = {
 
 
 @dataclass(slots=True)
-class Phase:
+class RequestPhase:
     """One stretch, in seconds of the scheduler's clock."""
 
     name: str
     start: float
     end: float
     attributes: dict[str, Attribute] = field(default_factory=dict)
-    chunks: list[Event] = field(default_factory=list)
+    chunks: list[TimelineEvent] = field(default_factory=list)
     """Chunks of a prefill."""
 
 
@@ -49,15 +49,15 @@ class BlockUnit:
 
 
 def phases_of(
-    events: Iterable[Event], *, token_times: Sequence[float], end: float, block: BlockUnit
-) -> list[Phase]:
+    events: Iterable[TimelineEvent], *, token_times: Sequence[float], end: float, block: BlockUnit
+) -> list[RequestPhase]:
     """Returns the stretches of a request's time, in order.
 
     Args:
         token_times: when each of its tokens was accepted, rising.
         end: when it ended, or now.
     """
-    phases: list[Phase] = []
+    phases: list[RequestPhase] = []
     for event in events:
         _add(phases, event, block)
     if phases:
@@ -68,7 +68,7 @@ def phases_of(
     return split
 
 
-def _add(phases: list[Phase], event: Event, block: BlockUnit) -> None:
+def _add(phases: list[RequestPhase], event: TimelineEvent, block: BlockUnit) -> None:
     """Lets an event begin a phase, which ends the one before, or add to the one that goes on."""
     current = phases[-1] if phases else None
     match event.kind:
@@ -90,14 +90,16 @@ def _add(phases: list[Phase], event: Event, block: BlockUnit) -> None:
             _begin(phases, "failover", event, from_worker=event.worker, reason=event.detail)
 
 
-def _begin(phases: list[Phase], name: str, event: Event, **attributes: Attribute) -> None:
+def _begin(
+    phases: list[RequestPhase], name: str, event: TimelineEvent, **attributes: Attribute
+) -> None:
     if phases:
         phases[-1].end = event.at
     named = {f"signalbox.{key}": value for key, value in attributes.items()}
-    phases.append(Phase(name, event.at, event.at, named))
+    phases.append(RequestPhase(name, event.at, event.at, named))
 
 
-def _resume(phases: list[Phase], event: Event) -> None:
+def _resume(phases: list[RequestPhase], event: TimelineEvent) -> None:
     if phases:
         phases[-1].attributes |= _waits(event.waits)
         if phases[-1].name == "failover":
@@ -111,7 +113,7 @@ def _resume(phases: list[Phase], event: Event) -> None:
         _begin(phases, "prefill", event)
 
 
-def _preemption(event: Event, block: BlockUnit) -> dict[str, Attribute]:
+def _preemption(event: TimelineEvent, block: BlockUnit) -> dict[str, Attribute]:
     moved_bytes = event.num_blocks * block.num_bytes if event.is_swap else 0
     return {
         "mode": "swap" if event.is_swap else "recompute",
@@ -131,19 +133,19 @@ def _waits(waits: tuple[Wait, ...]) -> dict[str, Attribute]:
     return {"signalbox.reason": _QUEUE_REASONS[waits[0].reason], **each}
 
 
-def _parts(phase: Phase, token_times: Sequence[float]) -> list[Phase]:
+def _parts(phase: RequestPhase, token_times: Sequence[float]) -> list[RequestPhase]:
     """Splits a prefill that computes again where its first new token comes: decode goes on."""
     if "signalbox.is_recompute" not in phase.attributes:
         return [phase]
     index = bisect_right(token_times, phase.start)
     if index == len(token_times) or token_times[index] >= phase.end:
         return [phase]
-    decode = Phase("decode", token_times[index], phase.end)
+    decode = RequestPhase("decode", token_times[index], phase.end)
     phase.end = decode.start
     return [phase, decode]
 
 
-def _describe(phase: Phase, token_times: Sequence[float], block: BlockUnit) -> None:
+def _describe(phase: RequestPhase, token_times: Sequence[float], block: BlockUnit) -> None:
     if phase.name == "prefill":
         phase.attributes |= _prefill(phase.chunks, block)
     elif phase.name == "decode":
@@ -152,7 +154,7 @@ def _describe(phase: Phase, token_times: Sequence[float], block: BlockUnit) -> N
         phase.attributes |= _decode(token_times[first:last])
 
 
-def _prefill(chunks: list[Event], block: BlockUnit) -> dict[str, Attribute]:
+def _prefill(chunks: list[TimelineEvent], block: BlockUnit) -> dict[str, Attribute]:
     cached = sum(chunk.num_cached_tokens for chunk in chunks)
     computed = sum(chunk.num_tokens for chunk in chunks)
     num_blocks = math.ceil((cached + computed) / block.tokens) if block.tokens else 0

@@ -49,7 +49,7 @@ class EventKind(Enum):
     DEAR_MASKS = auto()
 
 
-class Event(NamedTuple):
+class TimelineEvent(NamedTuple):
     """One thing that happened; only the numbers that belong to its kind are set."""
 
     kind: EventKind
@@ -82,7 +82,7 @@ class Event(NamedTuple):
 class Timeline:
     """The events of one request, in order."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[TimelineEvent] = field(default_factory=list)
     num_dropped: int = 0
     worker: str = ""
     """Worker that has the request or had it last; empty if that worker has left."""
@@ -101,7 +101,7 @@ class Timeline:
         if len(self.events) >= KEPT_FIRST + KEPT_LAST:
             del self.events[KEPT_FIRST]
             self.num_dropped += 1
-        self.events.append(Event(kind, now, self.worker, **numbers))
+        self.events.append(TimelineEvent(kind, now, self.worker, **numbers))
 
     def queued(self, now: float, *, num_ahead: int, num_waiting: int, ledger: WaitLedger) -> None:
         """Records that the request waits in the admission queue, behind so many of so many."""

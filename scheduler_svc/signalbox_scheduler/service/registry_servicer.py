@@ -21,17 +21,17 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from signalbox_rpc.interceptors.peer_roles import WORKER, names_of
 from signalbox_rpc.lifetime.handled_errors import release_frames
 from signalbox_rpc.limits.peer_timeout import wait_for_first
-from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.factory import make_scheduler
-from signalbox_scheduler.recorder import UNRECORDED, Recorder
+from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S
 from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.service.startup_servicer import read_reports
 from signalbox_scheduler.workers.engine import Engine
+from signalbox_scheduler.workers.lease_client import LeaseClient, WorkerLostError
 from signalbox_scheduler.workers.step_loop import StepLoop
-from signalbox_scheduler.workers.worker_client import WorkerClient, WorkerLostError
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self,
         cluster: Cluster,
         config: SchedulerConfig,
-        recorder: Recorder = UNRECORDED,
+        recorder: InputRecorder = UNRECORDED,
         *,
-        adapters: AdapterLoading,
+        adapters: ClusterAdapters,
     ) -> None:
         self._adapters = adapters
         self._recorder = recorder
@@ -65,7 +65,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         address = _address(join.address, context.peer())
         self._check_quarantine(address)
         role = _role(join.role)
-        worker = WorkerClient(
+        worker = LeaseClient(
             address=address,
             epoch=join.epoch,
             recorder=self._recorder.worker(),
@@ -112,7 +112,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             await read_reports(requests, starting)
         return pb.ReportStartupResponse()
 
-    async def _ask(self, worker: WorkerClient) -> tuple[ModelInfo, WorkerCapacity]:
+    async def _ask(self, worker: LeaseClient) -> tuple[ModelInfo, WorkerCapacity]:
         try:
             model, capacity = await worker.info()
             model.check()
@@ -122,7 +122,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         self._check_served(model)
         return model, capacity
 
-    async def _tokenizer_files(self, worker: WorkerClient, model: ModelInfo) -> dict[str, bytes]:
+    async def _tokenizer_files(self, worker: LeaseClient, model: ModelInfo) -> dict[str, bytes]:
         files = self._cluster.tokenizer_files
         if not self._cluster.step_loops:
             files = await worker.tokenizer_files()
@@ -130,7 +130,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         return files
 
     def _make_scheduler(
-        self, worker: WorkerClient, model: ModelInfo, capacity: WorkerCapacity
+        self, worker: LeaseClient, model: ModelInfo, capacity: WorkerCapacity
     ) -> Scheduler:
         try:
             return make_scheduler(
@@ -146,7 +146,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None
 
-    def _make_engine(self, worker: WorkerClient, scheduler: Scheduler) -> Engine:
+    def _make_engine(self, worker: LeaseClient, scheduler: Scheduler) -> Engine:
         return Engine(
             worker=worker,
             scheduler=scheduler,
@@ -156,7 +156,7 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
             recorder=worker.recorder,
         )
 
-    async def _open(self, worker: WorkerClient, scheduler: Scheduler) -> None:
+    async def _open(self, worker: LeaseClient, scheduler: Scheduler) -> None:
         """Opens the lease; a worker that has failed lately has to compute a token before."""
         pools = {
             "num_gpu_blocks": scheduler.blocks.gpu.num_blocks,

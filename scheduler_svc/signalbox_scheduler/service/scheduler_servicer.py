@@ -17,10 +17,10 @@ from signalbox_contract.updates import encode as encode_updates
 from signalbox_protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.recorder import UNRECORDED, Recorder
+from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.reports import insight_codec, state_codec
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S, drains
 from signalbox_scheduler.service.router_session import Heartbeat, Message, ModelChanged, Session
@@ -40,9 +40,9 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self,
         cluster: Cluster,
         config: SchedulerConfig,
-        recorder: Recorder = UNRECORDED,
+        recorder: InputRecorder = UNRECORDED,
         *,
-        adapters: AdapterLoading,
+        adapters: ClusterAdapters,
         is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         """Refuses requests while `is_draining`, so that routers send them to other schedulers."""

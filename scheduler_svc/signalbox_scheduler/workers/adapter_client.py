@@ -24,7 +24,7 @@ UNLOAD_TIMEOUT_S = 10.0
 _CANNOT = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
 
 
-class AdapterClient:
+class WorkerAdapterClient:
     """Calls within one lease."""
 
     def __init__(self, stub: pb_grpc.WorkerServiceStub, *, address: str, epoch: int) -> None:
@@ -50,7 +50,7 @@ class AdapterClient:
             raise Unavailable(reason) from None
         return decode_adapter(answer.adapter)
 
-    async def copy(self, adapter: Adapter, to: "AdapterClient") -> None:
+    async def copy(self, adapter: Adapter, to: "WorkerAdapterClient") -> None:
         """Sends the files of an adapter that this worker has to another one, which loads it.
 
         Raises FailedPrecondition if that refuses them, else Unavailable.

@@ -17,12 +17,12 @@ from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.results.step_outcome import StepOutcome
 from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.lease_client import WorkerLostError
 from signalbox_scheduler.workers.step_loop import StepLoop
-from signalbox_scheduler.workers.worker_client import WorkerLostError
 
 
 class StepChannel(Protocol):
-    """Interface to a worker that executes steps; `WorkerClient` is one."""
+    """Interface to a worker that executes steps; `LeaseClient` is one."""
 
     async def send(self, plan: StepPlan) -> None: ...
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
-from signalbox_scheduler.adapters import adapter_loading
+from signalbox_scheduler.adapters import cluster_adapters
 from tests.integration.adapters.loading import (
     check_tokens,
     listed,
@@ -42,7 +42,7 @@ async def each(ask: Any, names: list[str]) -> None:
 async def test_a_thousand_adapters_are_served_and_one_more_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter_loading, "MAX_ADAPTERS", NUM_ADAPTERS)
+    monkeypatch.setattr(cluster_adapters, "MAX_ADAPTERS", NUM_ADAPTERS)
     names = [f"a{number:03}" for number in range(NUM_ADAPTERS)]
     shas = [write_adapter(tmp_path / name, name) for name in names]
     write_adapter(tmp_path / "more")

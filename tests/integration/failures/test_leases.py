@@ -9,7 +9,7 @@ import time
 import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.workers import worker_client
+from signalbox_scheduler.workers import lease_client
 from signalbox_worker.registration_client import Registration
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner
@@ -75,7 +75,7 @@ async def test_a_step_stream_that_stands_still_costs_no_lease_while_heartbeats_a
 async def test_breaks_with_time_between_cost_an_idle_worker_no_lease(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_client, "RECONNECT_INTERVAL_S", 0.2)
+    monkeypatch.setattr(lease_client, "RECONNECT_INTERVAL_S", 0.2)
     caplog.set_level(logging.INFO)
     proxy = FaultProxy(target=0)
     await proxy.start()

@@ -8,7 +8,7 @@ import pytest
 
 from signalbox_contract.errors import NotFound, Unavailable
 from signalbox_contract.model import Adapter
-from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.workers.step_loop import StepLoop
 from tests.scheduler_svc.make import MODEL
@@ -41,7 +41,7 @@ class Worker:
 async def load_with(workers: list[Worker], leaving: list[Worker]) -> tuple[Adapter, Cluster]:
     """Loads an adapter whose files the first worker sends; others leave during the first copy."""
     cluster = Cluster()
-    loading = AdapterLoading(cluster)
+    loading = ClusterAdapters(cluster)
     for worker in workers:
         async with loading.joining(cast(Any, worker), cast(StepLoop, worker), MODEL) as model:
             cluster.serve(model)

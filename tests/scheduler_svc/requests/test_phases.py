@@ -4,23 +4,23 @@ from itertools import pairwise
 
 import pytest
 
-from signalbox_scheduler.requests.phases import BlockUnit, Phase, phases_of
-from signalbox_scheduler.requests.timeline import Event, EventKind
+from signalbox_scheduler.requests.phases import BlockUnit, RequestPhase, phases_of
+from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait, WaitReason
 
 BLOCK = BlockUnit(tokens=16, num_bytes=1000)
 BEGUN = [
-    Event(EventKind.QUEUED, 0.0, num_ahead=3),
-    Event(EventKind.SCHEDULED, 2.0, waits=(Wait(WaitReason.BLOCKS, 2.0, 7),)),
-    Event(EventKind.PREFILL, 2.0, num_tokens=30, num_cached_tokens=16),
-    Event(EventKind.PREFILL, 3.0, num_tokens=10),
-    Event(EventKind.FIRST_TOKEN, 4.0),
+    TimelineEvent(EventKind.QUEUED, 0.0, num_ahead=3),
+    TimelineEvent(EventKind.SCHEDULED, 2.0, waits=(Wait(WaitReason.BLOCKS, 2.0, 7),)),
+    TimelineEvent(EventKind.PREFILL, 2.0, num_tokens=30, num_cached_tokens=16),
+    TimelineEvent(EventKind.PREFILL, 3.0, num_tokens=10),
+    TimelineEvent(EventKind.FIRST_TOKEN, 4.0),
 ]
 
 
 def make_phases(
-    *more: Event, token_times: tuple[float, ...] = (), end: float = 10.0
-) -> list[Phase]:
+    *more: TimelineEvent, token_times: tuple[float, ...] = (), end: float = 10.0
+) -> list[RequestPhase]:
     phases = phases_of([*BEGUN, *more], token_times=token_times, end=end, block=BLOCK)
     assert phases[0].start == 0.0
     assert phases[-1].end == end
@@ -29,7 +29,7 @@ def make_phases(
     return phases
 
 
-def names(phases: list[Phase]) -> list[str]:
+def names(phases: list[RequestPhase]) -> list[str]:
     return [phase.name for phase in phases]
 
 
@@ -56,8 +56,8 @@ def test_a_request_that_nothing_disturbs_has_three() -> None:
 
 def test_a_swapped_request_decodes_again_when_it_is_back() -> None:
     phases = make_phases(
-        Event(EventKind.PREEMPTED, 5.0, num_blocks=4, is_swap=True, other_request_id="b"),
-        Event(EventKind.RESUMED, 6.0, num_blocks=4, is_swap=True),
+        TimelineEvent(EventKind.PREEMPTED, 5.0, num_blocks=4, is_swap=True, other_request_id="b"),
+        TimelineEvent(EventKind.RESUMED, 6.0, num_blocks=4, is_swap=True),
         token_times=(4.0, 6.5, 7.0),
     )
     assert names(phases) == ["queue", "prefill", "decode", "preempted", "decode"]
@@ -73,10 +73,10 @@ def test_a_swapped_request_decodes_again_when_it_is_back() -> None:
 @pytest.mark.parametrize("kind", [EventKind.PREEMPTED, EventKind.MOVED])
 def test_what_is_computed_again_is_prefill_until_the_next_token(kind: EventKind) -> None:
     phases = make_phases(
-        Event(kind, 5.0, num_blocks=4, worker="a", detail="lost"),
-        Event(EventKind.QUEUED, 5.0),
-        Event(EventKind.RESUMED, 6.0, worker="b"),
-        Event(EventKind.PREFILL, 6.0, num_tokens=42),
+        TimelineEvent(kind, 5.0, num_blocks=4, worker="a", detail="lost"),
+        TimelineEvent(EventKind.QUEUED, 5.0),
+        TimelineEvent(EventKind.RESUMED, 6.0, worker="b"),
+        TimelineEvent(EventKind.PREFILL, 6.0, num_tokens=42),
         token_times=(4.0, 6.5, 7.0),
     )
     away = "preempted" if kind is EventKind.PREEMPTED else "failover"
@@ -89,7 +89,7 @@ def test_what_is_computed_again_is_prefill_until_the_next_token(kind: EventKind)
 
 
 def test_a_request_that_ends_while_it_is_out_was_out_until_then() -> None:
-    phases = make_phases(Event(EventKind.PREEMPTED, 5.0, num_blocks=4))
+    phases = make_phases(TimelineEvent(EventKind.PREEMPTED, 5.0, num_blocks=4))
     assert names(phases) == ["queue", "prefill", "decode", "preempted"]
 
 
@@ -100,7 +100,7 @@ def test_a_request_that_never_ran_only_waited() -> None:
 
 def test_a_request_that_loads_waits_for_that_in_its_queue() -> None:
     waits = (Wait(WaitReason.LOADING, 1.5, 0), Wait(WaitReason.NEXT_STEP, 0.5, 1))
-    fetched = Event(EventKind.FETCHED, 1.0, num_blocks=2, num_bytes=2000, seconds=0.5)
+    fetched = TimelineEvent(EventKind.FETCHED, 1.0, num_blocks=2, num_bytes=2000, seconds=0.5)
     events = [BEGUN[0], fetched, BEGUN[1]._replace(waits=waits), *BEGUN[2:]]
     queue, *_ = phases_of(events, token_times=(4.0,), end=10.0, block=BLOCK)
     assert queue.attributes == {

@@ -9,7 +9,13 @@ from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.insight.explain import Explanation, RequestState
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
-from signalbox_scheduler.requests.timeline import KEPT_FIRST, KEPT_LAST, Event, EventKind, Timeline
+from signalbox_scheduler.requests.timeline import (
+    KEPT_FIRST,
+    KEPT_LAST,
+    EventKind,
+    Timeline,
+    TimelineEvent,
+)
 from signalbox_scheduler.requests.wait_accounting import WaitLedger, WaitReason
 from tests.scheduler_svc.make import (
     MODEL,
@@ -45,7 +51,7 @@ def kinds(group: SequenceGroup) -> list[EventKind]:
     return [event.kind for event in group.timeline.events]
 
 
-def events_of(group: SequenceGroup, kind: EventKind) -> list[Event]:
+def events_of(group: SequenceGroup, kind: EventKind) -> list[TimelineEvent]:
     return [event for event in group.timeline.events if event.kind is kind]
 
 
@@ -129,7 +135,7 @@ def test_recomputed_request_waits_again_and_says_for_what() -> None:
     assert len(events_of(younger, PREFILL)) > 1
 
 
-def waits_of_second(loop: Loop, first: SequenceGroup, second: SequenceGroup) -> Event:
+def waits_of_second(loop: Loop, first: SequenceGroup, second: SequenceGroup) -> TimelineEvent:
     queue(loop.scheduler.admission, first)
     loop.send()
     second.times.arrival = loop.now

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from signalbox_contract.step_result import StepResult
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
-from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.planning.plan import StepPlan
@@ -36,7 +36,7 @@ async def no_heartbeats() -> AsyncIterator[pb.RegisterRequest]:
 
 async def test_a_worker_leaves_even_if_its_handler_is_cancelled_while_it_ends() -> None:
     cluster = Cluster()
-    adapters = AdapterLoading(cluster)
+    adapters = ClusterAdapters(cluster)
     servicer = WorkerRegistryServicer(cluster, SchedulerConfig(port=0), adapters=adapters)
     scheduler = make_scheduler(admission=cluster.admission)
     engine = Engine(

@@ -9,7 +9,7 @@ import pytest
 from signalbox_contract.errors import Aborted, InvalidArgument, ResourceExhausted
 from signalbox_contract.startup import StartupPhase, StartupProgress
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
-from signalbox_scheduler.adapters.adapter_loading import AdapterLoading
+from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.service import registry_servicer, startup_servicer
@@ -41,7 +41,7 @@ def test_the_worker_that_has_come_furthest_is_described() -> None:
 def make_servicer() -> tuple[WorkerRegistryServicer, StartingWorkers]:
     config = SchedulerConfig(port=0)
     cluster = Cluster()
-    adapters = AdapterLoading(cluster)
+    adapters = ClusterAdapters(cluster)
     servicer = WorkerRegistryServicer(cluster, config, adapters=adapters)
     return servicer, cluster.starting_workers
 

@@ -24,7 +24,7 @@ from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.results import result_validation
 from signalbox_scheduler.workers import worker_codec
-from signalbox_scheduler.workers.adapter_client import AdapterClient
+from signalbox_scheduler.workers.adapter_client import WorkerAdapterClient
 from signalbox_scheduler.workers.probe_step import make_check_plan
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class _SentStep(NamedTuple):
     request: pb.ExecuteModelRequest
 
 
-class WorkerClient:
+class LeaseClient:
     """One lease's calls.
 
     Steps are answered in order. When the step stream breaks it is opened again and the
@@ -91,7 +91,7 @@ class WorkerClient:
         self.recorder = recorder
         self._channel = open_channel(address, tls=tls, server_name=certified_name)
         self._stub = pb_grpc.WorkerServiceStub(self._channel)
-        self.adapters = AdapterClient(self._stub, address=address, epoch=epoch)
+        self.adapters = WorkerAdapterClient(self._stub, address=address, epoch=epoch)
         self._unanswered: deque[_SentStep] = deque()
         self._failed_all_before = True
         """True if the last step that computed something failed as a whole, or there was none."""

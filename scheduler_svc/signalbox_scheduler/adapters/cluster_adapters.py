@@ -30,9 +30,9 @@ from signalbox_scheduler.adapters.loading_calls import (
     send_missing,
 )
 from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.recorder import UNRECORDED, Recorder
+from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S
-from signalbox_scheduler.workers.adapter_client import AdapterClient
+from signalbox_scheduler.workers.adapter_client import WorkerAdapterClient
 from signalbox_scheduler.workers.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
@@ -52,12 +52,12 @@ class AdapterUse(NamedTuple):
     num_requests: int
 
 
-class AdapterLoading:
+class ClusterAdapters:
     """Loads and unloads on all workers of a cluster, or on none."""
 
-    def __init__(self, cluster: Cluster, recorder: Recorder = UNRECORDED) -> None:
+    def __init__(self, cluster: Cluster, recorder: InputRecorder = UNRECORDED) -> None:
         self._cluster, self._recorder = cluster, recorder
-        self._clients: dict[StepLoop, AdapterClient] = {}
+        self._clients: dict[StepLoop, WorkerAdapterClient] = {}
         self._lock = asyncio.Lock()
         self._gone = GoneAdapters()
         self._unloaded: set[str] = set()
@@ -196,7 +196,7 @@ class AdapterLoading:
 
     @contextlib.asynccontextmanager
     async def joining(
-        self, client: AdapterClient, loop: StepLoop, model: ModelInfo
+        self, client: WorkerAdapterClient, loop: StepLoop, model: ModelInfo
     ) -> AsyncIterator[ModelInfo]:
         """Makes a worker have the adapters of the others; nothing changes until it has joined.
 
@@ -215,7 +215,9 @@ class AdapterLoading:
     def leave(self, loop: StepLoop) -> None:
         self._clients.pop(loop, None)
 
-    async def _make_equal(self, client: AdapterClient, model: ModelInfo) -> tuple[Adapter, ...]:
+    async def _make_equal(
+        self, client: WorkerAdapterClient, model: ModelInfo
+    ) -> tuple[Adapter, ...]:
         served = self._adapters if self._cluster.model == model else ()
         found = find_differences(
             model.adapters, served, gone=self._gone, is_first=not self._clients
@@ -244,7 +246,7 @@ class AdapterLoading:
             self._change([*self._adapters, adapter])
         return True
 
-    async def _unload(self, adapter: Adapter, clients: dict[StepLoop, AdapterClient]) -> None:
+    async def _unload(self, adapter: Adapter, clients: dict[StepLoop, WorkerAdapterClient]) -> None:
         """Frees an adapter; a worker that does not answer is made equal when it joins again."""
         for got in (await of_each(clients, lambda one: one.unload(adapter))).values():
             if isinstance(got, RpcError):

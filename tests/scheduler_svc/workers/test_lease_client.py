@@ -10,9 +10,9 @@ from signalbox_contract.step import decode_step
 from signalbox_contract.step_result import StepResult, encode_result
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.workers import worker_client
+from signalbox_scheduler.workers import lease_client
+from signalbox_scheduler.workers.lease_client import LeaseClient
 from signalbox_scheduler.workers.probe_step import make_check_plan
-from signalbox_scheduler.workers.worker_client import WorkerClient
 from tests.waiting import run_ready_tasks
 
 EPOCH = 7
@@ -50,8 +50,8 @@ class Stream:
     def cancel(self) -> None: ...
 
 
-def make_client(*streams: Stream) -> WorkerClient:
-    client, opened = WorkerClient(address="127.0.0.1:1", epoch=EPOCH), iter(streams)
+def make_client(*streams: Stream) -> LeaseClient:
+    client, opened = LeaseClient(address="127.0.0.1:1", epoch=EPOCH), iter(streams)
     client._stub.ExecuteModel = lambda: next(opened)
     client._vocab_size = 2
     client._call = client._stub.ExecuteModel()
@@ -101,7 +101,7 @@ async def test_breaks_with_time_between_lose_no_idle_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An idle worker answers nothing that would show that its stream works."""
-    monkeypatch.setattr(worker_client, "RECONNECT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(lease_client, "RECONNECT_INTERVAL_S", 0.0)
     streams = [Stream() for _ in range(3)]
     for broken in streams[:2]:
         broken.breaks.set()
