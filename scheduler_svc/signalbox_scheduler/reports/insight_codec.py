@@ -20,7 +20,7 @@ from signalbox_scheduler.workers.step_loop import StepLoop
 _ENCODED = {"state", "events", "waits", "stages", "kind"}
 """Fields that have another form in the message; the others are as they are."""
 _SAME = {*explain_pb2.ExplainResponse.DESCRIPTOR.fields_by_name}.intersection(Explanation.__slots__)
-_SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(Event._fields)
+_SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(TimelineEvent._fields)
 
 
 def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResponse:
