@@ -22,10 +22,11 @@ class Reading:
     labels: dict[str, str]
     value: float
     """The gauge or counter; the number of values of a histogram."""
-    per_s: float | None
+    per_s: float | None = None
     """None of a gauge."""
-    quantiles: Quantiles
-    """Quantiles of the histograms of durations."""
+    p50: float | None = None
+    """Quantiles of a histogram, in the metric's unit."""
+    p99: float | None = None
 
 
 class Readings(list[Reading]):
@@ -43,8 +44,9 @@ class Readings(list[Reading]):
         return sum(one.per_s or 0.0 for one in self.find(name, **labels))
 
     def quantiles(self, name: str) -> Quantiles:
+        """Returns those of a histogram of durations."""
         found = self.find(name)
-        return found[0].quantiles if found else Quantiles()
+        return Quantiles(p50_s=found[0].p50, p99_s=found[0].p99) if found else Quantiles()
 
 
 def read(before: Iterable[pb.Sample], after: Iterable[pb.Sample], seconds: float) -> Readings:
@@ -58,22 +60,25 @@ def _key(sample: pb.Sample) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def _reading(before: pb.Sample, after: pb.Sample, seconds: float) -> Reading:
-    kind = after.WhichOneof("value")
-    value, since = after.gauge or after.counter, after.counter - before.counter
-    if kind == "histogram":
-        value = sum(after.histogram.counts)
-        since = value - sum(before.histogram.counts)
+    name, labels = after.name, dict(after.labels)
+    if after.WhichOneof("value") == "gauge":
+        return Reading(name=name, labels=labels, value=after.gauge)
+    value, earlier = after.counter, before.counter
+    if after.HasField("histogram"):
+        value, earlier = sum(after.histogram.counts), sum(before.histogram.counts)
+    found = quantiles(before.histogram, after.histogram)
     return Reading(
-        name=after.name,
-        labels=dict(after.labels),
+        name=name,
+        labels=labels,
         value=value,
-        per_s=None if kind == "gauge" else since / seconds,
-        quantiles=quantiles(before.histogram, after.histogram),
+        per_s=(value - earlier) / seconds,
+        p50=found.p50_s,
+        p99=found.p99_s,
     )
 
 
 def quantiles(before: pb.Histogram, after: pb.Histogram) -> Quantiles:
-    """Returns the quantiles of the durations that came between two answers."""
+    """Returns the quantiles of the values that came between two answers."""
     earlier = list(before.counts) or [0] * len(after.counts)
     counts = [count - then for count, then in zip(after.counts, earlier, strict=True)]
     bounds = [bound * after.unit for bound in after.bounds]
