@@ -108,9 +108,8 @@ def _summary(answer: pb.ExplainResponse) -> Text:
         f" output {counted(answer.num_output_tokens, 'token')}{branches},"
         f" preempted {_times(answer.num_preemptions)}"
     )
-    if answer.num_steps_sat_out:
-        steps = counted(answer.num_steps_sat_out, "step")
-        text.append(f"\nsat out {steps}, since the masks of its structured output are dear")
+    for sample in answer.samples:
+        text.append(f"\n{sample.meaning.rstrip('.')}: {sample.gauge or sample.counter:,.0f}")
     return text
 
 
@@ -208,7 +207,14 @@ def _details(event: pb.Event) -> str:
         case pb.EVENT_KIND_ENDED:
             return event.detail.lower() if event.detail.isupper() else event.detail
         case _:
-            return ""
+            return _fields(event)
+
+
+def _fields(event: pb.Event) -> str:
+    """Returns what is set of an event that has no words of its own here."""
+    named = {field.name: value for field, value in event.ListFields()}
+    names = named.keys() - {"kind", "at_ns", "worker", "waits"}
+    return ", ".join(f"{name.replace('_', ' ')} {named[name]}" for name in sorted(names))
 
 
 def _resumed(event: pb.Event) -> str:

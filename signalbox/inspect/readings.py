@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from signalbox_protos.scheduler.v1 import stats_pb2 as pb
+from signalbox_protos.scheduler.v1 import sample_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

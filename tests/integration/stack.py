@@ -15,7 +15,7 @@ from signalbox_contract.pooling import Vector
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from signalbox_protos.scheduler.v1 import stats_pb2
+from signalbox_protos.scheduler.v1.sample_pb2 import Sample
 from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_router.main import Router as RouterService
 from signalbox_rpc.transport.channel import open_channel
@@ -163,7 +163,7 @@ async def until_serving(address: str) -> None:
                 return
 
 
-def count(samples: Iterable[stats_pb2.Sample], name: str, **labels: str) -> float:
+def count(samples: Iterable[Sample], name: str, **labels: str) -> float:
     """Returns what an answer to GetStats counts, or how many values a histogram has."""
     return read((), samples, seconds=1).total(name, **labels)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from signalbox_contract.updates import RequestFailure
+from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.stage_use import StageUse
@@ -52,8 +53,8 @@ class Explanation:
     """Reasons for which a waiting or loading request has waited since it was queued."""
     num_ahead: int = 0
     failure: RequestFailure | None = None
-    num_steps_sat_out: int = 0
-    """Steps that it sat out because its masks are dear."""
+    samples: tuple[Sample, ...]
+    """Counts of this request alone."""
     stages: StageUse
     """Use of its worker's stages since the worker took it; without ranks for one of one rank."""
 
@@ -135,7 +136,7 @@ def _explanation(
         waits=waits,
         num_ahead=num_ahead,
         failure=group.failure,
-        num_steps_sat_out=group.masks.num_sat_out if group.masks is not None else 0,
+        samples=tuple(group.samples()),
         stages=group.timeline.stage_use(),
     )
 

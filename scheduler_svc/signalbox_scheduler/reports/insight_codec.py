@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from signalbox_contract.model import encode_rank
 from signalbox_contract.step_result import encode_stages
 from signalbox_contract.worker_role import WorkerRole
-from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
+from signalbox_protos.scheduler.v1 import explain_pb2, sample_pb2, stats_pb2
 from signalbox_rpc.metrics.histogram import Histogram
 from signalbox_rpc.metrics.sample import PER_NS, Sample
 from signalbox_scheduler.cluster import Cluster
@@ -17,7 +17,7 @@ from signalbox_scheduler.requests.wait_accounting import Wait
 from signalbox_scheduler.workers.quarantine import Quarantine
 from signalbox_scheduler.workers.step_loop import StepLoop
 
-_ENCODED = {"state", "events", "waits", "stages", "kind"}
+_ENCODED = {"state", "events", "waits", "stages", "samples", "kind"}
 """Fields that have another form in the message; the others are as they are."""
 _SAME = {*explain_pb2.ExplainResponse.DESCRIPTOR.fields_by_name}.intersection(Explanation.__slots__)
 _SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(TimelineEvent._fields)
@@ -36,6 +36,7 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         waits=_waits(known.waits),
         role=_role(known.worker, cluster),
         stages=_stage_use(known.stages),
+        samples=map(_sample, known.samples),
     )
     if known.failure is not None:
         message.code, message.message = known.failure.code, known.failure.message
@@ -150,9 +151,9 @@ def _request_stats(requests: RequestStats) -> stats_pb2.RequestStats:
     )
 
 
-def _sample(sample: Sample) -> stats_pb2.Sample:
-    kind, name, _, value, labels, unit = sample
-    message = stats_pb2.Sample(name=name, labels=labels)
+def _sample(sample: Sample) -> sample_pb2.Sample:
+    kind, name, meaning, value, labels, unit = sample
+    message = sample_pb2.Sample(name=name, meaning=meaning, labels=labels)
     if isinstance(value, Histogram):
         message.histogram.CopyFrom(_histogram(value, unit))
     else:
@@ -160,8 +161,8 @@ def _sample(sample: Sample) -> stats_pb2.Sample:
     return message
 
 
-def _histogram(values: Histogram, unit: float) -> stats_pb2.Histogram:
-    return stats_pb2.Histogram(
+def _histogram(values: Histogram, unit: float) -> sample_pb2.Histogram:
+    return sample_pb2.Histogram(
         bounds=values.bounds, counts=values.counts, sum=values.sum, unit=unit
     )
 

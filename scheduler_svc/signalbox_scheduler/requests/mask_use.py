@@ -1,6 +1,9 @@
 """Counts the time that masks of one request's output take, for planning/mask_turns.py."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from signalbox_rpc.metrics.sample import Sample, counter
 
 
 @dataclass(slots=True, kw_only=True)
@@ -12,4 +15,11 @@ class MaskUse:
     charged_ns: float = 0.0
     """CPU time of its masks that counts when turns are given."""
     num_sat_out: int = 0
-    """Steps that it sat out because its masks are dear."""
+
+    def samples(self) -> Iterator[Sample]:
+        if self.num_sat_out:
+            yield counter(
+                "num_steps_sat_out",
+                "Steps that it sat out, since the masks of its structured output are dear.",
+                self.num_sat_out,
+            )

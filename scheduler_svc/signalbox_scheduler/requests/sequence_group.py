@@ -7,6 +7,7 @@ being computed by steps that are not answered yet. Prefill, a chunk of it and de
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -15,6 +16,7 @@ from signalbox_contract.model import Arithmetic
 from signalbox_contract.request import Request
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import FinishReason, RequestFailure, RequestUpdates
+from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.requests.beam_search import BeamSearch, Draw
 from signalbox_scheduler.requests.mask_use import MaskUse
 from signalbox_scheduler.requests.open_spans import RequestTrace
@@ -288,6 +290,17 @@ class SequenceGroup:
     def num_completion_tokens(self) -> int:
         """Tokens that the client got, or is about to get."""
         return sum(len(seq.output_token_ids) for seq in self.sequences)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields what parts have counted of this request alone."""
+        if self.masks is not None:
+            yield from self.masks.samples()
+        if self.num_handovers:
+            yield counter(
+                "num_handovers",
+                "Times that another worker took it over with its blocks.",
+                self.num_handovers,
+            )
 
     def set_status(self, status: SequenceStatus) -> None:
         for seq in self.unfinished:

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from signalbox.inspect.explain import render
 from signalbox_protos.scheduler.v1 import explain_pb2 as pb
+from signalbox_protos.scheduler.v1 import sample_pb2
 
 MS = 1_000_000
 
@@ -55,19 +56,24 @@ def test_the_role_of_its_worker_is_named_if_that_has_one() -> None:
     assert "(" not in text_of(answer).splitlines()[0]
 
 
-def test_a_request_with_dear_masks_says_what_they_take_and_how_many_steps_it_sat_out() -> None:
+def test_a_request_says_what_its_masks_take_and_what_parts_have_counted_of_it() -> None:
     kind = pb.EVENT_KIND_DEAR_MASKS
     answer = pb.ExplainResponse(
-        num_steps_sat_out=41,
+        samples=[
+            sample_pb2.Sample(meaning="Steps that it sat out.", counter=41),
+            sample_pb2.Sample(meaning="Blocks that a new part has of it.", gauge=1200),
+        ],
         events=[
             pb.Event(kind=kind, step_id=7, duration_ns=12_340_000),
             pb.Event(kind=kind, step_id=8),
+            pb.Event(kind=pb.EVENT_KIND_POOLED, num_blocks=3, store="new"),  # has no words yet
         ],
     )
     text = text_of(answer)
-    assert "sat out 41 steps, since the masks of its structured output are dear" in text
+    assert "\nSteps that it sat out: 41\nBlocks that a new part has of it: 1,200\n" in text
     assert "the mask of a token takes 12.3 ms: sits steps out while others run, step 7" in text
     assert "the masks of its payer's requests take long: sits steps out" in text
+    assert "num blocks 3, store new" in text
 
 
 def test_a_request_that_loads_says_what_it_waits_for() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from signalbox.inspect.load_rates import LoadRates, measure
 from signalbox.inspect.top import Watch, run
 from signalbox.inspect.top_view import render
-from signalbox_protos.scheduler.v1 import explain_pb2
+from signalbox_protos.scheduler.v1 import explain_pb2, sample_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
 MS = 1_000_000
@@ -34,17 +34,17 @@ def make_request(
     )
 
 
-def counter(name: str, value: float, **labels: str) -> pb.Sample:
-    return pb.Sample(name=name, labels=labels, counter=value)
+def counter(name: str, value: float, **labels: str) -> sample_pb2.Sample:
+    return sample_pb2.Sample(name=name, labels=labels, counter=value)
 
 
-def durations(name: str, *counts: int) -> pb.Sample:
-    histogram = pb.Histogram(bounds=[10 * MS, 20 * MS], counts=counts, unit=1e-9)
-    return pb.Sample(name=name, histogram=histogram)
+def durations(name: str, *counts: int) -> sample_pb2.Sample:
+    histogram = sample_pb2.Histogram(bounds=[10 * MS, 20 * MS], counts=counts, unit=1e-9)
+    return sample_pb2.Sample(name=name, histogram=histogram)
 
 
 def make_stats(
-    seconds: int, *, num_steps: int = 0, tokens: int = 0, more: Iterable[pb.Sample] = ()
+    seconds: int, *, num_steps: int = 0, tokens: int = 0, more: Iterable[sample_pb2.Sample] = ()
 ) -> pb.GetStatsResponse:
     worker = pb.WorkerStats(
         address="host:1",
@@ -137,7 +137,7 @@ def test_the_screen_shows_queues_pools_and_rates() -> None:
     assert fresh == ["[bold]fresh", "prefill", "700", "0", "64", "0", "ms", "1.5", "s"]
 
 
-def make_moves(factor: int) -> list[pb.Sample]:
+def make_moves(factor: int) -> list[sample_pb2.Sample]:
     """Returns the samples of a disk, other workers, and a part without a line on the screen."""
     disk, peer = {"tier": "disk"}, {"tier": "peer"}
     return [
@@ -148,7 +148,7 @@ def make_moves(factor: int) -> list[pb.Sample]:
         counter("kv_store_hits", 75 * factor, **peer),
         counter("kv_store_bytes", 4 * 10**6 * factor, direction="in", **peer),
         counter("kv_store_failures", factor, direction="in", **peer),
-        pb.Sample(name="num_requests_loading", labels=peer, gauge=2),
+        sample_pb2.Sample(name="num_requests_loading", labels=peer, gauge=2),
         counter("moved_pictures", 7 * factor),
     ]
 

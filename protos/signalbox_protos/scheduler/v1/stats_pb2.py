@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from signalbox_protos.scheduler.v1 import explain_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2
+from signalbox_protos.scheduler.v1 import sample_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_sample__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/stats.proto\x12\x16signalbox.scheduler.v1\x1a+signalbox_protos/scheduler/v1/explain.proto\",\n\x0fGetStatsRequest\x12\x19\n\x11max_live_requests\x18\x01 \x01(\r\"\xb8\x04\n\x10GetStatsResponse\x12\x1c\n\x14num_requests_waiting\x18\x01 \x01(\r\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerStats\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12\x36\n\x08requests\x18\x04 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12M\n\x0bnum_refused\x18\x05 \x03(\x0b\x32\x38.signalbox.scheduler.v1.GetStatsResponse.NumRefusedEntry\x12=\n\rlive_requests\x18\x06 \x03(\x0b\x32&.signalbox.scheduler.v1.RequestSummary\x12\x12\n\nmodel_name\x18\x07 \x01(\t\x12\x46\n\x13quarantined_workers\x18\x08 \x03(\x0b\x32).signalbox.scheduler.v1.QuarantinedWorker\x12\x37\n\x08launcher\x18\t \x01(\x0b\x32%.signalbox.scheduler.v1.LauncherState\x12/\n\x07samples\x18\n \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\x1a\x31\n\x0fNumRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"o\n\rLauncherState\x12\x11\n\tplacement\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x36\n\x07pending\x18\x03 \x03(\x0b\x32%.signalbox.scheduler.v1.PendingWorker\"-\n\rPendingWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"]\n\x11QuarantinedWorker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cnum_failures\x18\x02 \x01(\r\x12\x10\n\x08pause_ns\x18\x03 \x01(\x04\x12\x0f\n\x07left_ns\x18\x04 \x01(\x04\"\xd6\x01\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.RequestState\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06\x61ge_ns\x18\x07 \x01(\x04\x12\x11\n\twaited_ns\x18\x08 \x01(\x04\"\xd6\x03\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x1c\n\x14num_requests_running\x18\x02 \x01(\r\x12\x1c\n\x14num_requests_swapped\x18\x03 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x04 \x01(\r\x12\x1b\n\x13num_free_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12\x1b\n\x13num_free_cpu_blocks\x18\x07 \x01(\r\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\x12\x1d\n\x15num_cached_gpu_blocks\x18\t \x01(\r\x12\x1d\n\x15num_cached_cpu_blocks\x18\n \x01(\r\x12\x14\n\x0cnum_failures\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x36\n\x08requests\x18\r \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12\x30\n\x06stages\x18\x0e \x01(\x0b\x32 .signalbox.scheduler.v1.StageUse\x12/\n\x07samples\x18\x0f \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\"\xe6\x01\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12:\n\x06labels\x18\x02 \x03(\x0b\x32*.signalbox.scheduler.v1.Sample.LabelsEntry\x12\x0f\n\x05gauge\x18\x03 \x01(\x01H\x00\x12\x11\n\x07\x63ounter\x18\x04 \x01(\x01H\x00\x12\x36\n\thistogram\x18\x05 \x01(\x0b\x32!.signalbox.scheduler.v1.HistogramH\x00\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05value\"\xfb\x02\n\x0cRequestStats\x12\x45\n\tnum_ended\x18\x01 \x03(\x0b\x32\x32.signalbox.scheduler.v1.RequestStats.NumEndedEntry\x12\x33\n\x08queue_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x41\n\x16time_to_first_token_ns\x18\x03 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x43\n\x18time_per_output_token_ns\x18\x04 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x36\n\x0b\x64uration_ns\x18\x05 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x1a/\n\rNumEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"F\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x04\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x04\x12\x0c\n\x04unit\x18\x04 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/stats.proto\x12\x16signalbox.scheduler.v1\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a*signalbox_protos/scheduler/v1/sample.proto\",\n\x0fGetStatsRequest\x12\x19\n\x11max_live_requests\x18\x01 \x01(\r\"\xb8\x04\n\x10GetStatsResponse\x12\x1c\n\x14num_requests_waiting\x18\x01 \x01(\r\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerStats\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12\x36\n\x08requests\x18\x04 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12M\n\x0bnum_refused\x18\x05 \x03(\x0b\x32\x38.signalbox.scheduler.v1.GetStatsResponse.NumRefusedEntry\x12=\n\rlive_requests\x18\x06 \x03(\x0b\x32&.signalbox.scheduler.v1.RequestSummary\x12\x12\n\nmodel_name\x18\x07 \x01(\t\x12\x46\n\x13quarantined_workers\x18\x08 \x03(\x0b\x32).signalbox.scheduler.v1.QuarantinedWorker\x12\x37\n\x08launcher\x18\t \x01(\x0b\x32%.signalbox.scheduler.v1.LauncherState\x12/\n\x07samples\x18\n \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\x1a\x31\n\x0fNumRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"o\n\rLauncherState\x12\x11\n\tplacement\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x36\n\x07pending\x18\x03 \x03(\x0b\x32%.signalbox.scheduler.v1.PendingWorker\"-\n\rPendingWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"]\n\x11QuarantinedWorker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cnum_failures\x18\x02 \x01(\r\x12\x10\n\x08pause_ns\x18\x03 \x01(\x04\x12\x0f\n\x07left_ns\x18\x04 \x01(\x04\"\xd6\x01\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.RequestState\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06\x61ge_ns\x18\x07 \x01(\x04\x12\x11\n\twaited_ns\x18\x08 \x01(\x04\"\xd6\x03\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x1c\n\x14num_requests_running\x18\x02 \x01(\r\x12\x1c\n\x14num_requests_swapped\x18\x03 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x04 \x01(\r\x12\x1b\n\x13num_free_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12\x1b\n\x13num_free_cpu_blocks\x18\x07 \x01(\r\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\x12\x1d\n\x15num_cached_gpu_blocks\x18\t \x01(\r\x12\x1d\n\x15num_cached_cpu_blocks\x18\n \x01(\r\x12\x14\n\x0cnum_failures\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x36\n\x08requests\x18\r \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12\x30\n\x06stages\x18\x0e \x01(\x0b\x32 .signalbox.scheduler.v1.StageUse\x12/\n\x07samples\x18\x0f \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\"\xfb\x02\n\x0cRequestStats\x12\x45\n\tnum_ended\x18\x01 \x03(\x0b\x32\x32.signalbox.scheduler.v1.RequestStats.NumEndedEntry\x12\x33\n\x08queue_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x41\n\x16time_to_first_token_ns\x18\x03 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x43\n\x18time_per_output_token_ns\x18\x04 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x36\n\x0b\x64uration_ns\x18\x05 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x1a/\n\rNumEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,34 +35,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._loaded_options = None
   _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_options = b'8\001'
-  _globals['_SAMPLE_LABELSENTRY']._loaded_options = None
-  _globals['_SAMPLE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_REQUESTSTATS_NUMENDEDENTRY']._loaded_options = None
   _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATSREQUEST']._serialized_start=114
-  _globals['_GETSTATSREQUEST']._serialized_end=158
-  _globals['_GETSTATSRESPONSE']._serialized_start=161
-  _globals['_GETSTATSRESPONSE']._serialized_end=729
-  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_start=680
-  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_end=729
-  _globals['_LAUNCHERSTATE']._serialized_start=731
-  _globals['_LAUNCHERSTATE']._serialized_end=842
-  _globals['_PENDINGWORKER']._serialized_start=844
-  _globals['_PENDINGWORKER']._serialized_end=889
-  _globals['_QUARANTINEDWORKER']._serialized_start=891
-  _globals['_QUARANTINEDWORKER']._serialized_end=984
-  _globals['_REQUESTSUMMARY']._serialized_start=987
-  _globals['_REQUESTSUMMARY']._serialized_end=1201
-  _globals['_WORKERSTATS']._serialized_start=1204
-  _globals['_WORKERSTATS']._serialized_end=1674
-  _globals['_SAMPLE']._serialized_start=1677
-  _globals['_SAMPLE']._serialized_end=1907
-  _globals['_SAMPLE_LABELSENTRY']._serialized_start=1853
-  _globals['_SAMPLE_LABELSENTRY']._serialized_end=1898
-  _globals['_REQUESTSTATS']._serialized_start=1910
-  _globals['_REQUESTSTATS']._serialized_end=2289
-  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_start=2242
-  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_end=2289
-  _globals['_HISTOGRAM']._serialized_start=2291
-  _globals['_HISTOGRAM']._serialized_end=2361
+  _globals['_GETSTATSREQUEST']._serialized_start=158
+  _globals['_GETSTATSREQUEST']._serialized_end=202
+  _globals['_GETSTATSRESPONSE']._serialized_start=205
+  _globals['_GETSTATSRESPONSE']._serialized_end=773
+  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_start=724
+  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_end=773
+  _globals['_LAUNCHERSTATE']._serialized_start=775
+  _globals['_LAUNCHERSTATE']._serialized_end=886
+  _globals['_PENDINGWORKER']._serialized_start=888
+  _globals['_PENDINGWORKER']._serialized_end=933
+  _globals['_QUARANTINEDWORKER']._serialized_start=935
+  _globals['_QUARANTINEDWORKER']._serialized_end=1028
+  _globals['_REQUESTSUMMARY']._serialized_start=1031
+  _globals['_REQUESTSUMMARY']._serialized_end=1245
+  _globals['_WORKERSTATS']._serialized_start=1248
+  _globals['_WORKERSTATS']._serialized_end=1718
+  _globals['_REQUESTSTATS']._serialized_start=1721
+  _globals['_REQUESTSTATS']._serialized_end=2100
+  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_start=2053
+  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_end=2100
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from signalbox_protos.scheduler.v1 import explain_pb2 as _explain_pb2
+from signalbox_protos.scheduler.v1 import sample_pb2 as _sample_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -41,8 +42,8 @@ class GetStatsResponse(_message.Message):
     model_name: str
     quarantined_workers: _containers.RepeatedCompositeFieldContainer[QuarantinedWorker]
     launcher: LauncherState
-    samples: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ..., quarantined_workers: _Optional[_Iterable[_Union[QuarantinedWorker, _Mapping]]] = ..., launcher: _Optional[_Union[LauncherState, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+    samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
+    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ..., quarantined_workers: _Optional[_Iterable[_Union[QuarantinedWorker, _Mapping]]] = ..., launcher: _Optional[_Union[LauncherState, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
 
 class LauncherState(_message.Message):
     __slots__ = ("placement", "num_workers", "pending")
@@ -125,29 +126,8 @@ class WorkerStats(_message.Message):
     role: str
     requests: RequestStats
     stages: _explain_pb2.StageUse
-    samples: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., is_draining: _Optional[bool] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., role: _Optional[str] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
-
-class Sample(_message.Message):
-    __slots__ = ("name", "labels", "gauge", "counter", "histogram")
-    class LabelsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    LABELS_FIELD_NUMBER: _ClassVar[int]
-    GAUGE_FIELD_NUMBER: _ClassVar[int]
-    COUNTER_FIELD_NUMBER: _ClassVar[int]
-    HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    labels: _containers.ScalarMap[str, str]
-    gauge: float
-    counter: float
-    histogram: Histogram
-    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., gauge: _Optional[float] = ..., counter: _Optional[float] = ..., histogram: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+    samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., is_draining: _Optional[bool] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., role: _Optional[str] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
 
 class RequestStats(_message.Message):
     __slots__ = ("num_ended", "queue_ns", "time_to_first_token_ns", "time_per_output_token_ns", "duration_ns")
@@ -164,20 +144,8 @@ class RequestStats(_message.Message):
     TIME_PER_OUTPUT_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     num_ended: _containers.ScalarMap[str, int]
-    queue_ns: Histogram
-    time_to_first_token_ns: Histogram
-    time_per_output_token_ns: Histogram
-    duration_ns: Histogram
-    def __init__(self, num_ended: _Optional[_Mapping[str, int]] = ..., queue_ns: _Optional[_Union[Histogram, _Mapping]] = ..., time_to_first_token_ns: _Optional[_Union[Histogram, _Mapping]] = ..., time_per_output_token_ns: _Optional[_Union[Histogram, _Mapping]] = ..., duration_ns: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
-
-class Histogram(_message.Message):
-    __slots__ = ("bounds", "counts", "sum", "unit")
-    BOUNDS_FIELD_NUMBER: _ClassVar[int]
-    COUNTS_FIELD_NUMBER: _ClassVar[int]
-    SUM_FIELD_NUMBER: _ClassVar[int]
-    UNIT_FIELD_NUMBER: _ClassVar[int]
-    bounds: _containers.RepeatedScalarFieldContainer[int]
-    counts: _containers.RepeatedScalarFieldContainer[int]
-    sum: int
-    unit: float
-    def __init__(self, bounds: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[int] = ..., unit: _Optional[float] = ...) -> None: ...
+    queue_ns: _sample_pb2.Histogram
+    time_to_first_token_ns: _sample_pb2.Histogram
+    time_per_output_token_ns: _sample_pb2.Histogram
+    duration_ns: _sample_pb2.Histogram
+    def __init__(self, num_ended: _Optional[_Mapping[str, int]] = ..., queue_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., time_to_first_token_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., time_per_output_token_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., duration_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ...) -> None: ...
