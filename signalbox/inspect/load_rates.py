@@ -47,7 +47,7 @@ class WorkerLoad:
     step_shares: dict[str, float]
     """Shares of the worker's time in forward, swap, sample and wait; their sum is 1."""
     stages: list[StageLoad]
-    """Pipeline stages, the first first; none of a worker of one rank."""
+    """Pipeline stages, the first first; none of a worker without them."""
     samples: Readings
     """Counts of the worker's parts, as its metrics name them."""
 

@@ -19,7 +19,7 @@ class StepCounts:
     forward_ns: int = 0
     sample_ns: int = 0
     stages: Stages = ()
-    """Sums by pipeline stage; empty for a worker of one rank."""
+    """Sums by pipeline stage; empty for a worker without them."""
     num_sampled_tokens: int = 0
     num_failures: int = 0
     """Sequences that could not be computed."""

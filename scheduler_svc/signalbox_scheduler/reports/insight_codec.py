@@ -36,7 +36,7 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         waits=_waits(known.waits),
         role=_role(known.worker, cluster),
         stages=_stage_use(known.stages),
-        samples=map(_sample, known.samples),
+        samples=map(sample, known.samples),
     )
     if known.failure is not None:
         message.code, message.message = known.failure.code, known.failure.message
@@ -93,7 +93,7 @@ def stats(cluster: Cluster, *, max_live_requests: int = 0) -> stats_pb2.GetStats
         requests=_request_stats(cluster.requests.stats),
         num_refused=cluster.requests.num_refused,
         quarantined_workers=map(_quarantined, cluster.worker_records.quarantined()),
-        samples=map(_sample, cluster.samples()),
+        samples=map(sample, cluster.samples()),
     )
 
 
@@ -137,7 +137,7 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         role=cluster.roles.of(step_loop),
         requests=_request_stats(scheduler.request_stats),
         stages=_stage_use(scheduler.steps.stages.use()),
-        samples=map(_sample, scheduler.samples()),
+        samples=map(sample, scheduler.samples()),
     )
 
 
@@ -151,8 +151,8 @@ def _request_stats(requests: RequestStats) -> stats_pb2.RequestStats:
     )
 
 
-def _sample(sample: Sample) -> sample_pb2.Sample:
-    kind, name, meaning, value, labels, unit = sample
+def sample(one: Sample) -> sample_pb2.Sample:
+    kind, name, meaning, value, labels, unit = one
     message = sample_pb2.Sample(name=name, meaning=meaning, labels=labels)
     if isinstance(value, Histogram):
         message.histogram.CopyFrom(_histogram(value, unit))

@@ -63,11 +63,10 @@ def _worker(step_loop: StepLoop, now: float) -> pb.WorkerSchedulerState:
         forget_seq_ids=scheduler.books.worker_state.forget_seq_ids,
         draining=[_sequence(seq, scheduler) for seq in scheduler.books.sequence_release.draining],
         decode_column_seq_ids=[seq.seq_id for seq in scheduler.books.decode_columns.seqs],
-        copy_bytes_per_second=scheduler.cost.copy_bytes_per_s,
-        prefill_tokens_per_second=scheduler.cost.prefill_tokens_per_s,
         block_bytes=scheduler.cost.block_bytes,
         loading_request_ids=_ids(scheduler.loading),
         num_moving_owners=scheduler.blocks.cpu.num_holds(),
+        samples=map(insight_codec.sample, scheduler.samples()),
     )
 
 

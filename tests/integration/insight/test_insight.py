@@ -152,6 +152,7 @@ async def test_dump_shows_queues_tables_and_steps_in_flight_and_no_tokens_unless
     assert step.seq_ids == [sequence.seq_id]
     assert sequence.num_computed_tokens + sequence.num_inflight_tokens >= 20
     assert worker.worker.gpu.num_owners.keys() == set(sequence.block_table)
+    assert count(worker.worker.samples, "num_requests_running") == 1
     assert waiting.request.explanation.waits[0].reason == explain_pb2.WAIT_REASON_SEQUENCES
     assert not running.request.prompt_token_ids
     assert not sequence.output_token_ids

@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from signalbox_protos.common.v1 import common_pb2 as signalbox__protos_dot_common_dot_v1_dot_common__pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2
+from signalbox_protos.scheduler.v1 import sample_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_sample__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/state.proto\x12\x16signalbox.scheduler.v1\x1a\'signalbox_protos/common/v1/common.proto\x1a+signalbox_protos/scheduler/v1/explain.proto\"-\n\x10\x44umpStateRequest\x12\x19\n\x11include_token_ids\x18\x01 \x01(\x08\"\xcc\x01\n\x11\x44umpStateResponse\x12\x37\n\x07\x63luster\x18\x01 \x01(\x0b\x32$.signalbox.scheduler.v1.ClusterStateH\x00\x12>\n\x06worker\x18\x02 \x01(\x0b\x32,.signalbox.scheduler.v1.WorkerSchedulerStateH\x00\x12\x36\n\x07request\x18\x03 \x01(\x0b\x32#.signalbox.scheduler.v1.LiveRequestH\x00\x42\x06\n\x04part\"\xe1\x01\n\x0c\x43lusterState\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.signalbox.common.v1.ModelInfo\x12\x1b\n\x13waiting_request_ids\x18\x02 \x03(\t\x12\x0e\n\x06now_ns\x18\x03 \x01(\x04\x12\x44\n\x08settings\x18\x04 \x03(\x0b\x32\x32.signalbox.scheduler.v1.ClusterState.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd0\x05\n\x14WorkerSchedulerState\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1b\n\x13running_request_ids\x18\x06 \x03(\t\x12\x1b\n\x13swapped_request_ids\x18\x07 \x03(\t\x12.\n\x03gpu\x18\x08 \x01(\x0b\x32!.signalbox.scheduler.v1.BlockPool\x12.\n\x03\x63pu\x18\t \x01(\x0b\x32!.signalbox.scheduler.v1.BlockPool\x12\x35\n\x08inflight\x18\n \x03(\x0b\x32#.signalbox.scheduler.v1.PlannedStep\x12\x16\n\x0e\x66orget_seq_ids\x18\x0b \x03(\x04\x12\x36\n\x08\x64raining\x18\x0c \x03(\x0b\x32$.signalbox.scheduler.v1.LiveSequence\x12\x1d\n\x15\x64\x65\x63ode_column_seq_ids\x18\r \x03(\x04\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x0e \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x0f \x01(\x01\x12\x13\n\x0b\x62lock_bytes\x18\x10 \x01(\x04\x12\x1b\n\x13loading_request_ids\x18\x11 \x03(\t\x12\\\n\x11num_moving_owners\x18\x12 \x03(\x0b\x32\x41.signalbox.scheduler.v1.WorkerSchedulerState.NumMovingOwnersEntry\x1a\x36\n\x14NumMovingOwnersEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xc0\x01\n\tBlockPool\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x10\n\x08num_free\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x03(\r\x12\x44\n\nnum_owners\x18\x04 \x03(\x0b\x32\x30.signalbox.scheduler.v1.BlockPool.NumOwnersEntry\x1a\x30\n\x0eNumOwnersEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xfb\x01\n\x0bPlannedStep\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61ge_ns\x18\x02 \x01(\x04\x12\x0f\n\x07seq_ids\x18\x03 \x03(\x04\x12\x16\n\x0enum_new_tokens\x18\x04 \x03(\r\x12\x13\n\x0bnum_samples\x18\x05 \x03(\r\x12\x16\n\x0e\x66orget_seq_ids\x18\x06 \x03(\x04\x12\x34\n\x0b\x62lock_moves\x18\x07 \x01(\x0b\x32\x1f.signalbox.common.v1.BlockMoves\x12#\n\x1b\x64\x65\x66\x65rred_victim_request_ids\x18\x08 \x03(\t\x12\x1a\n\x12is_short_of_blocks\x18\t \x01(\x08\"\xbf\x02\n\x0bLiveRequest\x12<\n\x0b\x65xplanation\x18\x01 \x01(\x0b\x32\'.signalbox.scheduler.v1.ExplainResponse\x12\x1b\n\x0e\x64\x65\x61\x64line_in_ns\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12<\n\x0fsampling_params\x18\x03 \x01(\x0b\x32#.signalbox.common.v1.SamplingParams\x12\x17\n\x0fhas_decode_rows\x18\x04 \x01(\x08\x12\x18\n\x10num_lost_workers\x18\x05 \x01(\r\x12\x37\n\tsequences\x18\x06 \x03(\x0b\x32$.signalbox.scheduler.v1.LiveSequence\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\rB\x11\n\x0f_deadline_in_ns\"\xba\x02\n\x0cLiveSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_inflight_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_inflight_samples\x18\x07 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x08 \x03(\r\x12\x17\n\x0fnum_sent_blocks\x18\t \x01(\r\x12\x19\n\x11num_cached_blocks\x18\n \x01(\r\x12\x14\n\x0cis_on_worker\x18\x0b \x01(\x08\x12\x15\n\rfinish_reason\x18\x0c \x01(\t\x12\x18\n\x10output_token_ids\x18\r \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/state.proto\x12\x16signalbox.scheduler.v1\x1a\'signalbox_protos/common/v1/common.proto\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a*signalbox_protos/scheduler/v1/sample.proto\"-\n\x10\x44umpStateRequest\x12\x19\n\x11include_token_ids\x18\x01 \x01(\x08\"\xcc\x01\n\x11\x44umpStateResponse\x12\x37\n\x07\x63luster\x18\x01 \x01(\x0b\x32$.signalbox.scheduler.v1.ClusterStateH\x00\x12>\n\x06worker\x18\x02 \x01(\x0b\x32,.signalbox.scheduler.v1.WorkerSchedulerStateH\x00\x12\x36\n\x07request\x18\x03 \x01(\x0b\x32#.signalbox.scheduler.v1.LiveRequestH\x00\x42\x06\n\x04part\"\xe1\x01\n\x0c\x43lusterState\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.signalbox.common.v1.ModelInfo\x12\x1b\n\x13waiting_request_ids\x18\x02 \x03(\t\x12\x0e\n\x06now_ns\x18\x03 \x01(\x04\x12\x44\n\x08settings\x18\x04 \x03(\x0b\x32\x32.signalbox.scheduler.v1.ClusterState.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbf\x05\n\x14WorkerSchedulerState\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1b\n\x13running_request_ids\x18\x06 \x03(\t\x12\x1b\n\x13swapped_request_ids\x18\x07 \x03(\t\x12.\n\x03gpu\x18\x08 \x01(\x0b\x32!.signalbox.scheduler.v1.BlockPool\x12.\n\x03\x63pu\x18\t \x01(\x0b\x32!.signalbox.scheduler.v1.BlockPool\x12\x35\n\x08inflight\x18\n \x03(\x0b\x32#.signalbox.scheduler.v1.PlannedStep\x12\x16\n\x0e\x66orget_seq_ids\x18\x0b \x03(\x04\x12\x36\n\x08\x64raining\x18\x0c \x03(\x0b\x32$.signalbox.scheduler.v1.LiveSequence\x12\x1d\n\x15\x64\x65\x63ode_column_seq_ids\x18\r \x03(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x0e \x01(\x04\x12\x1b\n\x13loading_request_ids\x18\x0f \x03(\t\x12\\\n\x11num_moving_owners\x18\x10 \x03(\x0b\x32\x41.signalbox.scheduler.v1.WorkerSchedulerState.NumMovingOwnersEntry\x12/\n\x07samples\x18\x11 \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\x1a\x36\n\x14NumMovingOwnersEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xc0\x01\n\tBlockPool\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x10\n\x08num_free\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x03(\r\x12\x44\n\nnum_owners\x18\x04 \x03(\x0b\x32\x30.signalbox.scheduler.v1.BlockPool.NumOwnersEntry\x1a\x30\n\x0eNumOwnersEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xfb\x01\n\x0bPlannedStep\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61ge_ns\x18\x02 \x01(\x04\x12\x0f\n\x07seq_ids\x18\x03 \x03(\x04\x12\x16\n\x0enum_new_tokens\x18\x04 \x03(\r\x12\x13\n\x0bnum_samples\x18\x05 \x03(\r\x12\x16\n\x0e\x66orget_seq_ids\x18\x06 \x03(\x04\x12\x34\n\x0b\x62lock_moves\x18\x07 \x01(\x0b\x32\x1f.signalbox.common.v1.BlockMoves\x12#\n\x1b\x64\x65\x66\x65rred_victim_request_ids\x18\x08 \x03(\t\x12\x1a\n\x12is_short_of_blocks\x18\t \x01(\x08\"\xbf\x02\n\x0bLiveRequest\x12<\n\x0b\x65xplanation\x18\x01 \x01(\x0b\x32\'.signalbox.scheduler.v1.ExplainResponse\x12\x1b\n\x0e\x64\x65\x61\x64line_in_ns\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12<\n\x0fsampling_params\x18\x03 \x01(\x0b\x32#.signalbox.common.v1.SamplingParams\x12\x17\n\x0fhas_decode_rows\x18\x04 \x01(\x08\x12\x18\n\x10num_lost_workers\x18\x05 \x01(\r\x12\x37\n\tsequences\x18\x06 \x03(\x0b\x32$.signalbox.scheduler.v1.LiveSequence\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\rB\x11\n\x0f_deadline_in_ns\"\xba\x02\n\x0cLiveSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_inflight_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_inflight_samples\x18\x07 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x08 \x03(\r\x12\x17\n\x0fnum_sent_blocks\x18\t \x01(\r\x12\x19\n\x11num_cached_blocks\x18\n \x01(\r\x12\x14\n\x0cis_on_worker\x18\x0b \x01(\x08\x12\x15\n\rfinish_reason\x18\x0c \x01(\t\x12\x18\n\x10output_token_ids\x18\r \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,26 +40,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERSCHEDULERSTATE_NUMMOVINGOWNERSENTRY']._serialized_options = b'8\001'
   _globals['_BLOCKPOOL_NUMOWNERSENTRY']._loaded_options = None
   _globals['_BLOCKPOOL_NUMOWNERSENTRY']._serialized_options = b'8\001'
-  _globals['_DUMPSTATEREQUEST']._serialized_start=155
-  _globals['_DUMPSTATEREQUEST']._serialized_end=200
-  _globals['_DUMPSTATERESPONSE']._serialized_start=203
-  _globals['_DUMPSTATERESPONSE']._serialized_end=407
-  _globals['_CLUSTERSTATE']._serialized_start=410
-  _globals['_CLUSTERSTATE']._serialized_end=635
-  _globals['_CLUSTERSTATE_SETTINGSENTRY']._serialized_start=588
-  _globals['_CLUSTERSTATE_SETTINGSENTRY']._serialized_end=635
-  _globals['_WORKERSCHEDULERSTATE']._serialized_start=638
-  _globals['_WORKERSCHEDULERSTATE']._serialized_end=1358
-  _globals['_WORKERSCHEDULERSTATE_NUMMOVINGOWNERSENTRY']._serialized_start=1304
-  _globals['_WORKERSCHEDULERSTATE_NUMMOVINGOWNERSENTRY']._serialized_end=1358
-  _globals['_BLOCKPOOL']._serialized_start=1361
-  _globals['_BLOCKPOOL']._serialized_end=1553
-  _globals['_BLOCKPOOL_NUMOWNERSENTRY']._serialized_start=1505
-  _globals['_BLOCKPOOL_NUMOWNERSENTRY']._serialized_end=1553
-  _globals['_PLANNEDSTEP']._serialized_start=1556
-  _globals['_PLANNEDSTEP']._serialized_end=1807
-  _globals['_LIVEREQUEST']._serialized_start=1810
-  _globals['_LIVEREQUEST']._serialized_end=2129
-  _globals['_LIVESEQUENCE']._serialized_start=2132
-  _globals['_LIVESEQUENCE']._serialized_end=2446
+  _globals['_DUMPSTATEREQUEST']._serialized_start=199
+  _globals['_DUMPSTATEREQUEST']._serialized_end=244
+  _globals['_DUMPSTATERESPONSE']._serialized_start=247
+  _globals['_DUMPSTATERESPONSE']._serialized_end=451
+  _globals['_CLUSTERSTATE']._serialized_start=454
+  _globals['_CLUSTERSTATE']._serialized_end=679
+  _globals['_CLUSTERSTATE_SETTINGSENTRY']._serialized_start=632
+  _globals['_CLUSTERSTATE_SETTINGSENTRY']._serialized_end=679
+  _globals['_WORKERSCHEDULERSTATE']._serialized_start=682
+  _globals['_WORKERSCHEDULERSTATE']._serialized_end=1385
+  _globals['_WORKERSCHEDULERSTATE_NUMMOVINGOWNERSENTRY']._serialized_start=1331
+  _globals['_WORKERSCHEDULERSTATE_NUMMOVINGOWNERSENTRY']._serialized_end=1385
+  _globals['_BLOCKPOOL']._serialized_start=1388
+  _globals['_BLOCKPOOL']._serialized_end=1580
+  _globals['_BLOCKPOOL_NUMOWNERSENTRY']._serialized_start=1532
+  _globals['_BLOCKPOOL_NUMOWNERSENTRY']._serialized_end=1580
+  _globals['_PLANNEDSTEP']._serialized_start=1583
+  _globals['_PLANNEDSTEP']._serialized_end=1834
+  _globals['_LIVEREQUEST']._serialized_start=1837
+  _globals['_LIVEREQUEST']._serialized_end=2156
+  _globals['_LIVESEQUENCE']._serialized_start=2159
+  _globals['_LIVESEQUENCE']._serialized_end=2473
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,6 @@
 from signalbox_protos.common.v1 import common_pb2 as _common_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as _explain_pb2
+from signalbox_protos.scheduler.v1 import sample_pb2 as _sample_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -44,7 +45,7 @@ class ClusterState(_message.Message):
     def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., waiting_request_ids: _Optional[_Iterable[str]] = ..., now_ns: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerSchedulerState(_message.Message):
-    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "decode_column_seq_ids", "copy_bytes_per_second", "prefill_tokens_per_second", "block_bytes", "loading_request_ids", "num_moving_owners")
+    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "decode_column_seq_ids", "block_bytes", "loading_request_ids", "num_moving_owners", "samples")
     class NumMovingOwnersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,11 +66,10 @@ class WorkerSchedulerState(_message.Message):
     FORGET_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     DECODE_COLUMN_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
-    COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOADING_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_MOVING_OWNERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     address: str
     is_draining: bool
     max_num_seqs: int
@@ -83,12 +83,11 @@ class WorkerSchedulerState(_message.Message):
     forget_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     draining: _containers.RepeatedCompositeFieldContainer[LiveSequence]
     decode_column_seq_ids: _containers.RepeatedScalarFieldContainer[int]
-    copy_bytes_per_second: float
-    prefill_tokens_per_second: float
     block_bytes: int
     loading_request_ids: _containers.RepeatedScalarFieldContainer[str]
     num_moving_owners: _containers.ScalarMap[int, int]
-    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., decode_column_seq_ids: _Optional[_Iterable[int]] = ..., copy_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ..., loading_request_ids: _Optional[_Iterable[str]] = ..., num_moving_owners: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
+    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., decode_column_seq_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., loading_request_ids: _Optional[_Iterable[str]] = ..., num_moving_owners: _Optional[_Mapping[int, int]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
 
 class BlockPool(_message.Message):
     __slots__ = ("num_blocks", "num_free", "cached_blocks", "num_owners")
