@@ -38,7 +38,7 @@ LINES = (
             Number("{} in", "kv_store_bytes", {"direction": "in"}),
             Number("{} out", "kv_store_bytes", {"direction": "out"}),
             Number("{} failed", "kv_store_failures"),
-            Number("{} late", "kv_store_late_loads"),
+            Number("{} late", "kv_transfer_timeouts"),
             Number("{} loading", "num_requests_loading"),
         ),
     ),

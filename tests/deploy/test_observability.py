@@ -163,6 +163,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_num_arithmetic_changes_total",
         "signalbox_copy_bytes_per_second",
         "signalbox_kv_store_bytes_per_second",
+        "signalbox_kv_store_late_loads_total",  # an old name
         "signalbox_prefill_tokens_per_second",
         "signalbox_prefill_tokens_total",
         "signalbox_step_phase_seconds_total",

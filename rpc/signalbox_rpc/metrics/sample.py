@@ -67,6 +67,12 @@ def durations(name: str, meaning: str, values_ns: Histogram, **labels: str) -> S
     return Sample(Kind.HISTOGRAM, name, meaning, values_ns, labels, PER_NS)
 
 
+def also_named(old_name: str, sample: Sample) -> tuple[Sample, Sample]:
+    """Returns a sample also under the name that it had in the release before."""
+    meaning = f"Old name of {sample.name}, for one release."
+    return sample, sample._replace(name=old_name, meaning=meaning)
+
+
 def labelled(samples: Iterable[Sample], **labels: str) -> Iterator[Sample]:
     """Yields samples with labels of the whole that the part belongs to."""
     for sample in samples:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MoveResult
-from signalbox_rpc.metrics.sample import Sample, counter, counters
+from signalbox_rpc.metrics.sample import Sample, also_named, counter, counters
 from signalbox_scheduler.kv_moves.moves_under_way import Move
 
 
@@ -32,9 +32,11 @@ class FetchCounts:
                 self.num_queries,
             ),
             ("kv_store_hits", "Prompt tokens that were fetched from the tier.", self.num_hits),
-            ("kv_store_late_loads", "Lookups and fetches that took too long.", self.num_late),
         ):
             yield counter(name, meaning, number, tier=tier)
+        meaning = "Lookups and fetches that took too long."
+        late = counter("kv_transfer_timeouts", meaning, self.num_late, tier=tier)
+        yield from also_named("kv_store_late_loads", late)
         yield from counters(
             "kv_store_bytes",
             "Bytes that came from the tier, and went there.",
