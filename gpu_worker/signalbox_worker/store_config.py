@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from signalbox_rpc.settings.service_settings import SettingsGroup
+from signalbox_rpc.settings.service_settings import SettingsGroup, flag_name
 from signalbox_worker.config import GIB, MAX_GIB
-from signalbox_worker.store_url import checked_url
+from signalbox_worker.store_url import STORES, StoreAddress, store_address
 
 STORE_WRITE_BYTES_PER_S = 256 << 20
 """Half of what a SATA SSD writes, so that reads do not wait behind writes."""
@@ -15,7 +15,7 @@ _USUAL_DISK_SPACE = 16.0
 
 
 def _store_url(url: str | None) -> str | None:
-    return None if url is None else checked_url(url)
+    return None if url is None else store_address(url).url
 
 
 class DiskConfig(SettingsGroup):
@@ -63,9 +63,7 @@ class SharedConfig(SettingsGroup):
     kv_store: Annotated[str | None, AfterValidator(_store_url)] = Field(
         None,
         description="server for KV blocks that workers on several hosts share:"
-        " redis://[USER@]HOST[:PORT][/DB] or valkey://, with TLS rediss:// or valkeys://, which"
-        " take ?ssl_ca_certs=FILE; or s3://, gs:// or az://BUCKET[/PREFIX] or file:///FOLDER"
-        " (default: none)",
+        f" {'; '.join(dict.fromkeys(kind.FORMS for kind in STORES.values()))} (default: none)",
     )
     kv_store_key: Path | None = Field(
         None,
@@ -76,3 +74,37 @@ class SharedConfig(SettingsGroup):
     kv_store_password: Path | None = Field(
         None, description="file with the password of --kv-store, for its user alone"
     )
+
+
+def check_stores(
+    disk: DiskConfig, shared: SharedConfig, *, swap_space: float | None, is_trusted: bool
+) -> None:
+    """Raises ValueError for settings that no worker can have together, with the remedy.
+
+    Args:
+        is_trusted: whether the network may see and change what is sent.
+    """
+    for config, name in ((disk, "kv_disk"), (shared, "kv_store")):
+        of_it = {one for one in config.model_fields_set if one.startswith(f"{name}_")}
+        if getattr(config, name) is None and of_it:
+            raise ValueError(f"{flag_name(min(of_it))} has no effect without {flag_name(name)}")
+    if disk.kv_disk is None and shared.kv_store is None:
+        return
+    flag = "--kv-disk" if shared.kv_store is None else "--kv-store"
+    if disk.kv_disk is not None and shared.kv_store is not None:
+        raise ValueError("--kv-disk and --kv-store do not go together; leave one of them out")
+    if swap_space == 0:
+        raise ValueError(
+            f"{flag} takes swap space, through which its blocks pass; raise --swap-space"
+        )
+    if shared.kv_store is not None:
+        _check_address(shared, store_address(shared.kv_store), is_trusted=is_trusted)
+
+
+def _check_address(shared: SharedConfig, address: StoreAddress, *, is_trusted: bool) -> None:
+    if shared.kv_store_password is not None and not address.TAKES_PASSWORD:
+        taking = [f"{scheme}://" for scheme, kind in STORES.items() if kind.TAKES_PASSWORD]
+        raise ValueError(f"--kv-store-password goes with {', '.join(taking)}; leave it out")
+    reason = address.exposure(has_key=shared.kv_store_key is not None)
+    if reason is not None and not is_trusted:
+        raise ValueError(reason)

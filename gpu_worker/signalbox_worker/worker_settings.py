@@ -2,7 +2,6 @@
 
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -18,8 +17,7 @@ from signalbox_rpc.settings.service_settings import (
 )
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.store_config import DiskConfig, SharedConfig
-from signalbox_worker.store_url import REDIS_SCHEMES, exposure
+from signalbox_worker.store_config import DiskConfig, SharedConfig, check_stores
 
 
 def _numbers(value: Any) -> Any:
@@ -131,29 +129,9 @@ class EngineSettings(
 
     @model_validator(mode="after")
     def _can_have_a_store(self) -> Self:
-        for name in ("kv_disk", "kv_store"):
-            of_it = {one for one in self.model_fields_set if one.startswith(f"{name}_")}
-            if getattr(self, name) is None and of_it:
-                raise ValueError(f"{flag_name(min(of_it))} has no effect without {flag_name(name)}")
-        if self.kv_disk is None and self.kv_store is None:
-            return self
-        flag = "--kv-disk" if self.kv_store is None else "--kv-store"
-        if self.kv_disk is not None and self.kv_store is not None:
-            raise ValueError("--kv-disk and --kv-store do not go together; leave one of them out")
-        if self.swap_space == 0:
-            raise ValueError(
-                f"{flag} takes swap space, through which its blocks pass; raise --swap-space"
-            )
-        if self.kv_store is not None:
-            self._check_store(self.kv_store)
+        insecure = getattr(self, "insecure", False)
+        check_stores(self, self, swap_space=self.swap_space, is_trusted=insecure)
         return self
-
-    def _check_store(self, url: str) -> None:
-        if self.kv_store_password is not None and urlsplit(url).scheme not in REDIS_SCHEMES:
-            raise ValueError("--kv-store-password goes with redis:// or valkey://; leave it out")
-        reason = exposure(url, has_key=self.kv_store_key is not None)
-        if reason is not None and not getattr(self, "insecure", False):
-            raise ValueError(reason)
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from signalbox_worker.kv_shared.stored_groups import StoreAccess
-from signalbox_worker.store_url import checked_url, exposure, redis_address
+from signalbox_worker.store_url import RedisAddress, store_address
 from signalbox_worker.worker_settings import EngineSettings, WorkerSettings
 
 REMOTE = "rediss://kv.example.com"
@@ -22,10 +22,10 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_parts_of_a_redis_address_are_read() -> None:
-    found = redis_address("rediss://a%40b@[::1]:7/12?ssl_ca_certs=/ca.pem")
+    found = RedisAddress.parse("rediss://a%40b@[::1]:7/12?ssl_ca_certs=/ca.pem")
     assert (found.host, found.port, found.db, found.username) == ("::1", 7, 12, "a@b")
     assert (found.is_tls, found.ssl_ca_certs, str(found)) == (True, "/ca.pem", "[::1]:7")
-    plain = redis_address("valkey://host")
+    plain = RedisAddress.parse("valkey://host")
     assert (plain.host, plain.port, plain.db, plain.username) == ("host", 6379, 0, None)
     assert not plain.is_tls
 
@@ -54,7 +54,7 @@ def test_the_parts_of_a_redis_address_are_read() -> None:
 )
 def test_an_address_that_names_no_store_is_refused(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        checked_url(url)
+        store_address(url)
     assert "secret" not in str(caught.value)
 
 
@@ -62,18 +62,18 @@ def test_an_address_that_names_no_store_is_refused(url: str, message: str) -> No
     "url", ["redis://localhost", "valkey://127.0.0.1:1", "redis://[::1]", "file:///kv"]
 )
 def test_a_store_of_this_machine_needs_no_key(url: str) -> None:
-    assert exposure(url, has_key=False) is None
+    assert store_address(url).exposure(has_key=False) is None
 
 
 @pytest.mark.parametrize("url", [REMOTE, "s3://bucket/prefix", "gs://bucket", "az://a/b"])
 def test_a_store_elsewhere_needs_a_key(url: str) -> None:
-    assert "--kv-store-key" in str(exposure(url, has_key=False))
-    assert exposure(url, has_key=True) is None
+    assert "--kv-store-key" in str(store_address(url).exposure(has_key=False))
+    assert store_address(url).exposure(has_key=True) is None
 
 
 def test_a_password_does_not_leave_the_machine_in_the_clear() -> None:
-    assert "rediss://" in str(exposure("redis://kv.example.com", has_key=True))
-    assert "valkeys://" in str(exposure("valkey://kv.example.com", has_key=True))
+    assert "rediss://" in str(store_address("redis://kv.example.com").exposure(has_key=True))
+    assert "valkeys://" in str(store_address("valkey://kv.example.com").exposure(has_key=True))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_no_variable_lets_an_object_store_elsewhere_be_asked_in_the_clear(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert "_ALLOW_HTTP" in str(exposure(url, has_key=True))
+    assert "_ALLOW_HTTP" in str(store_address(url).exposure(has_key=True))
     settings = {"model": "m", "kv_store": url, "kv_store_key": "k"}
     with pytest.raises(ValidationError, match="_ALLOW_HTTP"):
         WorkerSettings(**settings)
@@ -114,7 +114,7 @@ def test_an_object_store_on_this_machine_or_over_tls_needs_no_more_than_a_key(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert exposure("s3://bucket", has_key=True) is None
+    assert store_address("s3://bucket").exposure(has_key=True) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
@@ -33,7 +32,7 @@ from signalbox_worker.kv_shared.block_seal import Sealed, tenant_in
 from signalbox_worker.kv_shared.block_server import SCAN_S
 from signalbox_worker.kv_store.block_store import StoreUsage
 from signalbox_worker.kv_store.folder_owner import OWN_FOLDER, ownership_fault
-from signalbox_worker.store_url import allows_http
+from signalbox_worker.store_url import ObjectAddress
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -65,12 +64,14 @@ class ObjectServer:
         group: name of the model; empty is all of them, for clearing.
     """
 
-    def __init__(self, url: str, *, sealed_bytes: int, group: str, read_s: float = READ_S) -> None:
+    def __init__(
+        self, address: ObjectAddress, *, sealed_bytes: int, group: str, read_s: float = READ_S
+    ) -> None:
         self._sealed_bytes = sealed_bytes
         self._folder = f"{PREFIX}/{group}" if group else PREFIX
-        self._private = _local_folder(url)
-        self._reads = _opened(url, timeout_s=read_s, max_retries=1)
-        self._writes = _opened(url, timeout_s=WRITE_S, max_retries=0)
+        self._private = address.folder
+        self._reads = _opened(address, timeout_s=read_s, max_retries=1)
+        self._writes = _opened(address, timeout_s=WRITE_S, max_retries=0)
         self._requests = ThreadPoolExecutor(_NUM_REQUESTS, "kv-objects")
         self._lock = threading.Lock()
         self._places: OrderedDict[bytes, _Place] = OrderedDict()
@@ -256,17 +257,17 @@ class ObjectServer:
         return f"{self._folder}/{end.hex()}"
 
 
-def _opened(url: str, *, timeout_s: float, max_retries: int) -> "ObjectStore":
-    if (folder := _local_folder(url)) is not None:
-        return LocalStore(private_folder(folder))
+def _opened(address: ObjectAddress, *, timeout_s: float, max_retries: int) -> "ObjectStore":
+    if address.folder is not None:
+        return LocalStore(private_folder(address.folder))
     try:
         return from_url(
-            url,
+            address.url,
             client_options={
                 "connect_timeout": timedelta(seconds=1),
                 "timeout": timedelta(seconds=timeout_s),
                 # Our options replace the environment's.
-                "allow_http": allows_http(urlsplit(url).scheme),
+                "allow_http": address.allows_http,
             },
             retry_config={
                 "max_retries": max_retries,
@@ -275,13 +276,7 @@ def _opened(url: str, *, timeout_s: float, max_retries: int) -> "ObjectStore":
             },
         )
     except BaseError as error:
-        raise ValueError(f"--kv-store {url} cannot be used: {_in_one_line(error)}") from None
-
-
-def _local_folder(url: str) -> Path | None:
-    """Returns the folder that a URL names; None of a store on a server."""
-    parts = urlsplit(url)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+        raise ValueError(f"--kv-store {address} cannot be used: {_in_one_line(error)}") from None
 
 
 def private_folder(path: Path) -> Path:

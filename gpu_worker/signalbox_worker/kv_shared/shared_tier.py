@@ -6,20 +6,18 @@ Nothing is asked of the server before blocks are looked up, so that a worker sta
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from urllib.parse import urlsplit
 
 from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_worker.config import ModelError
 from signalbox_worker.kv_shared.block_seal import BlockSeal
 from signalbox_worker.kv_shared.block_server import BlockServer
 from signalbox_worker.kv_shared.bypass import Bypass
-from signalbox_worker.kv_shared.redis_server import RedisServer
 from signalbox_worker.kv_shared.secret_files import read_key, read_password
 from signalbox_worker.kv_shared.shared_store import SharedStore
 from signalbox_worker.kv_store.block_store import StoreError
 from signalbox_worker.kv_store.late_store import Identify, LateStore
 from signalbox_worker.store_config import SharedConfig
-from signalbox_worker.store_url import REDIS_SCHEMES, redis_address
+from signalbox_worker.store_url import StoreAddress, store_address
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ class SharedTier(LateStore[SharedStore]):
         """Raises SecretFileError if the key or the password cannot be read."""
         assert config.kv_store is not None
         super().__init__(block_bytes=block_bytes, name="shared")
-        self._url = config.kv_store
+        self._address = store_address(config.kv_store)
         self._identify = identify
         self._secret, self._password = _secrets(config)
         self.start()
@@ -39,9 +37,9 @@ class SharedTier(LateStore[SharedStore]):
     def open(self) -> SharedStore:
         identity = self._identify({}, self.is_called_off)
         seal = BlockSeal(self._secret, identity=identity, block_bytes=self._block_bytes)
-        group, place = seal.names.group, place_of(self._url)
+        group, place = seal.names.group, str(self._address)
         server = make_server(
-            self._url, group=group, sealed_bytes=seal.sealed_bytes, password=self._password
+            self._address, group=group, sealed_bytes=seal.sealed_bytes, password=self._password
         )
         logger.info("shared tier of KV blocks: %s, blocks of model %s", place, group[:8])
         return SharedStore(server, seal, Bypass(place))
@@ -69,7 +67,7 @@ def check_config(config: SharedConfig) -> None:
     secret, _ = _secrets(config)
     with _naming_the_extra("--kv-store-key"):
         BlockSeal(secret, identity=b"", block_bytes=0)
-    make_server(config.kv_store, group="", sealed_bytes=0, password=None).close()
+    make_server(store_address(config.kv_store)).close()
 
 
 def _secrets(config: SharedConfig) -> tuple[bytes, str | None]:
@@ -81,15 +79,15 @@ def _secrets(config: SharedConfig) -> tuple[bytes, str | None]:
     )
 
 
-def make_server(url: str, *, group: str, sealed_bytes: int, password: str | None) -> BlockServer:
-    """Returns the server that a URL names. Raises ModelError or ValueError if it cannot be."""
-    if urlsplit(url).scheme in REDIS_SCHEMES:
-        return RedisServer(
-            redis_address(url), group=group, sealed_bytes=sealed_bytes, password=password
+def make_server(
+    address: StoreAddress, *, group: str = "", sealed_bytes: int = 0, password: str | None = None
+) -> BlockServer:
+    """Returns the server at an address. Raises ModelError or ValueError if it cannot be."""
+    with _naming_the_extra(f"--kv-store {address}"):
+        server: BlockServer = address.server(
+            group=group, sealed_bytes=sealed_bytes, password=password
         )
-    with _naming_the_extra(f"--kv-store {place_of(url)}"):
-        from signalbox_worker.kv_shared.object_server import ObjectServer
-    return ObjectServer(url, group=group, sealed_bytes=sealed_bytes)
+    return server
 
 
 @contextmanager
@@ -103,8 +101,3 @@ def _naming_the_extra(setting: str) -> Iterator[None]:
             f"{setting} needs {package}, which is not installed, or too old;"
             " pip install 'signalbox-serving[kv-store]'"
         ) from None
-
-
-def place_of(url: str) -> str:
-    """Returns a URL for the log."""
-    return url.partition("?")[0]

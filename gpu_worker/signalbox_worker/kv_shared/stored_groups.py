@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from signalbox_worker.kv_shared.block_names import NAME_BYTES, BlockNames
 from signalbox_worker.kv_shared.block_server import BlockServer
 from signalbox_worker.kv_shared.secret_files import read_key, read_password
-from signalbox_worker.kv_shared.shared_tier import make_server, place_of
-from signalbox_worker.store_url import REDIS_SCHEMES, checked_url, exposure, redis_address
+from signalbox_worker.kv_shared.shared_tier import make_server
+from signalbox_worker.store_url import StoreAddress, store_address
 
 _NAME = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
@@ -41,7 +40,7 @@ class StoreAccess(NamedTuple):
     @property
     def entries(self) -> str:
         """Returns what is counted: blocks, or objects, which have several each."""
-        return "blocks" if urlsplit(self.url).scheme in REDIS_SCHEMES else "objects"
+        return self._address.ENTRIES
 
     def groups(self) -> list[StoredGroup]:
         """Returns the models, the one with most bytes first."""
@@ -73,35 +72,27 @@ class StoreAccess(NamedTuple):
 
     @contextmanager
     def _asking(self) -> Iterator[BlockServer]:
-        with closing(self._server()) as server:
+        address = self._address
+        with closing(self._server(address)) as server:
             try:
                 yield server
             except OSError as error:
-                place, checks = _place_and_checks(self.url)
                 reason = error.strerror or error
-                raise OSError(f"the KV store {place} failed: {reason}; check {checks}") from error
+                raise OSError(
+                    f"the KV store at {address} failed: {reason}; check {address.REQUIREMENTS}"
+                ) from error
 
-    def _server(self) -> BlockServer:
+    @property
+    def _address(self) -> StoreAddress:
         try:
-            url = checked_url(self.url)
+            return store_address(self.url)
         except ValueError as error:
             raise ValueError(f"PLACE is no URL of a store: {error}") from None
-        parts = urlsplit(url)
-        if parts.scheme == "file" and not (folder := Path(unquote(parts.path))).exists():
-            raise ValueError(f"there is no folder {folder}")
-        reason = exposure(url, has_key=True)
+
+    def _server(self, address: StoreAddress) -> BlockServer:
+        address.check_exists()
+        reason = address.exposure(has_key=True)
         if reason is not None and not self.is_trusted:
             raise ValueError(reason)
         password = None if self.password is None else read_password(self.password)
-        return make_server(url, group="", sealed_bytes=0, password=password)
-
-
-def _place_and_checks(url: str) -> tuple[str, str]:
-    """Returns where a store is, and what may be wrong if it fails."""
-    if urlsplit(url).scheme in REDIS_SCHEMES:
-        checks = "that a server runs there, whether it takes TLS (rediss://), and the password"
-        return f"at {redis_address(url)}", f"{checks} (--kv-store-password)"
-    if urlsplit(url).scheme == "file":
-        return place_of(url), "that the folder's disk is mounted, and that you may read it"
-    checks = "the bucket's name, and in the environment credentials, region and endpoint"
-    return place_of(url), f"{checks}, such as AWS_ENDPOINT_URL"
+        return make_server(address, password=password)

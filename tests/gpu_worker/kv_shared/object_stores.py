@@ -6,6 +6,7 @@ from signalbox_worker.kv_shared.block_runs import is_end
 from signalbox_worker.kv_shared.bypass import Bypass
 from signalbox_worker.kv_shared.object_server import ObjectServer
 from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.store_url import ObjectAddress, store_address
 from tests.gpu_worker.kv_shared.redis_servers import IDENTITY, SECRET, Clock, make_seal
 from tests.gpu_worker.kv_store.stores import key_of
 
@@ -20,7 +21,9 @@ def make_object_store(
 ) -> SharedStore:
     seal = make_seal(secret=secret, identity=identity)
     group, sealed_bytes = seal.names.group, seal.sealed_bytes
-    server = ObjectServer(url, group=group, sealed_bytes=sealed_bytes, read_s=read_s)
+    address = store_address(url)
+    assert isinstance(address, ObjectAddress)
+    server = ObjectServer(address, group=group, sealed_bytes=sealed_bytes, read_s=read_s)
     return SharedStore(server, seal, Bypass("of the test", clock=clock or Clock()))
 
 

@@ -17,7 +17,7 @@ from signalbox_worker.kv_shared.redis_connection import RedisConnection, Reply
 from signalbox_worker.kv_shared.redis_server import RedisServer
 from signalbox_worker.kv_shared.shared_store import SharedStore
 from signalbox_worker.kv_store.block_store import BlockStore
-from signalbox_worker.store_url import RedisAddress, redis_address
+from signalbox_worker.store_url import RedisAddress
 from tests.gpu_worker.kv_store.stores import content_of, key_of
 from tests.ports import free_port
 
@@ -59,7 +59,7 @@ class RedisProcess:
 
     @property
     def address(self) -> RedisAddress:
-        return redis_address(self.url)
+        return RedisAddress.parse(self.url)
 
     def call(self, *command: bytes) -> Reply:
         """Does what somebody else with access to the server may do."""

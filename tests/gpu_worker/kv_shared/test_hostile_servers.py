@@ -12,7 +12,7 @@ from signalbox_worker.kv_shared.bypass import Bypass
 from signalbox_worker.kv_shared.redis_server import RedisServer
 from signalbox_worker.kv_shared.shared_store import SharedStore
 from signalbox_worker.kv_store.block_store import StoreError, StoreUsage
-from signalbox_worker.store_url import redis_address
+from signalbox_worker.store_url import RedisAddress
 from tests.gpu_worker.kv_shared.redis_servers import Clock, make_seal, read, write
 from tests.gpu_worker.kv_store.stores import keys_of
 from tests.waiting import EVENT_S
@@ -44,7 +44,7 @@ def answering(
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
-    client = RedisServer(redis_address(url), group="g", sealed_bytes=SIZE, call_s=call_s)
+    client = RedisServer(RedisAddress.parse(url), group="g", sealed_bytes=SIZE, call_s=call_s)
     store = SharedStore(client, make_seal(), Bypass("of the test", clock=Clock()))
     try:
         yield store

@@ -13,7 +13,7 @@ import trustme
 from signalbox_worker.kv_shared.bypass import FIRST_PAUSE_S
 from signalbox_worker.kv_shared.shared_store import MAX_UNFINISHED
 from signalbox_worker.kv_store.block_store import StoreError
-from signalbox_worker.store_url import redis_address
+from signalbox_worker.store_url import RedisAddress
 from tests.gpu_worker.kv_shared.redis_servers import (
     IDENTITY,
     SECRET,
@@ -280,7 +280,7 @@ def test_a_server_that_starts_again_is_used_without_a_failure(tmp_path: Path, is
     options, query = make_certificates(tmp_path) if is_tls else ((), "")
     with redis(*options, is_tls=is_tls) as server:
         port = server.port
-        store = make_store(redis_address(server.url + query))
+        store = make_store(RedisAddress.parse(server.url + query))
         write(store, 1)
     with redis(*options, is_tls=is_tls, port=port):
         assert store.find(keys_of(1)) == 0  # its connections were closed
@@ -325,14 +325,14 @@ def test_a_server_that_evicts_loses_blocks_and_returns_no_wrong_ones() -> None:
 def test_a_user_who_needs_no_password_is_logged_in() -> None:
     user = ("--user", "worker", "on", "nopass", "~signalbox:kv:*", "+@all")
     with redis(*user, "--requirepass", "another") as server:
-        store = make_store(redis_address(f"redis://worker@127.0.0.1:{server.port}"))
+        store = make_store(RedisAddress.parse(f"redis://worker@127.0.0.1:{server.port}"))
         assert write(store, 1) == [True]
 
 
 def test_a_login_is_made_and_one_that_fails_bypasses_the_store(tmp_path: Path) -> None:
     user = ("--user", "worker", "on", ">secret", "~signalbox:kv:*", "+@all")
     with redis(*user, "--requirepass", "another") as server:
-        address = redis_address(f"redis://worker@127.0.0.1:{server.port}/3")
+        address = RedisAddress.parse(f"redis://worker@127.0.0.1:{server.port}/3")
         store = make_store(address, password="secret")
         assert write(store, 1) == [True]
         assert held(store, range(3)) == {1}
@@ -397,14 +397,14 @@ def test_a_connection_by_tls_checks_the_server(tmp_path: Path) -> None:
     options, query = make_certificates(tmp_path)
     trustme.CA().cert_pem.write_to_path(tmp_path / "stranger.pem")
     with redis(*options, is_tls=True) as server:
-        store = make_store(redis_address(server.url + query))
+        store = make_store(RedisAddress.parse(server.url + query))
         write(store, *range(20))
         assert held(store, range(20)) == set(range(20))
         for wrong in ("", query.replace("/ca.pem", "/stranger.pem")):
-            other = make_store(redis_address(server.url + wrong))
+            other = make_store(RedisAddress.parse(server.url + wrong))
             with pytest.raises(StoreError, match="certificate verify failed"):
                 other.find(keys_of(1))
-        no_certificate = make_store(redis_address(server.url + query.partition("&")[0]))
+        no_certificate = make_store(RedisAddress.parse(server.url + query.partition("&")[0]))
         with pytest.raises(StoreError):
             no_certificate.find(keys_of(1))
 
@@ -413,7 +413,7 @@ def test_a_user_who_may_only_read_and_write_values_suffices() -> None:
     rights = ("+touch", "+getrange", "+strlen", "+set", "+unlink", "+scan")
     user = ("--user", "worker", "on", ">secret", "~signalbox:kv:*", "-@all", *rights)
     with redis(*user) as server:
-        address = redis_address(f"redis://worker@127.0.0.1:{server.port}")
+        address = RedisAddress.parse(f"redis://worker@127.0.0.1:{server.port}")
         store = make_store(address, password="secret")
         assert write(store, 1, 2) == [True, True]
         assert store.find(keys_of(1, 2)) == 2

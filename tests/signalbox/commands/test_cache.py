@@ -250,7 +250,7 @@ def test_a_bucket_that_does_not_answer_is_named_with_what_to_check(
         monkeypatch.setenv(name, "of-the-test")
     assert main(["cache", "list", "s3://bucket/kv"]) == 1
     err = capsys.readouterr().err
-    assert "the KV store s3://bucket/kv failed: " in err
+    assert "the KV store at s3://bucket/kv failed: " in err
     assert "AWS_ENDPOINT_URL" in err
 
 
