@@ -14,13 +14,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
-from signalbox_contract.model import Adapter
-from signalbox_contract.sections.store_moves import StoreMoves
+from signalbox_contract.model import Adapter, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_rpc.lifetime.stop_signals import STOP_SIGNALS, take_stop_signals
 from signalbox_worker.batch.batch import Batch
@@ -33,9 +34,11 @@ from signalbox_worker.ranks.rank_shard import RankShard, describe_rank, load_sha
 from signalbox_worker.ranks.rank_status import RankStatus
 from signalbox_worker.ranks.service.meeting import RankLost
 from signalbox_worker.ranks.service.rank_client import REACH_S, FirstRank, NextRank
+from signalbox_worker.ranks.service.rank_codec import encode_fields
 from signalbox_worker.ranks.service.rank_messages import (
+    MAY_FAIL,
     AddAdapter,
-    Ask,
+    AskMoves,
     CacheReady,
     CloseBlocks,
     Command,
@@ -49,13 +52,16 @@ from signalbox_worker.ranks.service.rank_messages import (
     Loaded,
     LogLine,
     Meet,
+    Met,
     OpenAdapter,
     OpenBlocks,
+    Profile,
     RankAddress,
     RemoveAdapter,
     RemoveBlock,
     Report,
     Start,
+    Sync,
 )
 from signalbox_worker.ranks.service.rank_servicer import RankServer, RankServicer
 from signalbox_worker.ranks.stage import FailedBefore, Stage
@@ -67,6 +73,9 @@ _LEAVE_S = 0.5
 _VERDICT_S = 4.0
 """Seconds for rank 0, which knows more, to end a rank that has lost another one."""
 
+Calls = Mapping[type[Any], Callable[[Any], Report | None]]
+"""What makes the call of each kind of command; its report is sent."""
+
 
 class Follower:
     """Executes one command after the other."""
@@ -77,20 +86,19 @@ class Follower:
         network: RankNetwork,
         *,
         on_end: Callable[[int], None],
-        told: Start | None = None,
-        status: RankStatus | None = None,
+        told: bytes = b"",
+        on_loaded: Callable[[Stage, int], None] = lambda _stage, _number: None,
         within_s: float = REACH_S,
     ) -> None:
         """Joins rank 0. Raises TimeoutError if that cannot be reached.
 
         Args:
             on_end: called on any thread with the status to exit with.
-            told: what the command line of this rank says; None obeys rank 0 alone.
-            status: what operators see of this rank, if they do.
+            told: what the command line of this rank says; empty obeys rank 0 alone.
+            on_loaded: takes the stage that this rank computes, and its number.
         """
         self._rank = rank
-        self._status = status
-        self._on_end = on_end
+        self._on_end, self._on_loaded = on_end, on_loaded
         self._network, tls = network, network.tls
         self._servicer = RankServicer(rank, self._on_link_lost, tls)
         self._server = RankServer(self._servicer, network.address, num_streams=1, tls=tls)
@@ -100,10 +108,11 @@ class Follower:
         self._commands: SimpleQueue[tuple[Command, int] | None] = SimpleQueue()
         """Each with the time of the monotonic clock at which it came, in nanoseconds."""
         self._num_commands = self._arrived_ns = 0
-        self._shard: RankShard | None = None
-        self._adapters = RankAdapters(
-            lambda name, folder: self._own.open_adapter(name, folder), self._first.report
-        )
+        self._calls: Calls = {Meet: self._meet, Start: self._start}
+        self._beside: Calls = {}
+        """Calls that begin at once, on the thread that reads, and are not counted."""
+        self._shards = ExitStack()
+        """Closes the shard, once there is one."""
         self._blocks = RankBlocks(self._first.report)
         self._reader = threading.Thread(target=self._read, name="rank 0", daemon=True)
         self._reader.start()
@@ -112,32 +121,17 @@ class Follower:
         status = 0
         try:
             for command in self._first.commands():
-                if isinstance(command, OpenAdapter):
-                    self._adapters.open(command)
-                elif isinstance(command, CopyBlock):
-                    self._blocks.copy(command)
+                if (call := self._beside.get(type(command))) is not None:
+                    call(command)
                 else:
                     self._commands.put((command, time.monotonic_ns()))
         except RankLost as error:
             logger.error("%s", error)
             time.sleep(_LEAVE_S)  # if rank 0 has ended, what watches it ends this process
             status = 1
-        if self._shard is not None:
-            self._shard.close()
+        self._shards.close()
         self._commands.put(None)
         self._on_end(status)
-
-    def _next(self) -> Command | None:
-        while True:
-            next_one = self._commands.get()
-            if next_one is None or not isinstance(next_one[0], ForgetAdapter):
-                break
-            self._adapters.forget(next_one[0].number)
-        self._num_commands += 1
-        if next_one is None:
-            return None
-        command, self._arrived_ns = next_one
-        return command
 
     def report(self, report: Report) -> None:
         self._first.report(report, command=self._num_commands)
@@ -145,27 +139,27 @@ class Follower:
     def serve(self) -> None:
         """Executes commands until rank 0 ends; raises errors after which the rank cannot go on."""
         try:
-            self._serve()
+            while (read := self._commands.get()) is not None:
+                command, self._arrived_ns = read
+                self._num_commands += not isinstance(command, ForgetAdapter)
+                self._obey(command)
         except DeviceLost:  # if that is because of another rank, rank 0 ends this one
             self._reader.join(_VERDICT_S)
             raise
         self._reader.join()  # which has called `on_end`
 
-    def _serve(self) -> None:
-        while isinstance(command := self._next(), Meet):
-            self.report(links.obey(command, rank=self._rank, tls=self._network.tls))
-        if command is None:
-            return
-        assert isinstance(command, Start)
+    def _obey(self, command: Command) -> None:
+        """Makes the call of a command. Reports the failure of one that may fail, raises others."""
         try:
-            self._load(command)
+            report = self._calls[type(command)](command)
+        except FailedBefore:
+            return  # the rank that has failed says so
         except Exception as error:
-            self._fail(error)
-            while self._next() is not None:  # rank 0 fails at the same, most often, and says it
-                pass
-            return
-        while (command := self._next()) is not None:
-            self._obey(command)
+            if not isinstance(command, MAY_FAIL) or is_device_lost(error):
+                raise
+            report = _failure(error)
+        if report is not None:
+            self.report(report)
 
     def finish(self) -> None:
         """Gives what was reported time to leave; rank 0 kills a rank that reports no more."""
@@ -184,89 +178,91 @@ class Follower:
             self._on_end(1)
 
     def close(self) -> None:
-        self._adapters.close()
         self._blocks.close()
         self._first.close()
         self._server.close()
 
-    def _load(self, start: Start) -> None:
+    def _meet(self, command: Meet) -> Met:
+        return links.obey(command, rank=self._rank, tls=self._network.tls)
+
+    def _start(self, start: Start) -> Report:
+        """Loads this rank's shard. Rank 0 fails at the same, most often, and says it."""
+        try:
+            return self._load(start)
+        except Exception as error:
+            return _failure(error)
+
+    def _load(self, start: Start) -> Report:
         tls, below = self._network.tls, start.next_rank
         next_rank = None
         if below is not None:
             on_lost = partial(self._on_link_lost, below)
             next_rank = NextRank(start.addresses[below], rank=self._rank, on_lost=on_lost, tls=tls)
-        shard = self._shard = load_shard(start, self._first)
+        shard = load_shard(start, self._first)
+        self._shards.callback(shard.close)
         incoming = self._servicer.incoming if start.parallel.stage else None
-        self._stage = Stage(shard, incoming, next_rank)
-        self._description = describe_rank(start, shard.layers)
-        self.report(Loaded.of(shard.model))
-        if self._status is not None:
-            self._status.set_ready(self._stage, start.parallel.stage)
+        stage = Stage(shard, incoming, next_rank)
+        adapters = RankAdapters(shard.open_adapter, self._first.report)
+        self._shards.callback(adapters.close)
+        self._beside = {OpenAdapter: adapters.open, CopyBlock: self._blocks.copy}
+        self._calls = {
+            Batch: partial(self._execute, stage),
+            **_calls_of(shard, start),
+            **_adapter_calls(shard, adapters),
+            **_block_calls(shard, self._blocks),
+        }
+        self._on_loaded(stage, start.parallel.stage)
+        return Loaded.of(shard.model)
 
-    @property
-    def _own(self) -> RankShard:
-        assert self._shard is not None, "loaded"
-        return self._shard
+    def _execute(self, stage: Stage, batch: Batch) -> None:
+        stage.execute(batch, command=self._num_commands, arrived_ns=self._arrived_ns)
 
-    def _obey(self, command: Command) -> None:
-        """Executes a command; reports a failure, but ends at that of a section or an adapter."""
-        match command:
-            case Step(store_moves=None):
-                self._own.apply(command)
-                return
-            case Step() | Ask.ENDED_MOVES | RemoveBlock():
-                self._move(command)
-                return
-            case OpenBlocks():
-                self._blocks.open(command, self._own.transfers)
-                return
-            case CloseBlocks():
-                self._blocks.close_blocks(command)
-                return
-            case AddAdapter():
-                self._own.add_adapter(self._adapters.take(command.number))
-                return
-            case RemoveAdapter():
-                self._own.remove_adapter(Adapter(name=command.name, sha256=command.sha256))
-                return
-        try:
-            self._perform(command)
-        except FailedBefore:
-            pass  # the rank that has failed says so
-        except Exception as error:
-            if is_device_lost(error):
-                raise
-            self._fail(error)
 
-    def _move(self, command: Command) -> None:
-        transfers = self._own.transfers
-        match command:
-            case Step(store_moves=StoreMoves() as moves):
-                transfers.begin(moves)
-            case Ask.ENDED_MOVES:
-                is_open = transfers.store.is_open
-                self.report(EndedMoves(tuple(transfers.pop_ended()), is_open))
-            case RemoveBlock():
-                transfers.store.remove(command.key)
+def _calls_of(shard: RankShard, start: Start) -> Calls:
+    description, transfers = describe_rank(start, shard.layers), shard.transfers
 
-    def _perform(self, command: Command) -> None:
-        match command:
-            case Batch():
-                self._stage.execute(
-                    command, command=self._num_commands, arrived_ns=self._arrived_ns
-                )
-            case Ask.PROFILE:
-                self.report(replace(self._own.profile(), ranks=(self._description,)))
-            case Ask.SYNC:
-                self.report(InStep(self._own.num_collectives))
-            case InitCacheEngine():
-                self._own.init_cache_engine(**command._asdict())
-                self.report(CacheReady(self._own.num_graphs))
+    def profile(_: Profile) -> WorkerCapacity:
+        return replace(shard.profile(), ranks=(description,))
 
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, MemoryError | ValueError | OSError):
-            logger.exception("a command failed")
-        self.report(Failure.of(error))
+    def init_cache_engine(sizes: InitCacheEngine) -> CacheReady:
+        shard.init_cache_engine(**sizes._asdict())
+        return CacheReady(shard.num_graphs)
+
+    def apply(sections: Step) -> None:
+        if sections.store_moves is None:
+            shard.apply(sections)
+        else:
+            transfers.begin(sections.store_moves)
+
+    return {
+        Profile: profile,
+        InitCacheEngine: init_cache_engine,
+        Step: apply,
+        Sync: lambda _: InStep(shard.num_collectives),
+        AskMoves: lambda _: EndedMoves(tuple(transfers.pop_ended()), transfers.store.is_open),
+        RemoveBlock: lambda block: transfers.store.remove(block.key),
+    }
+
+
+def _adapter_calls(shard: RankShard, adapters: RankAdapters) -> Calls:
+    return {
+        AddAdapter: lambda added: shard.add_adapter(adapters.take(added.number)),
+        RemoveAdapter: lambda one: shard.remove_adapter(Adapter(**one._asdict())),
+        ForgetAdapter: lambda one: adapters.forget(one.number),
+    }
+
+
+def _block_calls(shard: RankShard, blocks: RankBlocks) -> Calls:
+    return {
+        OpenBlocks: lambda opened: blocks.open(opened, shard.transfers),
+        CloseBlocks: blocks.close_blocks,
+    }
+
+
+def _failure(error: Exception) -> Failure:
+    if not isinstance(error, MemoryError | ValueError | OSError):
+        logger.error("a command failed", exc_info=error)
+    return Failure.of(error)
 
 
 class _Forwarding(logging.Handler):
@@ -304,18 +300,13 @@ def follow(rank: int, network: RankNetwork, told: Start, status: RankStatus) -> 
     """Runs a rank that others have started. Raises TimeoutError if rank 0 does not listen in time,
     and does not return."""
     logger.info("rank %d waits for rank 0 at %s", rank, network.first_address)
-    _run(rank, network, told, status, within_s=5 * JOIN_S)
+    within_s = 5 * JOIN_S
+    _run(rank, network, told=encode_fields(told), on_loaded=status.set_ready, within_s=within_s)
 
 
-def _run(
-    rank: int,
-    network: RankNetwork,
-    told: Start | None = None,
-    status: RankStatus | None = None,
-    *,
-    within_s: float,
-) -> None:
-    follower = Follower(rank, network, on_end=os._exit, told=told, status=status, within_s=within_s)
+def _run(rank: int, network: RankNetwork, **options: Any) -> None:
+    """Args: options: those of `Follower`."""
+    follower = Follower(rank, network, on_end=os._exit, **options)
     _leave_signals_to_rank_0()
     logging.getLogger().addHandler(_Forwarding(follower))
     try:

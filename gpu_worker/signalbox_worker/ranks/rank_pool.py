@@ -22,7 +22,6 @@ from signalbox_worker.ranks.rank_network import JOIN_S, RankNetwork, own_name
 from signalbox_worker.ranks.service.meeting import Meeting
 from signalbox_worker.ranks.service.rank_messages import (
     AdapterOpened,
-    Ask,
     BlockCopied,
     BlocksOpened,
     Command,
@@ -33,6 +32,7 @@ from signalbox_worker.ranks.service.rank_messages import (
     LogLine,
     RankAddress,
     Report,
+    Sync,
 )
 from signalbox_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
 from signalbox_worker.ranks.versions import versions
@@ -202,7 +202,7 @@ class RankPool:
             num_collectives: that rank 0 has joined.
             ranks_of_stage: ranks that join the same.
         """
-        self.send(Ask.SYNC)
+        self.send(Sync())
         answers = self.answers(InStep, within_s=AGREE_S)
         places = [num_collectives, *(place.num_collectives for place in answers)]
         stages = [

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from signalbox_rpc.transport.tls import TlsConfig
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks.rank_network import collective_hosts, host_of
+from signalbox_worker.ranks.service.rank_codec import decode_fields
 from signalbox_worker.ranks.service.rank_messages import Hello, Loaded, RankAddress, Start
 
 _PARTS = ("model", "cache", "device", "disk", "shared", "parallel")
@@ -40,9 +41,10 @@ def placed(
 
 def check_told(hello: Hello, start: Start) -> None:
     """Raises ValueError if a rank was started with other settings than rank 0."""
-    if hello.told is None:
+    if not hello.told:
         return
-    parts = ((hello.told, start, part) for part in _PARTS)
+    told = decode_fields(Start, hello.told)
+    parts = ((told, start, part) for part in _PARTS)
     names = [
         name
         for theirs, ours, part in parts

@@ -36,10 +36,10 @@ from signalbox_worker.ranks.rank_starts import check_alike, check_told, placed
 from signalbox_worker.ranks.ranked_transfers import RankedTransfers
 from signalbox_worker.ranks.service.rank_messages import (
     AddAdapter,
-    Ask,
     CacheReady,
     InitCacheEngine,
     Loaded,
+    Profile,
     RemoveAdapter,
     Start,
 )
@@ -160,7 +160,7 @@ class RankedRunner(Runner):
 
     def profile(self) -> WorkerCapacity:
         """Measures all ranks at once; returns what fits on each of them."""
-        self._others.send(Ask.PROFILE)
+        self._others.send(Profile())
         own = self._here(self._own.profile)
         everywhere = [own, *self._others.answers(WorkerCapacity)]
         if len({one.block_size for one in everywhere}) > 1:

@@ -22,7 +22,7 @@ from signalbox_worker.kv_store.transfer import Transfer
 from signalbox_worker.ranks.rank_blocks import BlockCopies
 from signalbox_worker.ranks.rank_pool import RankPool
 from signalbox_worker.ranks.service.rank_messages import (
-    Ask,
+    AskMoves,
     CloseBlocks,
     EndedMoves,
     OpenBlocks,
@@ -183,7 +183,7 @@ class RankedTransfers(PoolTransfers):
         ended = super()._pop_ended()
         if not self._asked and any(not one.with_peer for one in self._pending.values()):
             self._asked.update(range(self._num_ranks))
-            self._others.send(Ask.ENDED_MOVES)
+            self._others.send(AskMoves())
             self._run(self._report_own)
         return ended
 

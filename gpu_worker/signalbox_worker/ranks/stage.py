@@ -13,7 +13,7 @@ from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.ranks.rank_shard import RankShard
 from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.rank_client import NextRank
-from signalbox_worker.ranks.service.rank_messages import Failure, HiddenStates
+from signalbox_worker.ranks.service.rank_messages import FailedStates, Failure, HiddenStates
 from signalbox_worker.ranks.service.rank_servicer import IncomingStates
 
 
@@ -54,7 +54,7 @@ class Stage:
         except DeviceLost:  # the ranks end, so that no stage waits for these states
             raise
         except Exception as error:
-            self._pass_on(HiddenStates(command, None, Failure.of(error)))
+            self._pass_on(FailedStates(command, Failure.of(error)))
             raise
         own = StageTimings(
             queue_ns=max(0, began_ns - came_ns),
@@ -63,7 +63,8 @@ class Stage:
             collective_ns=self.runner.collective_ns - collective_ns,
         )
         self._finish(output, before, own)
-        self._pass_on(HiddenStates(command, output.hidden, None, output.stages))
+        if output.hidden is not None:
+            self._pass_on(HiddenStates(command, output.hidden, output.stages))
         return output
 
     def _finish(self, output: BatchOutput, before: Stages, own: StageTimings) -> None:
@@ -81,12 +82,12 @@ class Stage:
         message, came_ns = incoming.take()
         found = rank_codec.decode_states(message, num_tokens=len(batch.token_ids))
         assert found.command == command, f"{found.command} for {command}"
-        if found.failure is not None:
+        if isinstance(found, FailedStates):
             error = MemoryError if found.failure.out_of_memory else FailedBefore
             raise error(found.failure.message)
         batch.hidden = found.values
         return found.stages, came_ns
 
-    def _pass_on(self, states: HiddenStates) -> None:
+    def _pass_on(self, states: HiddenStates | FailedStates) -> None:
         if self._next is not None:
             self._next.send(states)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service import rank_client
 from signalbox_worker.ranks.service.meeting import RankLost
 from signalbox_worker.ranks.service.rank_client import NextRank
-from signalbox_worker.ranks.service.rank_messages import Failure, Hello, HiddenStates, RankAddress
+from signalbox_worker.ranks.service.rank_messages import FailedStates, Failure, Hello, RankAddress
 from signalbox_worker.ranks.service.rank_servicer import RankServer, RankServicer
 from signalbox_worker.ranks.versions import versions
 from tests.chaos.fault_proxy import FaultProxy
@@ -155,18 +156,23 @@ def test_a_rank_that_others_cannot_reach_is_named(
     monkeypatch.setattr(rank_client, "REACH_S", 0.5)
     port = free_port()
     network = RankNetwork(address=f"127.0.0.1:{port}", first_address=f"127.0.0.1:{port}")
-    threading.Thread(target=join_only, args=(network, f"127.0.0.1:{port + 1}"), daemon=True).start()
+    join_only(network, Hello(1, versions(), f"127.0.0.1:{port + 1}", 0))
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
     reason = rf"cannot reach rank 1 at 127\.0\.0\.1:{port + 1} within 0\.5 s .*let such ports"
     with pytest.raises(ConnectionError, match=reason):
         RankedRunner(start, on_lost=lambda _: None, network=network)
 
 
-def join_only(network: RankNetwork, address: str) -> None:
-    first = rank_client.FirstRank(RankAddress(network.first_address))
-    first.report(Hello(1, versions(), address, 0))
-    with suppress(RankLost):
-        list(first.commands())
+def join_only(network: RankNetwork, hello: Hello) -> None:
+    """Joins rank 0 on a thread, and obeys no command."""
+
+    def join() -> None:
+        first = rank_client.FirstRank(RankAddress(network.first_address))
+        first.report(hello)
+        with suppress(RankLost):
+            list(first.commands())
+
+    threading.Thread(target=join, daemon=True).start()
 
 
 def test_ranks_that_do_not_join_are_named(
@@ -185,15 +191,23 @@ def test_ranks_that_do_not_join_are_named(
     assert len(reasons) == 1
 
 
+@pytest.mark.parametrize(
+    ("of", "told", "reason"),
+    [
+        ("Signalbox 0", b"", f"rank 1 has Signalbox 0, and rank 0 {re.escape(versions())}"),
+        ("Signalbox 0", b'{"later": 1}', "rank 1 has Signalbox 0, and rank 0 "),
+        (versions(), b'{"later": 1}', "Start\nmodel\n  Field required"),
+    ],
+)
 def test_a_rank_of_another_version_is_named(
-    native_tiny: Path, monkeypatch: pytest.MonkeyPatch
+    of: str, told: bytes, reason: str, native_tiny: Path
 ) -> None:
-    monkeypatch.setattr(rank_pool, "versions", lambda: "Signalbox 0, Python 2")
+    address = f"127.0.0.1:{free_port()}"
+    network = RankNetwork(address=address, first_address=address)
+    join_only(network, Hello(1, of, address, 0, told))
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
-    launch = Launched()
-    with pytest.raises(ValueError, match=r"rank 1 has Signalbox .*, and rank 0 Signalbox 0, Py"):
-        RankedRunner(start, on_lost=pytest.fail, launch=launch)
-    assert launch.statuses == [1]
+    with pytest.raises(ValueError, match=reason):
+        RankedRunner(start, on_lost=pytest.fail, network=network)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -207,7 +221,7 @@ async def test_both_ends_of_a_link_between_stages_notice_its_end(is_told: bool) 
         NextRank, RankAddress(proxy.address), rank=2, on_lost=partial(lost.put, "next")
     )
     link = await asyncio.to_thread(connect)
-    link.send(HiddenStates(1, None, Failure("as a first message", False)))
+    link.send(FailedStates(1, Failure("as a first message", False)))
     message, _ = await asyncio.to_thread(servicer.incoming.take)
     assert message.command == 1
     if is_told:
@@ -219,7 +233,7 @@ async def test_both_ends_of_a_link_between_stages_notice_its_end(is_told: bool) 
     with pytest.raises(RankLost, match="the stage before is gone"):
         servicer.incoming.take()
     with pytest.raises(RankLost, match="the next stage is gone"):
-        link.send(HiddenStates(2, None, Failure("to none", False)))
+        link.send(FailedStates(2, Failure("to none", False)))
     link.close()
     server.close()
     await proxy.close()

@@ -189,7 +189,7 @@ def test_a_rank_that_does_not_copy_ends_the_move(
     with serving(model) as ranks:
         move = ranks.receive(1)
         blocks = ranks._started[0]._follower._blocks
-        monkeypatch.setattr(blocks, "copy", lambda command: None)
+        monkeypatch.setattr(blocks, "_report", lambda report: None)
         assert not move.copy_in(0, memoryview(pattern(ranks, 1)))
         assert "does not copy" in ranks.end().failed
 

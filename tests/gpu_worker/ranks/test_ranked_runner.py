@@ -37,13 +37,15 @@ from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.meeting import Meeting
 from signalbox_worker.ranks.service.rank_messages import (
-    Ask,
+    FailedStates,
     Failure,
     HiddenStates,
     InitCacheEngine,
     Loaded,
     RankAddress,
+    RemoveBlock,
     Start,
+    Sync,
 )
 from signalbox_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
 from signalbox_worker.runner.model_runner import ModelRunner
@@ -313,14 +315,16 @@ def test_blocks_are_moved_on_every_rank(ranks: RankedRunner) -> None:
 
 
 def test_what_is_sent_between_ranks_arrives_as_it_was() -> None:
+    disk = DiskConfig(kv_disk=Path("/d"), kv_disk_space=2)
     start = Start(
         model=ModelConfig(model="m", model_plugin="a,b", max_model_len=9, trust_remote_code=True),
         cache=CacheConfig(kv_cache_memory=1024, gpu_memory_utilization=0.7),
         parallel=ParallelConfig(rank=1, tensor_parallel_size=2, layer_partition=(3, 1)),
         device=DeviceConfig(num_threads=3, kernel_cache=Path("/k"), max_cudagraph_capture_size=0),
+        disk=disk,
         addresses=(RankAddress("host:9", "worker.a"), RankAddress("host:10")),
     )
-    for command in (start, Ask.SYNC, InitCacheEngine(5, 0)):
+    for command in (start, Sync(), InitCacheEngine(5, 0), RemoveBlock(b"\xff\0")):
         assert rank_codec.decode_command(rank_codec.encode_command(command)) == command
     sections = make_step(swap_in=make_mapping({5: 1, 2: 3}))
     arrived = rank_codec.decode_command(rank_codec.encode_command(sections))
@@ -364,24 +368,35 @@ def test_a_batch_arrives_with_the_tokens_whose_logits_are_wanted() -> None:
     assert math.prod(arrived.block_tables.shape) == batch.block_tables.size
 
 
-def test_every_setting_of_a_model_has_a_field() -> None:
-    for config, message in (
-        (ModelConfig, pb.RankModelConfig),
-        (CacheConfig, pb.RankCacheConfig),
-        (DeviceConfig, pb.RankDeviceConfig),
-    ):
-        assert set(config.model_fields) == set(message.DESCRIPTOR.fields_by_name)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("", b""),
+        ("Loaded", b'["a","b","c"]'),  # a report
+        ("Path", b'"/etc"'),
+        ("InitCacheEngine", b"[5]"),
+        ("InitCacheEngine", b'[5,"0"]'),
+        ("InitCacheEngine", b"[5,0,1]"),
+        ("RemoveBlock", b'["*"]'),
+        ("Start", b'{"model":{"later":1}}'),
+        ("Start", b"[" * 100_000),
+    ],
+)
+def test_a_message_that_ranks_do_not_send_is_refused(name: str, fields: bytes) -> None:
+    sent = pb.JoinResponse(message=pb.RankMessage(name=name, fields=fields))
+    with pytest.raises(ValueError):
+        rank_codec.decode_command(sent)
 
 
-@pytest.mark.parametrize("failure", [None, Failure("no memory for it", True)])
-def test_hidden_states_arrive_as_they_were(failure: Failure | None) -> None:
-    values = None if failure else np.arange(24, dtype=np.uint8).reshape(3, 8)
-    sent = HiddenStates(7, values, failure, () if failure else (StageTimings(1, 2, 3, 4, 5, 6),))
+def test_hidden_states_arrive_as_they_were() -> None:
+    values = np.arange(24, dtype=np.uint8).reshape(3, 8)
+    sent = HiddenStates(7, values, (StageTimings(1, 2, 3, 4, 5, 6),))
     arrived = rank_codec.decode_states(rank_codec.encode_states(sent), num_tokens=3)
-    assert arrived._replace(values=None) == sent._replace(values=None)
-    if values is not None:
-        assert arrived.values is not None and arrived.values.flags.writeable
-        np.testing.assert_array_equal(arrived.values, values)
+    assert isinstance(arrived, HiddenStates) and arrived.values.flags.writeable
+    assert arrived._replace(values=values) == sent
+    np.testing.assert_array_equal(arrived.values, values)
+    failed = FailedStates(7, Failure("no memory for it", True))
+    assert rank_codec.decode_states(rank_codec.encode_states(failed), num_tokens=3) == failed
 
 
 def test_ranks_whose_blocks_have_other_sizes_are_refused(

@@ -29,7 +29,7 @@ class ThreadRanks:
     @property
     def shares(self) -> list[Any]:
         """What each rank runs its share of the model with."""
-        return [self.runner._own, *(one._follower._own for one in self._started)]
+        return [self.runner._own, *(one.shard for one in self._started)]
 
     def block(self, rank: int, index: int) -> memoryview:
         found: memoryview = self.shares[rank].cache.cpu_block(index)

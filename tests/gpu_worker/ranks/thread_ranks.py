@@ -15,6 +15,7 @@ from signalbox_worker.ranks.follower_process import Follower
 from signalbox_worker.ranks.rank_network import RankNetwork
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.ranks.stage import Stage
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner_factory import make_runner
 from tests.waiting import EVENT_S
@@ -42,7 +43,8 @@ class ThreadRank:
 
     def _serve(self, rank: int, network: RankNetwork) -> None:
         try:  # rank 0 listens once it has started the others
-            self._made.set_result(Follower(rank, network, on_end=self._end))
+            made = Follower(rank, network, on_end=self._end, on_loaded=self._keep)
+            self._made.set_result(made)
         except BaseException as error:
             self._made.set_exception(error)
             self._end(1)
@@ -52,6 +54,9 @@ class ThreadRank:
     @property
     def _follower(self) -> Follower:
         return self._made.result(EVENT_S)
+
+    def _keep(self, stage: Stage, number: int) -> None:
+        self.shard = stage.runner
 
     def _end(self, status: int) -> None:
         self.status = status

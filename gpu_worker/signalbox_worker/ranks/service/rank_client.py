@@ -18,6 +18,7 @@ from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.meeting import RankLost
 from signalbox_worker.ranks.service.rank_messages import (
     Command,
+    FailedStates,
     HiddenStates,
     Link,
     RankAddress,
@@ -191,11 +192,11 @@ class NextRank:
             target=self._take_answers, args=(on_lost,), name="answers", daemon=True
         ).start()
 
-    def send(self, states: HiddenStates) -> None:
+    def send(self, states: HiddenStates | FailedStates) -> None:
         """Enqueues hidden states; raises RankLost if the rank has gone."""
         if self._call.done():
             raise RankLost("the rank of the next stage is gone")
-        num_bytes = 0 if states.values is None else states.values.nbytes
+        num_bytes = states.values.nbytes if isinstance(states, HiddenStates) else 0
         self._sent.put((num_bytes, time.monotonic_ns()))
         self._states.put(rank_codec.encode_states(states))
 

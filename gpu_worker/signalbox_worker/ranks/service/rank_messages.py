@@ -1,10 +1,11 @@
-"""Commands of rank 0 to the other ranks, their reports, and hidden states; see rank.proto.
+"""Commands of rank 0 to the other ranks, their reports, and hidden states.
 
+`Command` and `Report` have them all: what is stated here travels (`rank_codec`), so that a command
+or a setting needs no other place. Commands count from 1, and a report about one has its number.
 A batch is sent as a `Batch` whose rows say which tokens draw, and nothing of how: rank 0 draws.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +15,7 @@ from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import Stages
-from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.batch.sampling_rows import (
-    NO_LOGPROBS,
-    PromptRows,
-    SampleRows,
-    neutral_filters,
-)
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.store_config import DiskConfig, SharedConfig
@@ -37,7 +31,7 @@ class RankAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Command to load a shard of a model."""
+    """Command to load a shard of a model; comes once, after `Meet`; answered with `Loaded`."""
 
     model: ModelConfig
     cache: CacheConfig
@@ -56,7 +50,8 @@ class Start:
 
 
 class Meet(NamedTuple):
-    """Command to reach all other ranks, or to one of them to measure its links."""
+    """Command to reach all other ranks, or to one of them to measure its links, one after another;
+    the first, answered with `Met`."""
 
     addresses: tuple[RankAddress, ...]
     """Addresses of all ranks, by rank."""
@@ -73,29 +68,36 @@ class Link(NamedTuple):
     bytes_per_s: int
 
 
-class Ask(Enum):
-    """Commands without arguments."""
-
-    PROFILE = "profile"
-    SYNC = "sync"
-    ENDED_MOVES = "ended_moves"
+class Profile(NamedTuple):
+    """Command to run the largest step; answered with `WorkerCapacity`."""
 
 
 class InitCacheEngine(NamedTuple):
-    """Sizes of both pools."""
+    """Command to allocate both pools, dropping what was there; answered with `CacheReady`."""
 
     num_gpu_blocks: int
     num_cpu_blocks: int
 
 
+class Sync(NamedTuple):
+    """Command to say where the rank is, after a step that failed on rank 0; answered with `InStep`,
+    once all before it is done."""
+
+
+class AskMoves(NamedTuple):
+    """Command to say which moves between the rank's CPU pool and its store have ended since it was
+    asked last; answered with `EndedMoves`."""
+
+
 class RemoveBlock(NamedTuple):
-    """Command to remove a block from the rank's store, as another rank lacks it."""
+    """Command to remove a block from the rank's store, as another rank lacks it; not answered."""
 
     key: bytes
 
 
 class OpenBlocks(NamedTuple):
-    """Command to let blocks of the CPU pool be copied beside the other commands."""
+    """Command to let blocks of the CPU pool be copied beside the other commands; answered with
+    `BlocksOpened`."""
 
     number: int
     """Number of the blocks in the next commands; none is used again."""
@@ -103,13 +105,15 @@ class OpenBlocks(NamedTuple):
 
 
 class CloseBlocks(NamedTuple):
-    """Command to copy no more of what was opened."""
+    """Command to copy no more of what was opened: what the commands after it do to the blocks meets
+    no copy; not answered."""
 
     number: int
 
 
 class CopyBlock(NamedTuple):
-    """Command to read an open block, or to write it, beside the other commands."""
+    """Command to read an open block, or to write it, beside the other commands, and not counted as
+    one of them; answered with `BlockCopied`."""
 
     number: int
     place: int
@@ -119,38 +123,46 @@ class CopyBlock(NamedTuple):
 
 
 class OpenAdapter(NamedTuple):
-    """Command to read a shard of an adapter, beside the commands that compute."""
+    """Command to read a shard of an adapter beside the other commands, and not counted as one of
+    them; answered with `AdapterOpened`."""
 
     number: int
     """Number of the adapter in the next commands; none is used again."""
     name: str
     folder: str
+    """The adapter's folder on the host of each rank."""
 
 
 class ForgetAdapter(NamedTuple):
-    """Command to free what was read of an adapter, unless it has a slot."""
+    """Command to free what was read of an adapter, unless it has a slot; neither counted nor
+    answered."""
 
     number: int
 
 
 class AddAdapter(NamedTuple):
-    """Command to give an adapter that was read its slot."""
+    """Command to give an adapter that was read the first slot that is free: the same on all ranks.
+    Not answered: a rank that fails at it ends."""
 
     number: int
 
 
 class RemoveAdapter(NamedTuple):
-    """Command to free the slot of an adapter."""
+    """Command to free the slot of an adapter that no later batch names. Not answered: a rank that
+    fails at it ends."""
 
     name: str
     sha256: str
+    """Hash of its content, in hexadecimal."""
 
 
 Command = (
     Meet
     | Start
-    | Ask
+    | Profile
     | InitCacheEngine
+    | Sync
+    | AskMoves
     | RemoveBlock
     | OpenBlocks
     | CloseBlocks
@@ -164,6 +176,10 @@ Command = (
 )
 """A `Step` is of one section alone, which every rank applies to its shard of the KV cache."""
 
+MAY_FAIL = (Batch, Profile, InitCacheEngine, Sync)
+"""Commands whose failure is reported, and which rank 0 asks all ranks about. A rank that fails at
+another one ends."""
+
 
 class Hello(NamedTuple):
     """First report of a rank."""
@@ -172,8 +188,9 @@ class Hello(NamedTuple):
     versions: str
     address: str
     pid: int
-    told: Start | None = None
-    """Settings of its own command line; None for a rank that rank 0 has started."""
+    told: bytes = b""
+    """Settings of its own command line, as `rank_codec` writes a `Start`; read once versions are
+    known to be the same; empty for a rank that rank 0 has started."""
 
 
 class Met(NamedTuple):
@@ -239,6 +256,7 @@ class AdapterOpened(NamedTuple):
 
     number: int
     sha256: str
+    """Hash of its content: the same on all ranks, or none of them gives it a slot."""
     error: str
     """Reason why it could not be; empty if it was."""
 
@@ -280,42 +298,17 @@ Report = (
 
 
 class HiddenStates(NamedTuple):
-    """The result of a stage for one command, or why it has none."""
+    """The result of a stage for one command."""
 
     command: int
-    values: NDArray[np.uint8] | None
-    """[T, bytes of a row], which may be written to; None if a stage failed."""
-    failure: Failure | None
+    values: NDArray[np.uint8]
+    """[T, bytes of a row], which may be written to."""
     stages: Stages = ()
     """Times of the stages so far."""
 
 
-def rows_of(tokens: Int64Array) -> SampleRows:
-    """Rows that ask for the logits of these tokens, and of which nothing else is known."""
-    num_rows = len(tokens)
-    nothing = np.zeros(num_rows, dtype=np.int64)
-    return SampleRows(
-        seq_ids=nothing,
-        token_index=tokens,
-        branch=nothing,
-        position=nothing,
-        temperature=np.zeros(num_rows, dtype=np.float32),
-        filters=neutral_filters(num_rows),
-        seed=np.zeros(num_rows, dtype=np.uint64),
-        num_logprobs=np.full(num_rows, NO_LOGPROBS),
-    )
+class FailedStates(NamedTuple):
+    """Passed on in place of hidden states if a stage could not compute them."""
 
-
-def prompt_rows_of(tokens: Int64Array) -> PromptRows | None:
-    """Likewise for tokens whose log probabilities are reported; None if there are none."""
-    if not len(tokens):
-        return None
-    nothing = np.zeros(0, dtype=np.int64)
-    return PromptRows(
-        seq_index=nothing,
-        first_position=nothing,
-        lengths=nothing,
-        token_index=tokens,
-        targets=np.zeros(len(tokens), dtype=np.int32),
-        num_logprobs=np.zeros(len(tokens), dtype=np.int64),
-    )
+    command: int
+    failure: Failure

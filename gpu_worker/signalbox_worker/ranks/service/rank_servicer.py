@@ -169,7 +169,7 @@ class FirstRankServicer(RankServicer):
         self, requests: Iterator[pb.JoinRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.JoinResponse]:
         name = self._check_role(context)
-        _, hello = rank_codec.decode_report(next(requests))
+        hello = _first_report(requests)
         if not isinstance(hello, Hello):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first report is `hello`")
         joined = JoinedRank(hello, requests, name)
@@ -194,6 +194,15 @@ class FirstRankServicer(RankServicer):
         except TimeoutError as error:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         raise AssertionError("abort raises")
+
+
+def _first_report(requests: Iterator[pb.JoinRequest]) -> Report | None:
+    """Returns the first report; None if it cannot be read."""
+    try:
+        return rank_codec.decode_report(next(requests))[1]
+    except ValueError as error:
+        logger.warning("a rank cannot join: %s", error)
+        return None
 
 
 class RankServer:
