@@ -49,8 +49,9 @@ def make_runner(
     if start.parallel.num_ranks == 1:
         return load_shard(start, progress=progress)
     check_packages(model_config, cache_config, device_config, start.parallel)
-    from signalbox_worker.ranks.ranked_runner import (
-        RankedRunner,  # gRPC's blocking server, and threads
-    )
+    # gRPC's blocking server, and threads
+    from signalbox_worker.ranks.launchers import AwaitedRanks, LocalRanks
+    from signalbox_worker.ranks.ranked_runner import RankedRunner
 
-    return RankedRunner(start, progress=progress, on_lost=on_lost, network=network)
+    ranks = LocalRanks() if network is None else AwaitedRanks(network)
+    return RankedRunner(start, ranks=ranks, progress=progress, on_lost=on_lost)

@@ -15,8 +15,7 @@ from signalbox_rpc.interceptors.peer_roles import PeerNames
 from signalbox_rpc.transport.tls import TlsConfig
 
 if TYPE_CHECKING:
-    from signalbox_worker.ranks.environment import RankPlace
-    from signalbox_worker.ranks.rank_network import RankNetwork
+    from signalbox_worker.ranks.rank_network import RankNetwork, RankPlace
 
 _FLAGS = {
     "rank_host": ("HOST", "as for a worker: name, address or interface that this rank listens on"),
@@ -72,7 +71,7 @@ def run(options: dict[str, Any]) -> None:
     Raises ValueError, BindError or TlsError for an arrangement that no worker could have, and
     ConnectionError, TimeoutError or DeviceLost that names the ranks which cannot meet.
     """
-    from signalbox_worker.ranks.environment import read_place
+    from signalbox_worker.ranks.rank_network import read_place
 
     place = read_place(os.environ)
     if place.size == 1:
@@ -108,15 +107,15 @@ def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
 
 
 def _measure(network: "RankNetwork", num_ranks: int) -> list[FoundLink]:
-    from signalbox_worker.ranks import links
+    from signalbox_worker.ranks.launchers import AwaitedRanks
     from signalbox_worker.ranks.rank_network import JOIN_S
     from signalbox_worker.ranks.rank_pool import RankPool
 
-    others = RankPool(num_ranks, lambda _reason: None, network=network, join_s=JOIN_S)
+    others = RankPool(num_ranks, AwaitedRanks(network, join_s=JOIN_S))
     try:
         others.wait_until_joined()
-        links.meet(others)
-        measured = links.measure(others)
+        others.meet()
+        measured = others.measure()
     except BaseException as error:
         others.close(f"rank 0 ends: {error}")
         raise

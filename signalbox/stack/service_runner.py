@@ -110,8 +110,7 @@ def _run_on_ray(settings: "WorkerSettings") -> None:
 
 def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
     """Returns the network of rank 0, or None if it is the only rank; obeys it as another rank."""
-    from signalbox_worker.ranks.environment import read_place
-    from signalbox_worker.ranks.rank_network import RankNetwork
+    from signalbox_worker.ranks.rank_network import RankNetwork, read_place
 
     place, size = read_place(os.environ), settings.parallel.num_ranks
     if place.size != size:

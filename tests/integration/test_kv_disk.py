@@ -36,7 +36,7 @@ class Served:
         self.engine = llm.llm_engine
         core = self.engine._core
         self.runner: Any = core._worker._runner
-        shard = getattr(self.runner, "_shard", None) or self.runner  # of the first rank
+        shard = getattr(self.runner, "_own", None) or self.runner  # of the first rank
         self.tier: DiskTier = shard.transfers.store.store
         self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
         self.moves = core.scheduler.store.moves  # type: ignore[union-attr]

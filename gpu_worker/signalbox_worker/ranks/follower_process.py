@@ -26,14 +26,19 @@ from signalbox_contract.step import Step
 from signalbox_rpc.lifetime.stop_signals import STOP_SIGNALS, take_stop_signals
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
-from signalbox_worker.ranks import links
 from signalbox_worker.ranks.rank_adapters import RankAdapters
 from signalbox_worker.ranks.rank_blocks import RankBlocks
 from signalbox_worker.ranks.rank_network import JOIN_S, RankNetwork
 from signalbox_worker.ranks.rank_shard import RankShard, describe_rank, load_shard
+from signalbox_worker.ranks.rank_starts import versions
 from signalbox_worker.ranks.rank_status import RankStatus
-from signalbox_worker.ranks.service.meeting import RankLost
-from signalbox_worker.ranks.service.rank_client import REACH_S, FirstRank, NextRank
+from signalbox_worker.ranks.service.rank_client import (
+    REACH_S,
+    FirstRank,
+    NextRank,
+    NoNextRank,
+    reach,
+)
 from signalbox_worker.ranks.service.rank_codec import encode_fields
 from signalbox_worker.ranks.service.rank_messages import (
     MAY_FAIL,
@@ -63,9 +68,8 @@ from signalbox_worker.ranks.service.rank_messages import (
     Start,
     Sync,
 )
-from signalbox_worker.ranks.service.rank_servicer import RankServer, RankServicer
-from signalbox_worker.ranks.stage import FailedBefore, Stage
-from signalbox_worker.ranks.versions import versions
+from signalbox_worker.ranks.service.rank_servicer import RankLost, RankServer, RankServicer
+from signalbox_worker.ranks.stage import FailedBefore, NoStatesBefore, Stage, StatesBefore
 
 logger = logging.getLogger("signalbox_worker.ranks.follower_process")
 
@@ -183,7 +187,7 @@ class Follower:
         self._server.close()
 
     def _meet(self, command: Meet) -> Met:
-        return links.obey(command, rank=self._rank, tls=self._network.tls)
+        return reach(command, rank=self._rank, tls=self._network.tls)
 
     def _start(self, start: Start) -> Report:
         """Loads this rank's shard. Rank 0 fails at the same, most often, and says it."""
@@ -193,15 +197,12 @@ class Follower:
             return _failure(error)
 
     def _load(self, start: Start) -> Report:
-        tls, below = self._network.tls, start.next_rank
-        next_rank = None
-        if below is not None:
-            on_lost = partial(self._on_link_lost, below)
-            next_rank = NextRank(start.addresses[below], rank=self._rank, on_lost=on_lost, tls=tls)
+        next_rank = self._connect(start)
         shard = load_shard(start, self._first)
         self._shards.callback(shard.close)
-        incoming = self._servicer.incoming if start.parallel.stage else None
-        stage = Stage(shard, incoming, next_rank)
+        is_first = start.parallel.stage == 0
+        before = NoStatesBefore() if is_first else StatesBefore(self._servicer.incoming)
+        stage = Stage(shard, before, next_rank)
         adapters = RankAdapters(shard.open_adapter, self._first.report)
         self._shards.callback(adapters.close)
         self._beside = {OpenAdapter: adapters.open, CopyBlock: self._blocks.copy}
@@ -213,6 +214,12 @@ class Follower:
         }
         self._on_loaded(stage, start.parallel.stage)
         return Loaded.of(shard.model)
+
+    def _connect(self, start: Start) -> NextRank | NoNextRank:
+        if (below := start.next_rank) is None:
+            return NoNextRank()
+        on_lost, tls = partial(self._on_link_lost, below), self._network.tls
+        return NextRank(start.addresses[below], rank=self._rank, on_lost=on_lost, tls=tls)
 
     def _execute(self, stage: Stage, batch: Batch) -> None:
         stage.execute(batch, command=self._num_commands, arrived_ns=self._arrived_ns)

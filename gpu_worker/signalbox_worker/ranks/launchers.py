@@ -1,6 +1,7 @@
 """Starts the ranks of a worker: as processes of this machine, or waits for what others start.
 
-A launcher starts and ends ranks; what they say to each other never goes through it.
+A launcher starts and ends ranks, and says where rank 0 listens; what ranks say to each other never
+goes through it.
 """
 
 import os
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from signalbox_rpc.lifetime import parent
+from signalbox_rpc.lifetime.private_folder import PrivateFolder
 from signalbox_rpc.lifetime.stop_signals import stopping_later
+from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_worker.ranks.rank_network import JOIN_S, RankNetwork
 
 _END_S = 5.0
 """Seconds for a rank whose stream has ended to end itself, on a machine that is busy."""
@@ -38,8 +42,21 @@ class StartedRank(Protocol):
     def how_it_ended(self) -> str: ...
 
 
-Launcher = Callable[[int, str], StartedRank]
-"""Starts a rank of a number, which joins rank 0 at an address."""
+class RankLauncher(Protocol):
+    """Starts ranks, and has the address at which they join rank 0."""
+
+    address: str
+    tls: TlsConfig
+    join_s: float
+    """Seconds for all ranks to join."""
+    are_placed: bool
+    """True if others start the ranks."""
+
+    def start(self, rank: int) -> StartedRank: ...
+
+    def close(self) -> None:
+        """Removes what the ranks met in; more than once, on any thread."""
+        ...
 
 
 class LocalRank:
@@ -104,7 +121,7 @@ def _is_stopped(pid: int) -> bool:
 class AwaitedRank:
     """A rank that torchrun, Slurm or a LeaderWorkerSet starts, and that ends with its stream."""
 
-    def __init__(self, rank: int, address: str) -> None:
+    def __init__(self) -> None:
         self._is_given_up = threading.Event()
 
     def wait(self) -> None:
@@ -118,3 +135,36 @@ class AwaitedRank:
 
     def how_it_ended(self) -> str:
         return "has ended, or no longer answers"
+
+
+class LocalRanks:
+    """Starts ranks on this machine, which talk over sockets in a folder for this user alone."""
+
+    tls = CLEAR
+    are_placed = False
+
+    def __init__(self, start: Callable[[int, str], StartedRank] = LocalRank) -> None:
+        """Args: start: starts the rank of a number, which joins rank 0 at an address."""
+        self._start, self._folder = start, PrivateFolder("ranks")
+        self.address, self.join_s = f"unix:{self._folder.path}/0", JOIN_S
+
+    def start(self, rank: int) -> StartedRank:
+        return self._start(rank, self.address)
+
+    def close(self) -> None:
+        self._folder.close()
+
+
+class AwaitedRanks:
+    """Waits for ranks that others start."""
+
+    are_placed = True
+
+    def __init__(self, network: RankNetwork, *, join_s: float = 5 * JOIN_S) -> None:
+        """Args: network: that of rank 0."""
+        self.address, self.tls, self.join_s = network.address, network.tls, join_s
+
+    def start(self, rank: int) -> StartedRank:
+        return AwaitedRank()
+
+    def close(self) -> None: ...

@@ -1,10 +1,12 @@
-"""Addresses of a worker's ranks.
+"""Addresses of a worker's ranks, and the place of this one among those that torchrun, Slurm or a
+LeaderWorkerSet starts.
 
 Ranks of this machine that rank 0 has started listen on Unix sockets, others on a port each.
 """
 
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +21,32 @@ from signalbox_rpc.transport.listening_ports import (
 from signalbox_rpc.transport.tls import TlsConfig
 from signalbox_worker.device.interfaces import address_of
 from signalbox_worker.parallel_config import LOOPBACK
-from signalbox_worker.ranks.environment import RankPlace
 
 JOIN_S = 120.0
 """Seconds for a rank that was started to join; five times as long if others start it."""
 PORT_REMEDY = "choose another --rank-port"
+
+
+FIRST_NAME = "MASTER_CERTIFIED_NAME"
+"""Variable of `first_name`, which the driver on Ray sets beside those of torchrun, because it knows
+nodes by their addresses alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """The place of a rank, as the environment states it."""
+
+    launcher: str
+    rank: int
+    size: int
+    first_host: str
+    """Name or address of the host of rank 0."""
+    is_one_host: bool
+    """True if all ranks are on one host."""
+    local_rank: int = 0
+    """Number of this rank among those of its host."""
+    first_name: str = ""
+    """Name that the certificate of rank 0 is for; empty if it is for `first_host`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +93,29 @@ class RankNetwork:
         check_exposure(network.address, tls, names_callers=True)
         check_free(own, port + place.rank, remedy=PORT_REMEDY)
         return network
+
+
+def read_place(environment: Mapping[str, str]) -> RankPlace:
+    """Returns this rank's place; within the others that of torchrun. Raises ValueError."""
+    for read in (_torchrun, _leader_worker_set, _slurm):
+        if (place := read(environment)) is not None:
+            if not 0 <= place.rank < place.size:
+                raise ValueError(
+                    f"{place.launcher} says that this is rank {place.rank} of {place.size}"
+                )
+            return place
+    raise ValueError(
+        "placement is 'environment', which says of no rank: start the command by torchrun (RANK,"
+        " WORLD_SIZE, MASTER_ADDR), srun (SLURM_PROCID, SLURM_NTASKS, SLURM_JOB_NODELIST) or in a"
+        " LeaderWorkerSet (LWS_WORKER_INDEX, LWS_GROUP_SIZE, LWS_LEADER_ADDRESS), or use 'local'"
+    )
+
+
+def first_of_nodes(nodes: str) -> str:
+    """Returns the first name of a list as Slurm writes it, such as a[01-03,7]b,c: a01b."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    assert first is not None, "it may be empty"
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
 
 
 def collective_hosts(hosts: Sequence[str], *, ranks_of_stage: int, trusted: bool) -> list[str]:
@@ -125,3 +171,53 @@ def _host_towards(host: str, port: int) -> str:
             f"the host of rank 0, {host}, is unknown here: {error.strerror or error}; give"
             " --rank-host"
         ) from None
+
+
+def _torchrun(environment: Mapping[str, str]) -> RankPlace | None:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
+        return None
+    size = _number(environment, "WORLD_SIZE")
+    return RankPlace(
+        "torchrun",
+        _number(environment, "RANK"),
+        size,
+        environment["MASTER_ADDR"],
+        is_one_host=environment.get("LOCAL_WORLD_SIZE") == str(size),
+        local_rank=_number(environment, "LOCAL_RANK", default="0"),
+        first_name=environment.get(FIRST_NAME, ""),
+    )
+
+
+def _leader_worker_set(environment: Mapping[str, str]) -> RankPlace | None:
+    if not {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"} <= environment.keys():
+        return None
+    size = _number(environment, "LWS_GROUP_SIZE")
+    return RankPlace(
+        "the LeaderWorkerSet",
+        _number(environment, "LWS_WORKER_INDEX"),
+        size,
+        environment["LWS_LEADER_ADDRESS"],
+        is_one_host=size == 1,
+    )
+
+
+def _slurm(environment: Mapping[str, str]) -> RankPlace | None:
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if nodes is None or not {"SLURM_PROCID", "SLURM_NTASKS"} <= environment.keys():
+        return None
+    num_nodes = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_JOB_NUM_NODES")
+    return RankPlace(
+        "Slurm",
+        _number(environment, "SLURM_PROCID"),
+        _number(environment, "SLURM_NTASKS"),
+        first_of_nodes(nodes),
+        is_one_host=num_nodes == "1",
+        local_rank=_number(environment, "SLURM_LOCALID", default="0"),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, *, default: str | None = None) -> int:
+    text = environment[name] if default is None else environment.get(name, default)
+    if not text.isdecimal():
+        raise ValueError(f"{name} is {text!r} in the environment; it must be a number")
+    return int(text)

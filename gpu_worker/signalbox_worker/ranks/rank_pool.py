@@ -1,25 +1,24 @@
 """The other ranks, as rank 0 sees them: starts them, tells them, hears what they report.
 
 They are one with rank 0 or nothing: when one ends, or fails where the others do not, the rest is
-killed and `on_lost` is told, whatever rank 0 is waiting for meanwhile.
+killed and `lost` is set, whatever rank 0 is waiting for meanwhile.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from signalbox_contract.wording import counted
-from signalbox_rpc.lifetime.private_folder import PrivateFolder
-from signalbox_rpc.transport.tls import CLEAR
 from signalbox_worker.device.device_errors import DeviceLost
-from signalbox_worker.ranks.launchers import AwaitedRank, Launcher, LocalRank, StartedRank
+from signalbox_worker.ranks.launchers import RankLauncher, StartedRank
 from signalbox_worker.ranks.rank_adapters import AdapterOpening
 from signalbox_worker.ranks.rank_blocks import BlockCopies
-from signalbox_worker.ranks.rank_network import JOIN_S, RankNetwork, own_name
-from signalbox_worker.ranks.service.meeting import Meeting
+from signalbox_worker.ranks.rank_network import own_name
+from signalbox_worker.ranks.rank_starts import check_versions
+from signalbox_worker.ranks.service.rank_client import reach
 from signalbox_worker.ranks.service.rank_messages import (
     AdapterOpened,
     BlockCopied,
@@ -29,13 +28,20 @@ from signalbox_worker.ranks.service.rank_messages import (
     Failure,
     Hello,
     InStep,
+    Link,
     LogLine,
+    Meet,
+    Met,
     RankAddress,
     Report,
     Sync,
 )
-from signalbox_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
-from signalbox_worker.ranks.versions import versions
+from signalbox_worker.ranks.service.rank_servicer import (
+    FirstRankServicer,
+    JoinedRank,
+    Meeting,
+    RankServer,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +62,7 @@ class _Follower:
     def __init__(self, rank: int, started: StartedRank) -> None:
         self.rank = rank
         self.started = started
-        self.joined: JoinedRank | None = None
+        self.joined: Future[JoinedRank] = Future()
         self.answers: SimpleQueue[tuple[int, Report] | None] = SimpleQueue()
         """Each with the number of the command; None is the last: there will be no more."""
 
@@ -64,24 +70,14 @@ class _Follower:
 class RankPool:
     """Ranks 1 and up. Commands come from one thread at a time."""
 
-    def __init__(
-        self,
-        num_ranks: int,
-        on_lost: Callable[[str], None],
-        *,
-        launch: Launcher = LocalRank,
-        network: RankNetwork | None = None,
-        join_s: float | None = None,
-    ) -> None:
+    def __init__(self, num_ranks: int, launcher: RankLauncher) -> None:
         """Starts the ranks, or lets them join.
 
         Args:
             num_ranks: rank 0 included.
-            on_lost: called once, on any thread, with what has happened.
-            network: None starts processes of this machine by `launch`; else others start the ranks.
-            join_s: seconds for them to join; None suits what starts them.
         """
-        self._on_lost = on_lost
+        self.lost: Future[str] = Future()
+        """What has happened, once a rank is lost; its callbacks run on any thread."""
         self._lock = threading.Lock()
         self._is_closed = False
         self.num_commands = 0
@@ -92,73 +88,95 @@ class RankPool:
         self.copies = BlockCopies(num_ranks, self._tell_one)
         self.ended_moves: SimpleQueue[tuple[int, EndedMoves]] = SimpleQueue()
         """Reports of the ranks on their stores."""
-        self._folder: PrivateFolder | None = None
-        self.tls = CLEAR
-        if network is None:
-            self._folder = PrivateFolder("ranks")
-            address = f"unix:{self._folder.path}/0"
-        else:
-            address, self.tls, launch = network.address, network.tls, AwaitedRank
-            logger.info("waiting at %s for %s", address, counted(num_ranks - 1, "rank"))
-        self._join_s = join_s or (JOIN_S if network is None else 5 * JOIN_S)
+        self._launcher, self.tls = launcher, launcher.tls
         self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost, self.tls)
-        # A rank has its stream, what it passes, and a call for a key.
-        num_streams = 3 * num_ranks
         self._all: list[_Follower] = []
         try:  # a rank that runs removes the folder if this one is killed: ranks come first
             for rank in range(1, num_ranks):
-                self._all.append(_Follower(rank, launch(rank, address)))
-            self._server = RankServer(self.servicer, address, num_streams=num_streams, tls=self.tls)
+                self._all.append(_Follower(rank, launcher.start(rank)))
+            self._server = RankServer(
+                self.servicer,
+                launcher.address,
+                num_streams=3 * num_ranks,  # a rank's own, what it passes, and a call for a key
+                tls=self.tls,
+            )
         except BaseException:
             for follower in self._all:
                 follower.started.end(within_s=0.0)
-            self._remove_folder()
+            launcher.close()
             raise
         for follower in self._all:
             name = f"end of rank {follower.rank}"
             threading.Thread(target=self._watch, args=(follower,), name=name, daemon=True).start()
 
     @property
+    def _joined(self) -> list[JoinedRank]:
+        """The ranks that have joined."""
+        return [one.joined.result() for one in self._all if one.joined.done()]
+
+    @property
     def addresses(self) -> tuple[RankAddress, ...]:
         """Addresses of rank 0, and of the ranks that have joined."""
-        joined = [one.joined.address for one in self._all if one.joined is not None]
-        return (RankAddress(self._server.address, own_name(self.tls)), *joined)
+        own = RankAddress(self._server.address, own_name(self.tls))
+        return (own, *(one.address for one in self._joined))
 
     @property
     def are_placed(self) -> bool:
         """True if others have started the ranks."""
-        return self._folder is None
-
-    @property
-    def pids(self) -> list[int]:
-        return [hello.pid for hello in self.hellos]
+        return self._launcher.are_placed
 
     @property
     def hellos(self) -> list[Hello]:
         """First reports of the ranks that have joined."""
-        return [one.joined.hello for one in self._all if one.joined is not None]
+        return [one.hello for one in self._joined]
 
     def wait_until_joined(self) -> None:
         """Raises DeviceLost if a rank does not join, ValueError if one is of another version."""
-        ends_at = time.monotonic() + self._join_s
+        join_s = self._launcher.join_s
+        ends_at = time.monotonic() + join_s
         for follower in self._all:
             try:
                 answer = follower.answers.get(timeout=max(0.0, ends_at - time.monotonic()))
             except Empty:
-                missing = [str(one.rank) for one in self._all if one.joined is None]
+                missing = [str(one.rank) for one in self._all if not one.joined.done()]
                 self.lose(
                     f"ranks {', '.join(missing)} have not joined at {self._server.address} within"
-                    f" {self._join_s:g} s"
+                    f" {join_s:g} s"
                 )
                 answer = None
             if answer is None:
                 self._check()
-        for hello in self.hellos:
-            if hello.versions != versions():
-                raise ValueError(
-                    f"rank {hello.rank} has {hello.versions}, and rank 0 {versions()}; install the"
-                    " same everywhere"
-                )
+        check_versions(self.hellos)
+
+    def meet(self) -> None:
+        """Has each rank exchange a message with every other one.
+
+        Raises ConnectionError that names all pairs which cannot; if rank 0 is in one of them, those
+        of rank 0 alone, because a rank that it does not reach may never answer.
+        """
+        command = Meet(self.addresses)
+        self.send(command)
+        found = {0: reach(command, rank=0, tls=self.tls).faults}
+        if not found[0]:
+            found |= {rank: one.faults for rank, one in enumerate(self.answers(Met), start=1)}
+        faults = [f"rank {rank}: cannot reach {fault}" for rank in found for fault in found[rank]]
+        if faults:
+            raise ConnectionError(f"{'; '.join(faults)}; let such ports through")
+
+    def measure(self) -> list[tuple[Link, ...]]:
+        """Returns the links of each rank, by rank. One pair at a time has its link for itself.
+
+        Raises ConnectionError.
+        """
+        addresses, found = self.addresses, []
+        for rank in range(len(addresses)):
+            command = Meet(addresses, measuring=rank)
+            self.send(command)
+            met = [reach(command, rank=0, tls=self.tls), *self.answers(Met)][rank]
+            if met.faults:
+                raise ConnectionError(f"rank {rank}: cannot reach {'; '.join(met.faults)}")
+            found.append(met.links)
+        return found
 
     def send(self, command: Command) -> None:
         """Sends a command to all. Raises DeviceLost."""
@@ -168,8 +186,7 @@ class RankPool:
         """Sends each rank its own. Raises DeviceLost."""
         self.num_commands += 1
         for follower, command in zip(self._all, commands, strict=True):
-            assert follower.joined is not None, "all have joined"
-            follower.joined.send(command)
+            follower.joined.result().send(command)
         self._check()
 
     def _tell(self, command: Command) -> None:
@@ -178,8 +195,8 @@ class RankPool:
             self._tell_one(rank, command)
 
     def _tell_one(self, rank: int, command: Command) -> None:
-        if (joined := self._all[rank - 1].joined) is not None:
-            joined.send(command)
+        if (joined := self._all[rank - 1].joined).done():
+            joined.result().send(command)
 
     def answers(self, kind: type[R], *, within_s: float | None = None) -> list[R]:
         """Waits for one answer of each; raises MemoryError or RuntimeError if one failed."""
@@ -224,27 +241,23 @@ class RankPool:
             if failure is not None and self.meeting.lost is None:
                 self.meeting.call_off(failure)
         for follower in self._all:
-            if follower.joined is not None:
-                follower.joined.end()
+            if follower.joined.done():
+                follower.joined.result().end()
             else:
                 follower.started.kill()
         for follower in self._all:
             follower.started.end(within_s=_END_S)
         self._server.close(grace_s=_LEAVE_S)
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
-        if self._folder is not None:
-            self._folder.close()
+        self._launcher.close()
 
     def _take_in(self, joined: JoinedRank) -> str | None:
         """Takes the stream of a rank; returns why it may not join, if it may not."""
         rank = joined.hello.rank
         with self._lock:
             follower = next((one for one in self._all if one.rank == rank), None)
-            if follower is None or follower.joined is not None:
+            if follower is None or follower.joined.done():
                 return f"this worker has a rank {rank}, or needs none"
-            follower.joined = joined
+            follower.joined.set_result(joined)
         follower.answers.put((0, joined.hello))
         name = f"rank {rank}"
         threading.Thread(target=self._listen, args=(follower,), name=name, daemon=True).start()
@@ -266,8 +279,7 @@ class RankPool:
                 return report
 
     def _listen(self, follower: _Follower) -> None:
-        assert follower.joined is not None
-        for command, report in follower.joined.reports():
+        for command, report in follower.joined.result().reports():
             if isinstance(report, LogLine):
                 rank_logger = logging.getLogger(report.logger)
                 rank_logger.log(report.level, "rank %d: %s", follower.rank, report.message)
@@ -316,13 +328,13 @@ class RankPool:
             self.meeting.call_off(reason)
         self._call_off()
         for follower in self._all:
-            if follower.joined is not None:
-                follower.joined.end()
+            if follower.joined.done():
+                follower.joined.result().end()
             follower.started.kill()
             follower.answers.put(None)
         self.servicer.incoming.put(None)
-        self._remove_folder()  # the process may end within the next call
-        self._on_lost(reason)
+        self._launcher.close()  # the process may end within the next call
+        self.lost.set_result(reason)
 
     def _call_off(self) -> None:
         """Ends the wait for what ranks do beside their commands."""

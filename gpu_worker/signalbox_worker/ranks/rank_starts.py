@@ -1,6 +1,13 @@
-"""Makes the start of each rank of a worker, and checks that all have loaded alike."""
+"""Makes the start of each rank of a worker, and checks that all are alike.
 
+They have the same versions, were told the same, and have loaded the same.
+"""
+
+import platform
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,6 +19,14 @@ from signalbox_worker.ranks.service.rank_codec import decode_fields
 from signalbox_worker.ranks.service.rank_messages import Hello, Loaded, RankAddress, Start
 
 _PARTS = ("model", "cache", "device", "disk", "shared", "parallel")
+
+
+@cache
+def versions() -> str:
+    """Returns those of Signalbox, Python and PyTorch, as one line."""
+    packages = {"Signalbox": "signalbox-serving", "PyTorch": "torch"}
+    found = [f"{name} {_version(package)}" for name, package in packages.items()]
+    return ", ".join([*found, f"Python {platform.python_version()}"])
 
 
 def placed(
@@ -39,6 +54,16 @@ def placed(
     ]
 
 
+def check_versions(hellos: Sequence[Hello]) -> None:
+    """Raises ValueError if a rank is of another version than this one."""
+    for hello in hellos:
+        if hello.versions != versions():
+            raise ValueError(
+                f"rank {hello.rank} has {hello.versions}, and rank 0 {versions()}; install the"
+                " same everywhere"
+            )
+
+
 def check_told(hello: Hello, start: Start) -> None:
     """Raises ValueError if a rank was started with other settings than rank 0."""
     if not hello.told:
@@ -58,10 +83,6 @@ def check_told(hello: Hello, start: Start) -> None:
         )
 
 
-def _fields(config: BaseModel | ParallelConfig) -> dict[str, Any]:
-    return asdict(config) if isinstance(config, ParallelConfig) else dict(config)
-
-
 def check_alike(rank: int, other: Loaded, own: Loaded) -> None:
     """Raises ValueError if a rank has loaded something else."""
     for name, theirs, ours in zip(Loaded._fields, other, own, strict=True):
@@ -70,3 +91,14 @@ def check_alike(rank: int, other: Loaded, own: Loaded) -> None:
                 f"rank {rank} has another {name} than rank 0, {theirs or 'none'} instead of"
                 f" {ours or 'none'}; give all ranks the same files on the same kind of device"
             )
+
+
+def _fields(config: BaseModel | ParallelConfig) -> dict[str, Any]:
+    return asdict(config) if isinstance(config, ParallelConfig) else dict(config)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

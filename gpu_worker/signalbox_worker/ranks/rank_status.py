@@ -6,7 +6,7 @@ so that it answers while the rank loads, computes or waits.
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -40,8 +40,8 @@ class RankStatus:
             local_rank: is added to both ports, of which rank 0 has the ones that are configured.
         """
         self._rank = rank
-        self._stage: Stage | None = None
-        self._stage_number = 0
+        self._stages: dict[int, Stage] = {}
+        """The stage that this rank computes, by its number; empty until it has loaded."""
         self._host, self._tls = host, tls
         self._port = port + local_rank if port else 0
         metrics_port = metrics.port + local_rank if metrics.port else metrics.port
@@ -54,7 +54,7 @@ class RankStatus:
 
     def set_ready(self, stage: Stage, number: int) -> None:
         """Turns the health to serving, and shows the stage's times; safe from any thread."""
-        self._stage_number, self._stage = number, stage
+        self._stages[number] = stage
         self._loop.call_soon_threadsafe(
             lambda: self._server.set_serving(SERVICE_NAME, serving=True)
         )
@@ -74,7 +74,6 @@ class RankStatus:
         except Exception as error:
             listening.set_exception(error)
 
-    def _samples(self) -> Iterable[Sample]:
-        if self._stage is None:
-            return ()
-        return of_rank(self._stage.sums, rank=self._rank, stage=self._stage_number)
+    def _samples(self) -> Iterator[Sample]:
+        for number, stage in self._stages.items():
+            yield from of_rank(stage.sums, rank=self._rank, stage=number)

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -27,13 +27,12 @@ from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
 from signalbox_worker.device.inspection import BackendInUse, MemoryReport, ProfileOptions, Recording
 from signalbox_worker.loading.block_content import format_of_ranks
-from signalbox_worker.ranks.launchers import Launcher, LocalRank
-from signalbox_worker.ranks.links import meet
-from signalbox_worker.ranks.rank_network import RankNetwork
+from signalbox_worker.ranks.launchers import RankLauncher
 from signalbox_worker.ranks.rank_pool import RankPool
-from signalbox_worker.ranks.rank_shard import RankShard, describe_rank, load_shard
+from signalbox_worker.ranks.rank_shard import describe_rank, load_shard
 from signalbox_worker.ranks.rank_starts import check_alike, check_told, placed
 from signalbox_worker.ranks.ranked_transfers import RankedTransfers
+from signalbox_worker.ranks.service.rank_client import NoNextRank
 from signalbox_worker.ranks.service.rank_messages import (
     AddAdapter,
     CacheReady,
@@ -43,7 +42,7 @@ from signalbox_worker.ranks.service.rank_messages import (
     RemoveAdapter,
     Start,
 )
-from signalbox_worker.ranks.stage import Stage
+from signalbox_worker.ranks.stage import NoStatesBefore, Stage, StatesBefore
 from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -75,21 +74,18 @@ class RankedRunner(Runner):
         self,
         start: Start,
         *,
+        ranks: RankLauncher,
         progress: ReportProgress = ignore_progress,
         on_lost: Callable[[str], None],
-        launch: Launcher = LocalRank,
-        network: RankNetwork | None = None,
     ) -> None:
         """Loads a shard on every rank.
 
         Args:
             start: that of rank 0.
+            ranks: starts the others.
             on_lost: called on any thread when a rank is lost; every call raises DeviceLost then.
-            network: None starts the ranks by `launch`; else others start them.
         """
-        self._on_lost = on_lost
         self._parallel = start.parallel
-        self._shard: RankShard | None = None
         self._share_bytes: tuple[int, ...] = ()
         """Bytes of a block on each rank; empty until they are measured."""
         self._has_failed = False
@@ -97,9 +93,10 @@ class RankedRunner(Runner):
         if self.launches:
             self._thread = ThreadPoolExecutor(1, "last stage")
         self._swap_ns = 0
-        self._others = RankPool(
-            start.parallel.num_ranks, self._lose, launch=launch, network=network
-        )
+        self._closing = ExitStack()
+        """Closes this rank's shard, once there is one."""
+        self._others = RankPool(start.parallel.num_ranks, ranks)
+        self._others.lost.add_done_callback(lambda lost: on_lost(lost.result()))
         try:
             self._load(start, progress)
         except BaseException as error:
@@ -118,11 +115,14 @@ class RankedRunner(Runner):
         for hello in others.hellos:
             check_told(hello, start)
         own, *their = placed(start, others.addresses, others.tls, is_placed=others.are_placed)
-        meet(others)
+        others.meet()
         others.send_each(their)
-        self._shard = shard = load_shard(own, others.meeting, progress)
-        incoming = others.servicer.incoming if self.launches else None
-        self._stage = Stage(shard, incoming, None)
+        self._own = shard = load_shard(own, others.meeting, progress)
+        self._closing.callback(shard.close)
+        others.lost.add_done_callback(lambda _: self._abort_collectives())
+        incoming = others.servicer.incoming
+        before = StatesBefore(incoming) if self.launches else NoStatesBefore()
+        self._stage = Stage(shard, before, NoNextRank())
         self.transfers = RankedTransfers(shard.transfers, others, run=self._run_here)
         self._description = describe_rank(own, shard.layers)
         self._slots = AdapterSlots(shard.model.adapters)  # as each rank has them
@@ -130,16 +130,9 @@ class RankedRunner(Runner):
         for rank, theirs in enumerate(others.answers(Loaded), start=1):
             check_alike(rank, theirs, loaded)
 
-    def _lose(self, reason: str) -> None:
-        self._on_lost(reason)
-        if self._shard is not None:
-            with suppress(RuntimeError):  # gloo has no need of it: its connections break
-                self._shard.abort_collectives()
-
-    @property
-    def _own(self) -> RankShard:
-        assert self._shard is not None, "loaded"
-        return self._shard
+    def _abort_collectives(self) -> None:
+        with suppress(RuntimeError):  # gloo has no need of it: its connections break
+            self._own.abort_collectives()
 
     @property
     def model(self) -> ModelInfo:
@@ -153,7 +146,7 @@ class RankedRunner(Runner):
     @property
     def follower_pids(self) -> list[int]:
         """The processes of ranks 1 and up."""
-        return self._others.pids
+        return [hello.pid for hello in self._others.hellos]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return self._own.tokenizer_files()
@@ -313,8 +306,7 @@ class RankedRunner(Runner):
         self._others.close(failure)
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._shard is not None:
-            self._shard.close()
+        self._closing.close()
 
 
 def _slowest(everywhere: Sequence[WorkerCapacity]) -> StoreCapacity | None:

@@ -22,8 +22,8 @@ from signalbox.stack.placement.node_probe import RankNode
 from signalbox.stack.placement.rank_actor import RankActor
 from signalbox.stack.placement.ray_group import make_group
 from signalbox.stack.processes.child_processes import process_name
-from signalbox_worker.ranks.environment import FIRST_NAME
-from signalbox_worker.ranks.versions import versions
+from signalbox_worker.ranks.rank_network import FIRST_NAME
+from signalbox_worker.ranks.rank_starts import versions
 from signalbox_worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)

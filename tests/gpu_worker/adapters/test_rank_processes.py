@@ -14,7 +14,7 @@ from signalbox_worker.batch.adapter_slots import OpenedAdapter
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks.launchers import LocalRank
+from signalbox_worker.ranks.launchers import LocalRank, LocalRanks
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapter, peft_tokens
 from tests.gpu_worker.generation import Driver
@@ -48,7 +48,7 @@ class TwoHosts:
         start = make_start(self.model_path, ParallelConfig(), max_lora_rank=16, max_cpu_loras=8)
         start = with_sizes(start, tp, pp)
         with contextlib.chdir(self.here):
-            runner = RankedRunner(start, on_lost=self.lost.append, launch=self._launch)
+            runner = RankedRunner(start, on_lost=self.lost.append, ranks=LocalRanks(self._launch))
             try:
                 runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=0)
                 yield runner

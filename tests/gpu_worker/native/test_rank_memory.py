@@ -10,7 +10,7 @@ from signalbox_kernels.group import Group
 from signalbox_worker.config import CacheConfig, ModelError
 from signalbox_worker.native.rank_memory import meet, slot_bytes_of, why_no_memory
 from signalbox_worker.parallel_config import LOOPBACK, ParallelConfig
-from signalbox_worker.ranks.service.meeting import Meeting
+from signalbox_worker.ranks.service.rank_servicer import Meeting
 from tests.gpu_worker.native.test_weights import make_config
 from tests.native_kernels import skip_without_native_kernels
 

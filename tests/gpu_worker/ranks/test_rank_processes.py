@@ -22,16 +22,14 @@ import pytest
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks import rank_pool
-from signalbox_worker.ranks.launchers import LocalRank
+from signalbox_worker.ranks.launchers import AwaitedRanks, LocalRank, LocalRanks
 from signalbox_worker.ranks.rank_network import RankNetwork
+from signalbox_worker.ranks.rank_starts import versions
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service import rank_client
-from signalbox_worker.ranks.service.meeting import RankLost
 from signalbox_worker.ranks.service.rank_client import NextRank
 from signalbox_worker.ranks.service.rank_messages import FailedStates, Failure, Hello, RankAddress
-from signalbox_worker.ranks.service.rank_servicer import RankServer, RankServicer
-from signalbox_worker.ranks.versions import versions
+from signalbox_worker.ranks.service.rank_servicer import RankLost, RankServer, RankServicer
 from tests.chaos.fault_proxy import FaultProxy
 from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes
 from tests.ports import free_port
@@ -70,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_ranks_end_in_order_with_status_0(native_tiny: Path, folder: Path) -> None:
     launch = Launched()
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
-    runner = RankedRunner(start, on_lost=pytest.fail, launch=launch)
+    runner = RankedRunner(start, on_lost=pytest.fail, ranks=LocalRanks(launch))
     assert list(folder.iterdir())
     runner.close()
     assert launch.statuses == [0, 0]
@@ -84,7 +82,7 @@ def test_ranks_of_a_worker_that_cannot_start_end_with_status_1(
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
     start = replace(start, parallel=replace(start.parallel, layer_partition=(1, 2, 2)))
     with pytest.raises(ModelError, match=r"pipeline_layer_partition is 1,2,2; .* the sum 3"):
-        RankedRunner(start, on_lost=pytest.fail, launch=launch)
+        RankedRunner(start, on_lost=pytest.fail, ranks=LocalRanks(launch))
     assert launch.statuses == [1, 1]
     assert not list(folder.iterdir())
 
@@ -93,7 +91,7 @@ def test_a_rank_that_cannot_be_started_leaves_none(native_tiny: Path, folder: Pa
     launch = Launched(most=1)
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
     with pytest.raises(OSError, match="no process can be made"):
-        RankedRunner(start, on_lost=pytest.fail, launch=launch)
+        RankedRunner(start, on_lost=pytest.fail, ranks=LocalRanks(launch))
     assert launch.statuses == [-signal.SIGKILL] or launch.statuses == [1]
     assert not list(folder.iterdir())
 
@@ -129,7 +127,8 @@ def rank_0(model: Path, folder: Path) -> Iterator[tuple["subprocess.Popen[str]",
         "from signalbox_worker.ranks.ranked_runner import RankedRunner;"
         "from tests.gpu_worker.ranks.thread_ranks import make_start, with_sizes;"
         "start = with_sizes(make_start(Path(sys.argv[1]), ParallelConfig()), 1, 3);"
-        "runner = RankedRunner(start, on_lost=end_at_once);"
+        "from signalbox_worker.ranks.launchers import LocalRanks;"
+        "runner = RankedRunner(start, ranks=LocalRanks(), on_lost=end_at_once);"
         "print(*runner.follower_pids, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", program, str(model)]
@@ -160,7 +159,7 @@ def test_a_rank_that_others_cannot_reach_is_named(
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
     reason = rf"cannot reach rank 1 at 127\.0\.0\.1:{port + 1} within 0\.5 s .*let such ports"
     with pytest.raises(ConnectionError, match=reason):
-        RankedRunner(start, on_lost=lambda _: None, network=network)
+        RankedRunner(start, on_lost=lambda _: None, ranks=AwaitedRanks(network))
 
 
 def join_only(network: RankNetwork, hello: Hello) -> None:
@@ -175,10 +174,7 @@ def join_only(network: RankNetwork, hello: Hello) -> None:
     threading.Thread(target=join, daemon=True).start()
 
 
-def test_ranks_that_do_not_join_are_named(
-    native_tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_pool, "JOIN_S", 0.05)
+def test_ranks_that_do_not_join_are_named(native_tiny: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     reasons: list[str] = []
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
@@ -186,7 +182,7 @@ def test_ranks_that_do_not_join_are_named(
         RankedRunner(
             start,
             on_lost=reasons.append,
-            network=RankNetwork(address=address, first_address=address),
+            ranks=AwaitedRanks(RankNetwork(address=address, first_address=address), join_s=0.25),
         )
     assert len(reasons) == 1
 
@@ -207,7 +203,7 @@ def test_a_rank_of_another_version_is_named(
     join_only(network, Hello(1, of, address, 0, told))
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
     with pytest.raises(ValueError, match=reason):
-        RankedRunner(start, on_lost=pytest.fail, network=network)
+        RankedRunner(start, on_lost=pytest.fail, ranks=AwaitedRanks(network))
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -20,6 +20,7 @@ from signalbox_worker.kv_store.pool_transfers import CANCELLED, ExportedBlocks
 from signalbox_worker.kv_store.transfer import Transfer
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks import rank_blocks
+from signalbox_worker.ranks.launchers import LocalRanks
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from tests.gpu_worker.kv_peers.test_exports import Reader
 from tests.gpu_worker.kv_store.stores import keys_of
@@ -224,7 +225,7 @@ def test_workers_have_one_format_if_each_rank_has_the_same_share(model: Path, ba
 def test_ranks_without_a_cpu_pool_have_no_format(model: Path) -> None:
     start = with_sizes(make_start(model, ParallelConfig()), 2, 1)
     start = replace(start, cache=start.cache.model_copy(update={"swap_space": 0.0}))
-    runner = RankedRunner(start, on_lost=lambda _: None, launch=ThreadRank)
+    runner = RankedRunner(start, on_lost=lambda _: None, ranks=LocalRanks(ThreadRank))
     try:
         assert runner.profile().block_format == ""
     finally:

@@ -31,11 +31,11 @@ from signalbox_worker.device.device_choice import choose_device
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks import rank_pool, ranked_runner
+from signalbox_worker.ranks.launchers import LocalRanks
 from signalbox_worker.ranks.rank_pool import RankPool
 from signalbox_worker.ranks.rank_shard import load_shard
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service import rank_codec
-from signalbox_worker.ranks.service.meeting import Meeting
 from signalbox_worker.ranks.service.rank_messages import (
     FailedStates,
     Failure,
@@ -47,7 +47,12 @@ from signalbox_worker.ranks.service.rank_messages import (
     Start,
     Sync,
 )
-from signalbox_worker.ranks.service.rank_servicer import FirstRankServicer, JoinedRank, RankServer
+from signalbox_worker.ranks.service.rank_servicer import (
+    FirstRankServicer,
+    JoinedRank,
+    Meeting,
+    RankServer,
+)
 from signalbox_worker.runner.model_runner import ModelRunner
 from signalbox_worker.runner_factory import make_runner
 from signalbox_worker.store_config import DiskConfig, SharedConfig
@@ -278,15 +283,14 @@ def test_a_rank_that_dies_before_it_meets_the_others_is_not_waited_for(
 
 
 def test_a_rank_that_cannot_load_waits_until_rank_0_has_said_why() -> None:
-    others = RankPool(2, lambda reason: reasons.append(reason), launch=ThreadRank)
-    reasons: list[str] = []
+    others = RankPool(2, LocalRanks(ThreadRank))
     others.wait_until_joined()
     parallel = ParallelConfig(rank=1, tensor_parallel_size=2)
     others.send(replace(make_start(Path("none"), parallel), parallel=parallel))
     with pytest.raises(RuntimeError, match=r"rank 1: model not found: none"):
         others.answers(Loaded)
     others.close()
-    assert not reasons
+    assert not others.lost.done()
 
 
 def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

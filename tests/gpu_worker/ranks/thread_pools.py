@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from signalbox_worker.ranks.launchers import StartedRank
+from signalbox_worker.ranks.launchers import LocalRanks, StartedRank
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service.rank_messages import Start
 from tests.gpu_worker.ranks.thread_ranks import ThreadRank
@@ -15,7 +15,7 @@ class ThreadRanks:
 
     def __init__(self, start: Start) -> None:
         self._started: list[ThreadRank] = []
-        self.runner = RankedRunner(start, on_lost=lambda _: None, launch=self._launch)
+        self.runner = RankedRunner(start, on_lost=lambda _: None, ranks=LocalRanks(self._launch))
         self.capacity = self.runner.profile()
         self.renew_pools()
 

@@ -12,6 +12,7 @@ import pytest
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks.follower_process import Follower
+from signalbox_worker.ranks.launchers import LocalRanks
 from signalbox_worker.ranks.rank_network import RankNetwork
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.ranks.service.rank_messages import Start
@@ -107,7 +108,7 @@ def load_threads(start: Start) -> Any:
     """Returns a runner over threads; one of a single rank has none."""
     if start.parallel.num_ranks == 1:
         return make_runner(start.model, start.cache, device_config=start.device)
-    return RankedRunner(start, on_lost=lambda _: None, launch=ThreadRank)
+    return RankedRunner(start, on_lost=lambda _: None, ranks=LocalRanks(ThreadRank))
 
 
 def loading(path: Path, backend: str, tp: int, pp: int) -> Callable[[], Runner]:

@@ -1,4 +1,1 @@
-"""RankService, over which the ranks of a worker talk: messages, codec, servicers and clients.
-
-`meeting` has the keys through which tensor-parallel ranks find each other.
-"""
+"""RankService, over which the ranks of a worker talk: messages, codec, servicers and clients."""

@@ -5,6 +5,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -15,16 +16,17 @@ from signalbox_protos.rank.v1 import rank_pb2 as pb
 from signalbox_protos.rank.v1 import rank_pb2_grpc
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig, channel_credentials
 from signalbox_worker.ranks.service import rank_codec
-from signalbox_worker.ranks.service.meeting import RankLost
 from signalbox_worker.ranks.service.rank_messages import (
     Command,
     FailedStates,
     HiddenStates,
     Link,
+    Meet,
+    Met,
     RankAddress,
     Report,
 )
-from signalbox_worker.ranks.service.rank_servicer import options_of
+from signalbox_worker.ranks.service.rank_servicer import RankLost, options_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,23 @@ _NUM_ROUND_TRIPS = 20
 _PAYLOADS = (1 << 18, 1 << 20, 1 << 24)
 """Bytes of the messages by which a link's rate is measured."""
 _LONG_NS = 100_000_000
+
+
+def reach(command: Meet, *, rank: int, tls: TlsConfig = CLEAR) -> Met:
+    """Reaches or measures what the command says, as one of the ranks."""
+    others = [(other, to) for other, to in enumerate(command.addresses) if other != rank]
+    if command.measuring is None:
+        with ThreadPoolExecutor(max(1, len(others)), "greets") as pool:
+            faults = pool.map(lambda one: greet(one[1], rank=rank, other=one[0], tls=tls), others)
+        return Met(faults=tuple(filter(None, faults)))
+    if command.measuring != rank:
+        return Met()
+    try:
+        return Met(
+            links=tuple(measure_link(to, rank=rank, other=one, tls=tls) for one, to in others)
+        )
+    except ConnectionError as error:
+        return Met(faults=(str(error),))
 
 
 def greet(to: RankAddress, *, rank: int, other: int, tls: TlsConfig) -> str:
@@ -220,6 +239,15 @@ class NextRank:
     def close(self) -> None:
         self._states.put(None)
         self._channel.close()
+
+
+class NoNextRank:
+    """What the last stage has in place of a next one."""
+
+    def send(self, states: HiddenStates | FailedStates) -> None: ...
+
+    def pop_boundary(self) -> tuple[int, int]:
+        return 0, 0
 
 
 def _details(error: grpc.RpcError) -> str:

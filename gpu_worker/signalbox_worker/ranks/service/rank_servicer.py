@@ -5,6 +5,7 @@ hosts gRPC's keepalive ends a stream whose other end has stopped or can no longe
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,8 @@ from signalbox_protos.rank.v1 import rank_pb2_grpc
 from signalbox_rpc.interceptors.call_handlers import Context
 from signalbox_rpc.interceptors.peer_roles import WORKER, names_of
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig, server_credentials
+from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.ranks.service import rank_codec
-from signalbox_worker.ranks.service.meeting import Meeting, RankLost
 from signalbox_worker.ranks.service.rank_messages import Command, Hello, RankAddress, Report
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,43 @@ def options_of(address: str) -> list[tuple[str, int]]:
     and a ping is late for that, it would end the worker.
     """
     return list(OPTIONS if address.startswith("unix:") else OPTIONS + _KEEPALIVE)
+
+
+class RankLost(DeviceLost):
+    """Another rank is gone, so that this one can compute nothing more."""
+
+
+class Meeting:
+    """The keys through which tensor-parallel ranks find each other. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self.lost: str | None = None
+        """Reason why ranks that wait here will not meet."""
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float | None) -> bytes:
+        """Waits for a key. Raises RankLost, or TimeoutError that names the key."""
+        with self._changed:
+            is_there = self._changed.wait_for(
+                lambda: key in self._values or self.lost is not None, timeout_s
+            )
+            if self.lost is not None:
+                raise RankLost(self.lost)
+            if not is_there:
+                raise TimeoutError(f"no rank has set {key} in time")
+            return self._values[key]
+
+    def call_off(self, reason: str) -> None:
+        """Makes ranks that wait raise RankLost."""
+        with self._changed:
+            self.lost = reason
+            self._changed.notify_all()
 
 
 class JoinedRank:

@@ -6,8 +6,14 @@ import pytest
 
 from signalbox_rpc.transport.listening_ports import BindError, PortInUse
 from signalbox_rpc.transport.tls import TlsConfig
-from signalbox_worker.ranks.environment import RankPlace, first_of_nodes, read_place
-from signalbox_worker.ranks.rank_network import LOOPBACK, RankNetwork, collective_hosts
+from signalbox_worker.ranks.rank_network import (
+    LOOPBACK,
+    RankNetwork,
+    RankPlace,
+    collective_hosts,
+    first_of_nodes,
+    read_place,
+)
 from tests.ports import free_port
 
 PORT = free_port()
