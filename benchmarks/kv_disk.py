@@ -128,8 +128,8 @@ def _store(first: Engine, prompts: list[list[int]]) -> None:
 
 def measure_reads(folder: Path, *, block_bytes: int, num_blocks: int) -> ReadRates:
     """Writes blocks, and reads them through the tier's threads and plainly, in turns."""
+    from signalbox_worker.kv_disk.disk_space import WriteLimit
     from signalbox_worker.kv_disk.store_folder import StoreFolder
-    from signalbox_worker.kv_disk.write_limit import WriteLimit
 
     store = DiskStore(
         StoreFolder(folder),

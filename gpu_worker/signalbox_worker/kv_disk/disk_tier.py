@@ -6,10 +6,10 @@ from contextlib import suppress
 
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import ClearMark
+from signalbox_worker.kv_disk.clear_marks import KnownClears
+from signalbox_worker.kv_disk.disk_space import WriteLimit
 from signalbox_worker.kv_disk.disk_store import DiskStore
-from signalbox_worker.kv_disk.known_clears import KnownClears
 from signalbox_worker.kv_disk.store_folder import FolderError, StoreFolder
-from signalbox_worker.kv_disk.write_limit import WriteLimit
 from signalbox_worker.kv_store.block_store import StoreError, StoreUsage
 from signalbox_worker.kv_store.late_store import Identify, LateStore
 from signalbox_worker.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig

@@ -11,9 +11,8 @@ from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_worker.config import ModelError
 from signalbox_worker.kv_shared.block_seal import BlockSeal
 from signalbox_worker.kv_shared.block_server import BlockServer
-from signalbox_worker.kv_shared.bypass import Bypass
 from signalbox_worker.kv_shared.secret_files import read_key, read_password
-from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_shared.shared_store import Bypass, SharedStore
 from signalbox_worker.kv_store.block_store import StoreError
 from signalbox_worker.kv_store.late_store import Identify, LateStore
 from signalbox_worker.store_config import SharedConfig

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from signalbox_worker.kv_disk.disk_space import WriteLimit
 from signalbox_worker.kv_disk.disk_store import DiskStore
-from signalbox_worker.kv_disk.file_calls import SYSTEM, FileCalls
+from signalbox_worker.kv_disk.slot_file import SYSTEM, FileCalls
 from signalbox_worker.kv_disk.store_folder import StoreFolder
-from signalbox_worker.kv_disk.write_limit import WriteLimit
 from tests.gpu_worker.kv_store.stores import content_of, key_of
 
 BLOCK_BYTES = 4096

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from signalbox_worker.kv_disk import index_schema
-from signalbox_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk.slot_file import FileCalls
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,
     UnsyncedCalls,
@@ -81,7 +81,7 @@ def live_until(path: Path, num_calls: int, monkeypatch: pytest.MonkeyPatch) -> b
             connection.set_trace_callback(calls.count)
             return connection
 
-        monkeypatch.setattr("signalbox_worker.kv_disk.index_connection.connect", connect_and_count)
+        monkeypatch.setattr("signalbox_worker.kv_disk.index_schema.connect", connect_and_count)
         try:
             live(path, calls)
             os._exit(0)

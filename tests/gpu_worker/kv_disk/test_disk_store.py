@@ -14,9 +14,9 @@ import pytest
 from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_worker.kv_disk.clear_marks import ClearMarks
 from signalbox_worker.kv_disk.disk_index import DiskIndex
+from signalbox_worker.kv_disk.disk_space import SECONDS_PER_DAY, WriteLimit
 from signalbox_worker.kv_disk.store_folder import StoreFolder
 from signalbox_worker.kv_disk.stored_models import clear, stored_models
-from signalbox_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
 from signalbox_worker.kv_store.block_store import StoreError
 from signalbox_worker.kv_store.store_threads import StoreThreads
 from signalbox_worker.kv_store.transfer import Transfer

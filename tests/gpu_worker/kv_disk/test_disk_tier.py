@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from signalbox_contract.sections.store_moves import ClearMark
+from signalbox_worker.kv_disk.clear_marks import MAX_ISSUERS
 from signalbox_worker.kv_disk.disk_tier import DiskTier
-from signalbox_worker.kv_disk.known_clears import MAX_ISSUERS
 from signalbox_worker.kv_disk.store_folder import FolderError
 from signalbox_worker.kv_store import late_store
 from signalbox_worker.kv_store.block_store import StoreError

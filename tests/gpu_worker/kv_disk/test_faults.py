@@ -16,7 +16,7 @@ import pytest
 from signalbox_contract.sections.store_moves import Fetch, StoreMoves
 from signalbox_worker.kv_disk.disk_store import DiskStore
 from signalbox_worker.kv_disk.disk_tier import DiskTier
-from signalbox_worker.kv_disk.file_calls import FileCalls
+from signalbox_worker.kv_disk.slot_file import FileCalls
 from signalbox_worker.kv_disk.stored_models import stored_models
 from signalbox_worker.kv_store import late_store
 from signalbox_worker.kv_store.block_store import StoreError

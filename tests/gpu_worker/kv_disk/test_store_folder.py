@@ -10,8 +10,7 @@ import pytest
 
 from signalbox_worker.kv_disk.disk_store import DiskStore
 from signalbox_worker.kv_disk.index_schema import LOG_BYTES
-from signalbox_worker.kv_disk.mounts import file_system_of
-from signalbox_worker.kv_disk.store_folder import FolderError, StoreFolder
+from signalbox_worker.kv_disk.store_folder import FolderError, StoreFolder, file_system_of
 from signalbox_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_disk.disks import (
     IDENTITY,
@@ -130,7 +129,7 @@ def test_the_file_system_is_that_of_the_deepest_and_last_mount(
 def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text("22 1 0:40 / / rw - nfs4 server:/export rw\n")
-    monkeypatch.setattr("signalbox_worker.kv_disk.mounts._MOUNTS", mounts)
+    monkeypatch.setattr("signalbox_worker.kv_disk.store_folder._MOUNTS", mounts)
     monkeypatch.setattr(
         "signalbox_worker.kv_disk.store_folder.file_system_of",
         lambda path: file_system_of(path, mounts),

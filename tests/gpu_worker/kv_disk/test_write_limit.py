@@ -1,6 +1,6 @@
 """Bytes are bounded over days of UTC."""
 
-from signalbox_worker.kv_disk.write_limit import SECONDS_PER_DAY, WriteLimit
+from signalbox_worker.kv_disk.disk_space import SECONDS_PER_DAY, WriteLimit
 
 
 class Clock:

@@ -21,7 +21,7 @@ from signalbox_rpc.transport.channel import open_channel
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from signalbox_worker import main
 from signalbox_worker import worker as worker_module
-from signalbox_worker.kv_peers import peer_channels, peer_client
+from signalbox_worker.kv_peers import peer_client
 from signalbox_worker.kv_peers.exported_parts import Part, digest_of
 from signalbox_worker.kv_peers.peer_client import PeerClient
 from signalbox_worker.kv_store.pool_transfers import CANCELLED, EXPIRED, ExportedBlocks
@@ -379,12 +379,12 @@ async def test_fetches_from_one_worker_share_a_channel_until_it_is_idle(
         opened.append(address)
         return open_channel(address, **options)
 
-    monkeypatch.setattr(peer_channels, "open_channel", opening)
+    monkeypatch.setattr(peer_client, "open_channel", opening)
     async with peer() as owner, peer() as reader:
         tasks = reader.worker._block_reader
         for number in range(3):
             if number == 2:
-                monkeypatch.setattr(peer_channels, "IDLE_S", 0.0)
+                monkeypatch.setattr(peer_client, "IDLE_S", 0.0)
             ticket = bytes([number]) * 16
             await owner.lend(ticket=ticket)
             await reader.fetch(owner.source(ticket))

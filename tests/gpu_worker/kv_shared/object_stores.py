@@ -2,10 +2,8 @@
 
 from itertools import count
 
-from signalbox_worker.kv_shared.block_runs import is_end
-from signalbox_worker.kv_shared.bypass import Bypass
-from signalbox_worker.kv_shared.object_server import ObjectServer
-from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_shared.object_server import ObjectServer, is_end
+from signalbox_worker.kv_shared.shared_store import Bypass, SharedStore
 from signalbox_worker.store_url import ObjectAddress, store_address
 from tests.gpu_worker.kv_shared.redis_servers import IDENTITY, SECRET, Clock, make_seal
 from tests.gpu_worker.kv_store.stores import key_of

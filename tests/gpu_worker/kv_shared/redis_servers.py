@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from signalbox_worker.kv_shared.block_seal import BlockSeal
-from signalbox_worker.kv_shared.bypass import Bypass
 from signalbox_worker.kv_shared.redis_connection import RedisConnection, Reply
 from signalbox_worker.kv_shared.redis_server import RedisServer
-from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_shared.shared_store import Bypass, SharedStore
 from signalbox_worker.kv_store.block_store import BlockStore
 from signalbox_worker.store_url import RedisAddress
 from tests.gpu_worker.kv_store.stores import content_of, key_of

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from signalbox_worker.kv_shared.bypass import FIRST_PAUSE_S, MAX_PAUSE_S, Bypass
+from signalbox_worker.kv_shared.shared_store import FIRST_PAUSE_S, MAX_PAUSE_S, Bypass
 from tests.gpu_worker.kv_shared.redis_servers import Clock
 
 

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from signalbox_worker.kv_shared.bypass import Bypass
 from signalbox_worker.kv_shared.redis_server import RedisServer
-from signalbox_worker.kv_shared.shared_store import SharedStore
+from signalbox_worker.kv_shared.shared_store import Bypass, SharedStore
 from signalbox_worker.kv_store.block_store import StoreError, StoreUsage
 from signalbox_worker.store_url import RedisAddress
 from tests.gpu_worker.kv_shared.redis_servers import Clock, make_seal, read, write

@@ -11,7 +11,7 @@ pytest.importorskip("obstore", reason="obstore is not installed")
 
 import obstore
 
-from signalbox_worker.kv_shared.block_runs import LIST_BYTES, MAX_BLOCKS, decode_list
+from signalbox_worker.kv_shared.object_server import LIST_BYTES, MAX_BLOCKS, decode_list
 from signalbox_worker.kv_store.block_store import StoreError
 from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
 from tests.gpu_worker.kv_shared.redis_servers import (

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from signalbox_worker.kv_shared.bypass import FIRST_PAUSE_S
-from signalbox_worker.kv_shared.shared_store import MAX_UNFINISHED
+from signalbox_worker.kv_shared.shared_store import FIRST_PAUSE_S, MAX_UNFINISHED
 from signalbox_worker.kv_store.block_store import StoreError
 from signalbox_worker.store_url import RedisAddress
 from tests.gpu_worker.kv_shared.redis_servers import (
