@@ -21,56 +21,37 @@ class Number:
     """Name of the samples of which it is shown as a share; empty for the number itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Numbers behind a title, or a line of them for each value of the label `by`."""
-
-    numbers: tuple[Number, ...]
-    title: str = ""
-    by: str = ""
-
-
-LINES = (
-    Line(
-        by="tier",
-        numbers=(
-            Number("hit rate so far {}", "kv_store_hits", share_of="kv_store_queries"),
-            Number("{} in", "kv_store_bytes", {"direction": "in"}),
-            Number("{} out", "kv_store_bytes", {"direction": "out"}),
-            Number("{} failed", "kv_store_failures"),
-            Number("{} late", "kv_transfer_timeouts"),
-            Number("{} loading", "num_requests_loading"),
-        ),
+LINES: dict[str, tuple[Number, ...]] = {
+    "{tier}": (
+        Number("hit rate so far {}", "kv_store_hits", share_of="kv_store_queries"),
+        Number("{} in", "kv_store_bytes", {"direction": "in"}),
+        Number("{} out", "kv_store_bytes", {"direction": "out"}),
+        Number("{} failed", "kv_store_failures"),
+        Number("{} late", "kv_transfer_timeouts"),
+        Number("{} loading", "num_requests_loading"),
     ),
-    Line(
-        title="handed over so far",
-        numbers=(
-            Number("{} out", "handovers", {"result": "handed_over"}),
-            Number("{} in", "handovers", {"result": "taken_over"}),
-            Number("{} given up", "handovers", {"result": "given_up"}),
-            Number("paused {}", "handover_pause_seconds"),
-        ),
+    "handed over so far": (
+        Number("{} out", "handovers", {"result": "handed_over"}),
+        Number("{} in", "handovers", {"result": "taken_over"}),
+        Number("{} given up", "handovers", {"result": "given_up"}),
+        Number("paused {}", "handover_pause_seconds"),
     ),
-)
+}
+"""Numbers by title; a title that names a label has a line for each of its values."""
 
 
 def part_lines(samples: Readings) -> list[str]:
     """Returns the lines that have a number to show."""
     lines = []
-    for line in LINES:
-        for title, labels in _titles(line, samples).items():
-            texts = [_text(number, samples, labels) for number in line.numbers]
-            if any(texts):
-                lines.append(f"{title}: {'  '.join(filter(None, texts))}")
+    for title, numbers in LINES.items():
+        label = title.strip("{}") if title.startswith("{") else ""
+        found = [one for number in numbers for one in samples.find(number.name)]
+        for value in dict.fromkeys(one.labels.get(label, "") for one in found):
+            labels = {label: value} if label else {}
+            texts = filter(None, [_text(number, samples, labels) for number in numbers])
+            if text := "  ".join(texts):
+                lines.append(f"{title.format(**labels)}: {text}")
     return lines
-
-
-def _titles(line: Line, samples: Readings) -> dict[str, dict[str, str]]:
-    """Returns labels of the samples of a line, by its title."""
-    if not line.by:
-        return {line.title: {}}
-    found = [one for number in line.numbers for one in samples.find(number.name)]
-    return {one.labels[line.by]: {line.by: one.labels[line.by]} for one in found}
 
 
 def _text(number: Number, samples: Readings, labels: dict[str, str]) -> str:

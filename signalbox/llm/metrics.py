@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from signalbox_rpc.metrics.histogram import Histogram as Values
 from signalbox_rpc.metrics.registry import PREFIXES, VLLM, buckets_of
-from signalbox_rpc.metrics.sample import Kind, Sample
+from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.reports import metrics
 
@@ -64,7 +64,7 @@ def _metric(sample: Sample) -> Metric:
             sum=value.sum * unit,
             buckets=buckets,
         )
-    if kind is Kind.COUNTER:
+    if kind == "counter":
         number = int(value) if value == int(value) else value
         return Counter(name=name, labels=labels, value=number)  # type: ignore[arg-type]
     return Gauge(name=name, labels=labels, value=value)

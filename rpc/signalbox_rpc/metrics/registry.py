@@ -28,9 +28,9 @@ from signalbox_rpc.metrics.sample import Kind, Sample
 OURS, VLLM = "signalbox", "vllm"
 PREFIXES = {OURS: "signalbox_", VLLM: "vllm:"}
 _FAMILIES: dict[Kind, Any] = {
-    Kind.GAUGE: GaugeMetricFamily,
-    Kind.COUNTER: CounterMetricFamily,
-    Kind.HISTOGRAM: HistogramMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
 }
 
 

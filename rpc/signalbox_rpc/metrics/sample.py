@@ -5,20 +5,15 @@ needs no other place. What a count means is said here alone: in its HELP text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum, auto
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from signalbox_rpc.metrics.histogram import Histogram
 
 PER_NS = 1e-9
 
 
-class Kind(Enum):
-    """What a value does: rises and falls, only grows, or counts values in buckets."""
-
-    GAUGE = auto()
-    COUNTER = auto()
-    HISTOGRAM = auto()
+Kind = Literal["gauge", "counter", "histogram"]
+"""A number that rises and falls, one that only grows, and counts of values in buckets."""
 
 
 class Sample(NamedTuple):
@@ -35,11 +30,11 @@ class Sample(NamedTuple):
 
 
 def gauge(name: str, meaning: str, value: float, **labels: str) -> Sample:
-    return Sample(Kind.GAUGE, name, meaning, value, labels)
+    return Sample("gauge", name, meaning, value, labels)
 
 
 def counter(name: str, meaning: str, value: float, **labels: str) -> Sample:
-    return Sample(Kind.COUNTER, name, meaning, value, labels)
+    return Sample("counter", name, meaning, value, labels)
 
 
 def gauges(
@@ -59,12 +54,12 @@ def counters(
 
 
 def histogram(name: str, meaning: str, values: Histogram, **labels: str) -> Sample:
-    return Sample(Kind.HISTOGRAM, name, meaning, values, labels)
+    return Sample("histogram", name, meaning, values, labels)
 
 
 def durations(name: str, meaning: str, values_ns: Histogram, **labels: str) -> Sample:
     """Returns a histogram of nanoseconds whose metric is in seconds."""
-    return Sample(Kind.HISTOGRAM, name, meaning, values_ns, labels, PER_NS)
+    return Sample("histogram", name, meaning, values_ns, labels, PER_NS)
 
 
 def also_named(old_name: str, sample: Sample) -> tuple[Sample, Sample]:

@@ -157,7 +157,7 @@ def sample(one: Sample) -> sample_pb2.Sample:
     if isinstance(value, Histogram):
         message.histogram.CopyFrom(_histogram(value, unit))
     else:
-        setattr(message, kind.name.lower(), value)
+        setattr(message, kind, value)
     return message
 
 

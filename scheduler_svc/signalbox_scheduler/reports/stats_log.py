@@ -9,7 +9,6 @@ import logging
 import time
 
 from signalbox_rpc.metrics.histogram import Histogram
-from signalbox_rpc.metrics.sample import Kind
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.workers.step_loop import StepLoop
@@ -28,14 +27,13 @@ _AT_REST = (0, 0, 0)
 
 
 _Counts = dict[str, float]
-"""Counters of one worker since it joined, by the name of their samples."""
+"""Counts of one worker since it joined, by the name of their samples."""
 
 
 def _counts(scheduler: Scheduler) -> _Counts:
     found = _Counts(num_steps=scheduler.num_steps)
     for sample in scheduler.samples():
-        if sample.kind is Kind.COUNTER and not sample.labels:
-            assert not isinstance(sample.value, Histogram)
+        if not (sample.labels or isinstance(sample.value, Histogram)):
             found[sample.name] = sample.value
     return found
 
