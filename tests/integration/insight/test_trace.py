@@ -221,7 +221,7 @@ async def test_a_fetch_from_another_worker_is_a_span_of_the_request(spans: Spans
     async with pair() as two:
         await two.client.add(2, PROMPT, trace_context=TraceContext(traceparent=SAMPLED))
         await two.client.ended(2)
-        owner = two.peers[0].identity.address
+        owner = two.scheduler.cluster.step_loops[0].worker_name
     request, fetch = spans.one("scheduler.request"), spans.one("fetch")
     assert parent_id(fetch) == request.context.span_id
     assert (number(fetch, "blocks"), number(fetch, "bytes")) == (8, 8 * BLOCK_BYTES)
