@@ -112,9 +112,12 @@ class ProgramBuilder(ProgramParts):
         src: int,
         dst: int,
         weight: AnyArray,
+        bias: AnyArray | None = None,
         *,
         eps: float,
+        is_centred: bool = False,
         of_rows: bool = False,
+        to_floats: bool = False,
         to_sum: bool = False,
         for_adapters: bool = False,
         rounding: Rounding | None = None,
@@ -122,44 +125,25 @@ class ProgramBuilder(ProgramParts):
         """Adds RMSNorm of every token, or only of the tokens with logits.
 
         Args:
+            is_centred: makes it LayerNorm, which alone has a bias and no `to_sum`.
+            to_floats: writes a buffer of floats, which may be src.
             to_sum: adds the result to `dst`, a buffer of floats.
             rounding: what `dst` has of the result: the rounded elements, or the codes.
             for_adapters: leaves it out for batches without adapters.
         """
         self._add(
             OpKind.NORM,
-            mode=(OF_ROWS if of_rows else 0) | (TO_FLOATS | TO_SUM if to_sum else 0),
-            src=src,
-            dst=dst,
-            weight=self._floats(weight),
-            eps=eps,
-            adapter=int(for_adapters),
-            **_rounding_fields(rounding),
-        )
-
-    def layer_norm(
-        self,
-        src: int,
-        dst: int,
-        weight: AnyArray,
-        bias: AnyArray | None,
-        *,
-        eps: float,
-        to_floats: bool = False,
-    ) -> None:
-        """Adds LayerNorm of every token.
-
-        Args:
-            to_floats: writes a buffer of floats, which may be src.
-        """
-        self._add(
-            OpKind.NORM,
-            mode=CENTRED | (TO_FLOATS if to_floats else 0),
+            mode=(CENTRED if is_centred else 0)
+            | (OF_ROWS if of_rows else 0)
+            | (TO_FLOATS if to_floats else 0)
+            | (TO_FLOATS | TO_SUM if to_sum else 0),
             src=src,
             dst=dst,
             weight=self._floats(weight),
             bias=None if bias is None else self._floats(bias),
             eps=eps,
+            adapter=int(for_adapters),
+            **_rounding_fields(rounding),
         )
 
     def code(

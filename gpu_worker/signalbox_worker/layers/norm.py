@@ -24,6 +24,10 @@ class RMSNorm:
     def load_weight(self, tensor: Tensor) -> None:
         copy_checked(self.weight, tensor)
 
+    def weight_targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name` is the norm's in the checkpoint."""
+        return {f"{name}.weight": self.load_weight}
+
     def __call__(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, eps=self.eps)
 
@@ -69,6 +73,10 @@ class LayerNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, (self._size,), self._weight, self._bias, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Adds `x` to `residual` in place and returns the normalised sum."""
+        return self(residual.add_(x))
 
     def weight_targets(self, name: str) -> dict[str, WeightTarget]:
         """`name` is the norm's in the checkpoint."""

@@ -68,6 +68,10 @@ class DecoderConfig:
     """Function of the gate, as config.json names it."""
     norm_offset: float = 0.0
     """Number that all norms add to their weights."""
+    norm_is_centred: bool = False
+    """True if all norms but those of Q and K are LayerNorms, which subtract the mean."""
+    norm_parts: tuple[str, ...] = ("weight",)
+    """Tensors of each such norm in a checkpoint: a weight, perhaps a bias, or none."""
     has_inner_norms: bool = False
     """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
     sliding_rope: RopeConfig | None = None

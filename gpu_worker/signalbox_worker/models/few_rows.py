@@ -16,7 +16,7 @@ from torch import Tensor
 
 from signalbox_kernels import ops
 from signalbox_kernels.torch import registry, row_ops
-from signalbox_worker.layers import Model, Placement
+from signalbox_worker.layers import Model, Placement, RMSNorm
 from signalbox_worker.models.llama import Decoder
 from signalbox_worker.trials.device_clock import Clock, clock_of
 from signalbox_worker.trials.kept_verdicts import verdicts_of
@@ -70,6 +70,8 @@ def _why_not(
         return f"{num_ranks} ranks divide the products"
     if type(model) is not Decoder:  # another class may compute something else in between
         return "the model's layers are not those of the Llama family"
+    if type(model.norm) is not RMSNorm:
+        return "the model's norms are not those of the Llama family"
     if is_quantised:
         return "the model's matrices are quantised"
     return "the model is in float16" if placement.dtype is torch.float16 else None

@@ -4,13 +4,13 @@ Gemma 2 caps scores and logits softly; Gemma 3 norms Q and K instead, and its sl
 by a base of their own.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from signalbox_worker.layers import (
     ForwardContext,
-    HeadNorms,
-    OffsetRMSNorm,
     ParallelGroup,
     Placement,
     RotaryEmbedding,
@@ -20,7 +20,7 @@ from signalbox_worker.layers import (
 from signalbox_worker.layers.adapters import BatchAdapters
 from signalbox_worker.layers.rotary import Angles
 from signalbox_worker.models.gemma_config import GemmaConfig
-from signalbox_worker.models.llama import Attention, DecoderStack, FeedForward
+from signalbox_worker.models.llama import Attention, DecoderStack, FeedForward, decoder_norm
 from signalbox_worker.models.rope import RopeConfig
 
 
@@ -37,13 +37,9 @@ class GemmaLayer:
     def __init__(
         self, config: GemmaConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> None:
-        def norm(size: int = config.hidden_size) -> OffsetRMSNorm:
-            return OffsetRMSNorm(size, eps=config.rms_norm_eps, placement=placement)
-
+        norm = partial(decoder_norm, config, placement)
         self.is_sliding = bool(config.sliding_windows and config.sliding_windows[layer])
         self.attention = Attention(config, layer, placement, group)
-        if config.qk_norm:
-            self.attention.qk_norms = HeadNorms(norm(config.head_size), norm(config.head_size))
         self.feed_forward = GemmaFeedForward(config, placement, group)
         self.attention_norm, self.feed_forward_norm = norm(), norm()
         self.inner_norms = (norm(), norm()) if config.has_inner_norms else None
@@ -58,15 +54,13 @@ class GemmaLayer:
         return x if self.inner_norms is None else self.inner_norms[which](x)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {
-            "input_layernorm.weight": self.attention_norm.load_weight
-        }
+        targets = self.attention_norm.weight_targets("input_layernorm")
         if self.inner_norms is None:
-            targets["post_attention_layernorm.weight"] = self.feed_forward_norm.load_weight
+            targets |= self.feed_forward_norm.weight_targets("post_attention_layernorm")
         else:
-            targets["post_attention_layernorm.weight"] = self.inner_norms[0].load_weight
-            targets["pre_feedforward_layernorm.weight"] = self.feed_forward_norm.load_weight
-            targets["post_feedforward_layernorm.weight"] = self.inner_norms[1].load_weight
+            targets |= self.inner_norms[0].weight_targets("post_attention_layernorm")
+            targets |= self.feed_forward_norm.weight_targets("pre_feedforward_layernorm")
+            targets |= self.inner_norms[1].weight_targets("post_feedforward_layernorm")
         targets |= {f"self_attn.{k}": v for k, v in self.attention.weight_targets().items()}
         targets |= {f"mlp.{k}": v for k, v in self.feed_forward.weight_targets().items()}
         return targets
@@ -103,8 +97,7 @@ class GemmaDecoder(DecoderStack[GemmaLayer]):
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=placement.dtype).item()
         indices = group.stage(config.num_layers).indices
         layers = [GemmaLayer(config, i, placement, group) for i in indices]
-        norm = OffsetRMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
-        super().__init__(config, layers, norm, placement, group)
+        super().__init__(config, layers, decoder_norm(config, placement), placement, group)
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)

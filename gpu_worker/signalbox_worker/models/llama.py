@@ -5,6 +5,7 @@ caller's: a layer gives its rotated queries and its K and V to `context.attentio
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -13,9 +14,11 @@ from signalbox_kernels import ops
 from signalbox_worker.layers import (
     ForwardContext,
     HeadNorms,
+    LayerNorm,
     Linear,
     MergedColumnParallelLinear,
     Model,
+    OffsetRMSNorm,
     ParallelGroup,
     Placement,
     QKVParallelLinear,
@@ -56,11 +59,8 @@ class Attention:
         )
         self.qk_norms: HeadNorms | None = None
         if config.qk_norm:
-            eps = config.rms_norm_eps
-            self.qk_norms = HeadNorms(
-                RMSNorm(config.head_size, eps=eps, placement=placement),
-                RMSNorm(config.head_size, eps=eps, placement=placement),
-            )
+            norm = partial(_rms_norm, config, config.head_size, placement)
+            self.qk_norms = HeadNorms(norm(), norm())
 
     def __call__(self, x: Tensor, angles: Angles, context: ForwardContext) -> Tensor:
         attended = self.attend(self.qkv(x, context.adapters), angles, context)
@@ -129,6 +129,24 @@ class FeedForward:
         self.down.finish()
 
 
+def decoder_norm(config: DecoderConfig, placement: Placement) -> RMSNorm | LayerNorm:
+    """Makes a norm of hidden states."""
+    if not config.norm_is_centred:
+        return _rms_norm(config, config.hidden_size, placement)
+    return LayerNorm(
+        config.hidden_size,
+        eps=config.rms_norm_eps,
+        placement=placement,
+        is_affine=bool(config.norm_parts),
+        has_bias="bias" in config.norm_parts,
+    )
+
+
+def _rms_norm(config: DecoderConfig, size: int, placement: Placement) -> RMSNorm:
+    kind = OffsetRMSNorm if config.norm_offset else RMSNorm
+    return kind(size, eps=config.rms_norm_eps, placement=placement)
+
+
 class ModelPart(Protocol):
     """A part of a model that loads weights."""
 
@@ -150,10 +168,9 @@ class DecoderLayer:
     def __init__(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(size, eps=eps, placement=placement)
+        self.input_norm = decoder_norm(config, placement)
         self.attention = Attention(config, layer, placement, group)
-        self.post_norm = RMSNorm(size, eps=eps, placement=placement)
+        self.post_norm = decoder_norm(config, placement)
         self.feed_forward = self.make_feed_forward(config, layer, placement, group)
 
     def make_feed_forward(
@@ -166,6 +183,7 @@ class DecoderLayer:
         """Adds attention and feed-forward to few rows; norms, activation and sums are parts of
         products."""
         assert isinstance(self.feed_forward, FeedForward)
+        assert isinstance(self.input_norm, RMSNorm) and isinstance(self.post_norm, RMSNorm)
         projected = self.attention.qkv.after_norm(residual, self.input_norm)
         self.attention.out.add_to(residual, self.attention.attend(projected, angles, context))
         gate_up = self.feed_forward.gate_up
@@ -180,10 +198,8 @@ class DecoderLayer:
         yield from (self.feed_forward.gate_up, self.feed_forward.down)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {
-            "input_layernorm.weight": self.input_norm.load_weight,
-            "post_attention_layernorm.weight": self.post_norm.load_weight,
-        }
+        targets = self.input_norm.weight_targets("input_layernorm")
+        targets |= self.post_norm.weight_targets("post_attention_layernorm")
         targets |= {f"self_attn.{k}": v for k, v in self.attention.weight_targets().items()}
         of_feed_forward = self.feed_forward.weight_targets().items()
         targets |= {f"{self.feed_forward_name}.{k}": v for k, v in of_feed_forward}
@@ -206,7 +222,7 @@ class DecoderStack(Model, Generic[LayerT]):
         self,
         config: DecoderConfig,
         layers: list[LayerT],
-        norm: RMSNorm,
+        norm: RMSNorm | LayerNorm,
         placement: Placement,
         group: ParallelGroup,
     ) -> None:
@@ -228,7 +244,7 @@ class DecoderStack(Model, Generic[LayerT]):
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.ends.weight_targets("model.embed_tokens.weight", "lm_head.weight")
         if self.stage.is_last:
-            targets["model.norm.weight"] = self.norm.load_weight
+            targets |= self.norm.weight_targets("model.norm")
         for index, layer in zip(self.stage.indices, self.layers, strict=True):
             targets |= {f"model.layers.{index}.{k}": v for k, v in layer.weight_targets().items()}
         return targets
@@ -272,8 +288,7 @@ class Decoder(DecoderStack[DecoderLayer]):
         )
         indices = group.stage(config.num_layers).indices
         layers = [self.layer_type(config, i, placement, group) for i in indices]
-        norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, placement=placement)
-        super().__init__(config, layers, norm, placement, group)
+        super().__init__(config, layers, decoder_norm(config, placement), placement, group)
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)

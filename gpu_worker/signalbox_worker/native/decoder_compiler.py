@@ -4,7 +4,8 @@ The description is the one that PyTorch's model is built of; the weights come by
 Hugging Face's checkpoints.
 """
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -138,12 +139,9 @@ class _Compiler:
             self._add_feed_forward(index)
         if head is not None:
             packed, matrix = head
-            eps = self._config.rms_norm_eps
-            norm = self._weights.norm(NORM) / np.float32(self._config.logit_divisor)
+            norm = self._norm(NORM, divisor=self._config.logit_divisor)
             [(source, rounding)] = self._normed.begin([matrix])
-            self._builder.norm(
-                self._residual, source, norm, eps=eps, of_rows=True, rounding=rounding
-            )
+            norm(self._residual, source, of_rows=True, rounding=rounding)
             self._builder.head(source, packed, first_token=self._first_token)
 
     def _add_ends(self) -> tuple[Packed, Matrix] | None:
@@ -181,7 +179,7 @@ class _Compiler:
         names = [f"{prefix}{part}_proj" for part in "qkv"]
         parts = [weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
-        self._add_norm(f"{layer_prefix(index)}input_layernorm.weight", matrices)
+        self._add_norm(f"{layer_prefix(index)}input_layernorm", matrices)
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         column = 0
         for matrix in matrices:
@@ -233,7 +231,7 @@ class _Compiler:
         names = [f"{prefix}{part}_proj" for part in ("gate", "up")]
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
-        self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}.weight", matrices)
+        self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}", matrices)
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         if len(matrices) == 1:
             adapted = self._adapted(self._normed, rows, is_interleaved=True)
@@ -290,13 +288,23 @@ class _Compiler:
         return np.concatenate(biases) if biases else None
 
     def _add_norm(self, name: str, readers: list[Matrix]) -> None:
-        weight, eps = self._weights.norm(name), self._config.rms_norm_eps
-        outs = self._normed.begin(readers)
+        norm, outs = self._norm(name), self._normed.begin(readers)
         for out, rounding in outs:
-            self._builder.norm(self._residual, out, weight, eps=eps, rounding=rounding)
+            norm(self._residual, out, rounding=rounding)
         elements = self._normed.elements
         if self._shrunk is not None and all(out != elements for out, _ in outs):
-            self._builder.norm(self._residual, elements, weight, eps=eps, for_adapters=True)
+            norm(self._residual, elements, for_adapters=True)
+
+    def _norm(self, name: str, *, divisor: float = 1.0) -> Callable[..., None]:
+        """Returns `ProgramBuilder.norm` with the weights of a norm, whose result is divided."""
+        bias = self._weights.vector_if_any(f"{name}.bias")
+        return partial(
+            self._builder.norm,
+            weight=self._weights.norm(f"{name}.weight") / np.float32(divisor),
+            bias=None if bias is None else bias / np.float32(divisor),
+            eps=self._config.rms_norm_eps,
+            is_centred=self._config.norm_is_centred,
+        )
 
     def _add_down(self, rows: ProductRows, name: str, inner_norm: str, index: int) -> None:
         """Adds a product whose result, summed over the ranks and perhaps normed, is added to the
@@ -313,9 +321,7 @@ class _Compiler:
         if self._shared is not None:
             self._builder.sum(self._shared, out, adds=not is_normed)
         if is_normed:
-            weight = self._weights.norm(f"{layer_prefix(index)}{inner_norm}.weight")
-            eps = self._config.rms_norm_eps
-            self._builder.norm(out, self._residual, weight, eps=eps, to_sum=True)
+            self._norm(f"{layer_prefix(index)}{inner_norm}")(out, self._residual, to_sum=True)
 
     def _adapted(
         self, rows: ProductRows, num_rows: dict[str, int], *, is_interleaved: bool = False

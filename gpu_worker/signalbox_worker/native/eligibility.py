@@ -144,6 +144,8 @@ def _why_no_program(
             return reason
     elif not opened.spec.is_llama:
         return f"it has no program for {opened.spec.architecture}"
+    elif opened.config.has_inner_norms and opened.config.norm_is_centred:
+        return "it adds no results of LayerNorms to hidden states"
     if shape.attention_soft_cap is not None:
         return "its attention caps no scores"
     if shape.head_size % _GRAIN:

@@ -3,6 +3,8 @@
 Its residual, buffer `RESIDUAL`, ends as the encoder's last hidden states, all norms applied.
 """
 
+from functools import partial
+
 import numpy as np
 
 from signalbox_kernels.arena import Arena
@@ -63,14 +65,14 @@ class _EncoderCompiler:
     def norm(self, name: str) -> None:
         """Norms the residual for the next product."""
         weight, bias = self._of_norm(name)
-        self.builder.layer_norm(self.residual, self.normed, weight, bias, eps=self._eps)
+        self.builder.norm(self.residual, self.normed, weight, bias, eps=self._eps, is_centred=True)
 
     def norm_residual(self, name: str) -> None:
         """Norms the residual itself, and for the next product."""
         weight, bias = self._of_norm(name)
-        layer_norm, eps = self.builder.layer_norm, self._eps
-        layer_norm(self.residual, self.normed, weight, bias, eps=eps)
-        layer_norm(self.residual, self.residual, weight, bias, eps=eps, to_floats=True)
+        norm = partial(self.builder.norm, eps=self._eps, is_centred=True)
+        norm(self.residual, self.normed, weight, bias)
+        norm(self.residual, self.residual, weight, bias, to_floats=True)
 
     def _of_norm(self, name: str) -> tuple[AnyArray, AnyArray | None]:
         return self.weights.vector(f"{name}.weight"), self.weights.vector_if_any(f"{name}.bias")

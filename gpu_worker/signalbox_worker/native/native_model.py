@@ -49,15 +49,19 @@ _CODES = {"8 bits": "int8", "16 bits": "int16"}
 
 @dataclass(frozen=True, slots=True)
 class FinalNorm:
-    """The RMSNorm behind the last layer, for [num_rows, hidden_size]."""
+    """The norm behind the last layer, for [num_rows, hidden_size]."""
 
     weight: FloatArray
+    bias: FloatArray | None
     eps: float
+    is_centred: bool
 
     def __call__(self, x: FloatArray) -> FloatArray:
+        if self.is_centred:
+            x = x - x.mean(axis=-1, keepdims=True)
         squares = np.square(x, dtype=np.float32).mean(axis=-1, keepdims=True)
         normed: FloatArray = x / np.sqrt(squares + np.float32(self.eps)) * self.weight
-        return normed
+        return normed if self.bias is None else normed + self.bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +153,12 @@ def load_natively(
     )
     pooling = None
     if opened.pooling is not None:
-        norm = FinalNorm(weights.norm(NORM), config.rms_norm_eps)
+        norm = FinalNorm(
+            weights.norm(f"{NORM}.weight"),
+            weights.vector_if_any(f"{NORM}.bias"),
+            config.rms_norm_eps,
+            config.norm_is_centred,
+        )
         pooling = NativePooling(norm=norm, pooler=opened.pooling.outputs.make_pooler(opened.source))
     return NativeModel(
         info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling

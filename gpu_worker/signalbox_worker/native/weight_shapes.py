@@ -8,7 +8,7 @@ from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderCon
 
 Shape = tuple[int, ...]
 
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
 INNER_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 """Norms of the results of attention and feed-forward, in layers that have them."""
 CLASSIFIER = "score.weight"
@@ -20,7 +20,7 @@ TABLES = (EMBEDDING, HEAD)
 def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
     """Returns all tensors by their names in Hugging Face's checkpoints."""
     table = (config.vocab_size, config.hidden_size)
-    shapes: dict[str, Shape] = {EMBEDDING: table, NORM: (config.hidden_size,)}
+    shapes = {EMBEDDING: table} | _norm(config, NORM)
     if config.has_head and not config.tie_embeddings:
         shapes[HEAD] = table
     of_layer = _attention(config) | _feed_forward(config)
@@ -39,7 +39,7 @@ def names_of_stage(config: DecoderConfig, stage: StageLayers) -> set[str]:
     if stage.is_first:
         names.add(EMBEDDING)
     if stage.is_last:
-        names.add(NORM)
+        names.update(_norm(config, NORM))
     if stage.is_last and config.has_head:
         names.add(EMBEDDING if config.tie_embeddings else HEAD)
     return names
@@ -105,7 +105,7 @@ def is_ignored(name: str, config: DecoderConfig) -> bool:
 def _attention(config: DecoderConfig) -> dict[str, Shape]:
     hidden, head_size = config.hidden_size, config.head_size
     query, key = config.num_heads * head_size, config.num_kv_heads * head_size
-    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
+    shapes = _norm(config, "input_layernorm")
     for name, rows in (("q", query), ("k", key), ("v", key)):
         shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
     shapes |= _linear("self_attn.o_proj", (hidden, query), has_bias=config.o_bias)
@@ -116,11 +116,14 @@ def _attention(config: DecoderConfig) -> dict[str, Shape]:
 
 def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
     hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    norms = (feed_norm(config), *(INNER_NORMS if config.has_inner_norms else ()))
-    shapes: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in norms}
+    shapes = _norm(config, feed_norm(config), *(INNER_NORMS if config.has_inner_norms else ()))
     for name in ("gate", "up"):
         shapes |= _linear(f"mlp.{name}_proj", (inner, hidden), has_bias=has_bias)
     return shapes | _linear("mlp.down_proj", (hidden, inner), has_bias=has_bias)
+
+
+def _norm(config: DecoderConfig, *names: str) -> dict[str, Shape]:
+    return {f"{name}.{part}": (config.hidden_size,) for name in names for part in config.norm_parts}
 
 
 def _linear(name: str, shape: Shape, *, has_bias: bool) -> dict[str, Shape]:

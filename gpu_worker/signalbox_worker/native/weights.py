@@ -95,7 +95,10 @@ class Weights:
         return to_float32(to_dtype(tensor.read()[rows.start : rows.stop], self.dtype))
 
     def norm(self, name: str) -> AnyArray:
-        """Returns the weight of a norm as float32, with what the model adds to it."""
+        """Returns the weight of a norm as float32, with what the model adds to it; ones if it has
+        none."""
+        if name not in self._shapes:
+            return np.ones(self._shapes[EMBEDDING][1], dtype=np.float32)
         return self.vector(name) + np.float32(self._share.whole.norm_offset)
 
     def vector_if_any(self, name: str) -> AnyArray | None:

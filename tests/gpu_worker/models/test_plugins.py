@@ -3,19 +3,28 @@
 import json
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from signalbox_worker.config import ModelError
-from signalbox_worker.models import registry
+from signalbox_worker.models import (
+    DecoderConfig,
+    ModelSpec,
+    decoder_shapes,
+    register_model,
+    registry,
+)
+from signalbox_worker.models.llama import Decoder
 from signalbox_worker.runner.model_runner import ModelRunner
 from tests.gpu_worker.model_runners import assert_greedy, make_prompts, make_runner
 from tests.gpu_worker.tiny_models import OUTSIDE, make_model
 
 PACKAGE = Path(__file__).parent / "example_package"
 MODULE = "signalbox_olmo"
+HEADS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +60,28 @@ def test_model_of_a_plugin_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(PACKAGE)
     runner = load(tmp_path, MODULE)
     assert runner.model.architecture == "OlmoForCausalLM"
+    assert_greedy(runner, reference, make_prompts(1, 18, 40), 12, chunks=[13])
+
+
+@pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("family", "parts", "flags"),
+    [(OUTSIDE, (), {}), ("stablelm", ("weight", "bias"), {"partial_rotary_factor": 1.0})],
+)
+def test_relative_of_llama_with_other_norms_is_a_configuration(
+    family: str, parts: tuple[str, ...], flags: dict[str, Any], cpu_backend: str, tmp_path: Path
+) -> None:
+    reference = make_model(tmp_path, family, **HEADS, **flags)
+    architecture = type(reference).__name__
+
+    def read(config: Mapping[str, Any]) -> DecoderConfig:
+        shapes = decoder_shapes({**config, "rms_norm_eps": config.get("layer_norm_eps", 1e-5)})
+        norms: dict[str, Any] = {"norm_is_centred": True, "norm_parts": parts}
+        return DecoderConfig(**shapes, **norms, architecture=architecture)
+
+    register_model(ModelSpec(architecture, read, Decoder, has_stages=True, is_llama=True))
+    runner = make_runner(tmp_path, cpu_backend=cpu_backend, num_gpu_blocks=64)
+    assert runner.backends[0].backend == ("torch" if cpu_backend == "torch" else "native")
     assert_greedy(runner, reference, make_prompts(1, 18, 40), 12, chunks=[13])
 
 

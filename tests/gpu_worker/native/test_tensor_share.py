@@ -13,7 +13,7 @@ from signalbox_worker.checkpoints.quantization import Quantization
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.native.tensor_share import TensorShare, tensor_share, why_not_divided
-from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD, NORM
+from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD
 from signalbox_worker.native.weights import Weights
 from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.native.test_weights import Stored, make_config, make_stored
@@ -21,6 +21,8 @@ from tests.kernels.native.matrices import make_stored as make_matrix
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
+
+NORM = "model.norm.weight"
 
 LAYER = "model.layers.0."
 BY_ROWS = {

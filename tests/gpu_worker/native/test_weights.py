@@ -13,11 +13,13 @@ from signalbox_worker.checkpoints.quantization import Quantization
 from signalbox_worker.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import DecoderConfig, qwen2_config
-from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD, NORM, weight_shapes
+from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD, weight_shapes
 from signalbox_worker.native.weights import Weights
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
+
+NORM = "model.norm.weight"
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 Stored = dict[str, StoredTensor]

@@ -134,8 +134,8 @@ def test_embeddings_of_types_and_positions_then_layer_norm(isa: Isa, dtype: Dtyp
     builder.embed(residual, tokens)
     builder.embed(residual, places, index=Index.POSITIONS, first_token=-offset, adds=True)
     builder.embed(residual, types, index=Index.TOKEN_TYPES, adds=True)
-    builder.layer_norm(residual, normed, weight, None, eps=1e-5)
-    builder.layer_norm(residual, residual, weight, bias, eps=1e-5, to_floats=True)
+    builder.norm(residual, normed, weight, eps=1e-5, is_centred=True)
+    builder.norm(residual, residual, weight, bias, eps=1e-5, is_centred=True, to_floats=True)
     program, arrays = make_program(builder, isa), make_arrays(40)
     for given in (None, np.arange(40, dtype=np.int32) % 3):
         arrays.token_types = given
