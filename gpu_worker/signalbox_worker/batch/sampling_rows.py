@@ -46,6 +46,10 @@ class TokenRuns(NamedTuple):
         return self.pick(picked)[0]
 
 
+NO_RUNS = TokenRuns(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+"""Runs of no rows."""
+
+
 def token_runs(
     rows: Int64Array, token_ids: NDArray[np.integer], num_rows: int
 ) -> tuple[TokenRuns, Int64Array]:

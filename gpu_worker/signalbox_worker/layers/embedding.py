@@ -140,6 +140,10 @@ class LearnedPositions:
         """Takes the checkpoint's table; its first `offset` rows belong to no position."""
         copy_checked(self._weight, tensor)
 
+    def weight_targets(self, name: str) -> dict[str, WeightTarget]:
+        """`name` is the table's in the checkpoint."""
+        return {f"{name}.weight": self.load_weight}
+
     def __call__(self, positions: Tensor) -> Tensor:
         """Returns [num_tokens, hidden_size] for [num_tokens] int64."""
         return F.embedding(positions + self._offset, self._weight)

@@ -59,7 +59,7 @@ def pooled_outputs(
     source: ModelSource,
     config: Any,
     shape: ModelShape,
-    saved: SavedModules | None,
+    saved: SavedModules,
 ) -> PooledOutputs:
     """Returns the outputs of a model. Raises ModelError.
 
@@ -69,9 +69,9 @@ def pooled_outputs(
     """
     convert, size = model_config.convert, shape.hidden_size
     architecture = (source.config.get("architectures") or [""])[0]
-    if saved is not None and saved.pooling is not None:
+    if saved.have_pooling:
         return _saved_outputs(source, saved, size)
-    if saved is not None and saved.score is not None:
+    if saved.have_score:
         return _classified(source, _token_head(source, config, saved.scored_tokens))
     if is_classifier(architecture):
         if convert == "embed":

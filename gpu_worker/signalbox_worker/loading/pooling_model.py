@@ -75,7 +75,7 @@ def open_pooling(
     transformer = _transformer_config_file(source)
     if transformer is not None:
         check_transformer_settings(transformer)
-    saved = read_modules(root) if root is not None and has_modules(root) else None
+    saved = read_modules(root) if root is not None and has_modules(root) else SavedModules()
     outputs = pooled_outputs(model_config, source, config, shape, saved)
     return OpenedPooling(
         model=PoolingModel(
@@ -121,7 +121,7 @@ def _max_length(source: ModelSource) -> int | None:
     return int(length) if is_number and length is not None else None
 
 
-def _texts(source: ModelSource, saved: SavedModules | None) -> dict[str, Path]:
+def _texts(source: ModelSource, saved: SavedModules) -> dict[str, Path]:
     """Returns the files for routers; those of the model itself by the same names everywhere."""
     if source.directory is None or source.root is None:
         return {}
@@ -131,6 +131,6 @@ def _texts(source: ModelSource, saved: SavedModules | None) -> dict[str, Path]:
         files["sentence_bert_config.json"] = transformer
     for name in (MODULES, SETTINGS):
         files[name] = source.root / name
-    if saved is not None and saved.pooling is not None:
-        files["pooling_config.json"] = saved.pooling.folder / "config.json"
+    if saved.have_pooling:
+        files["pooling_config.json"] = saved.head.folder / "config.json"
     return {name: file for name, file in files.items() if file.is_file()}

@@ -21,6 +21,7 @@ from signalbox_worker.layers import (
     QKVParallelLinear,
     RowParallelLinear,
     VocabularyEnds,
+    WeightTarget,
 )
 
 
@@ -126,6 +127,19 @@ class AbsoluteLayer:
         self.feed_forward.finish()
 
 
+class Absent:
+    """Stands for a table, a norm or a projection that a model or its stage lacks."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def weight_targets(self, *names: str, **of_parts: str) -> dict[str, WeightTarget]:
+        return {}
+
+    def finish(self) -> None:
+        pass
+
+
 class AbsoluteDecoder(Model):
     """All of `Model` except the names of the weights."""
 
@@ -146,7 +160,7 @@ class AbsoluteDecoder(Model):
             placement=placement,
             group=group,
         )
-        self.positions: LearnedPositions | None = None
+        self.positions: LearnedPositions | Absent = Absent()
         if self.stage.is_first:
             self.positions = LearnedPositions(
                 config.max_position,
@@ -158,13 +172,12 @@ class AbsoluteDecoder(Model):
             AbsoluteLayer(config, layer, placement, group) for layer in self.stage.indices
         ]
         has_norm = config.final_norm and self.stage.is_last
-        self.norm = _norm(config, placement) if has_norm else None
-        self.project_in: MergedColumnParallelLinear | None = None
-        self.project_out: MergedColumnParallelLinear | None = None
-        if config.embedding_size != config.hidden_size:
-            inner, outer = config.hidden_size, config.embedding_size
-            self.project_in = _projection(outer, inner, placement) if self.stage.is_first else None
-            self.project_out = _projection(inner, outer, placement) if self.stage.is_last else None
+        self.norm = _norm(config, placement) if has_norm else Absent()
+        inner, outer = config.hidden_size, config.embedding_size
+        projects_in = inner != outer and self.stage.is_first
+        projects_out = inner != outer and self.stage.is_last
+        self.project_in = _projection(outer, inner, placement) if projects_in else Absent()
+        self.project_out = _projection(inner, outer, placement) if projects_out else Absent()
 
     def ignores(self, name: str) -> bool:
         return self.config.tie_embeddings and name == "lm_head.weight"
@@ -172,9 +185,8 @@ class AbsoluteDecoder(Model):
     def finish(self) -> None:
         for layer in self.layers:
             layer.finish()
-        for projection in (self.project_in, self.project_out):
-            if projection is not None:
-                projection.finish()
+        self.project_in.finish()
+        self.project_out.finish()
         self.ends.finish()
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
@@ -184,18 +196,10 @@ class AbsoluteDecoder(Model):
         return x
 
     def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        x = self.ends.embedded(token_ids)
-        if self.project_in is not None:
-            x = self.project_in(x)
-        assert self.positions is not None, "the first stage looks positions up"
-        return x + self.positions(positions)
+        return self.project_in(self.ends.embedded(token_ids)) + self.positions(positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        if self.norm is not None:
-            hidden = self.norm(hidden)
-        if self.project_out is not None:
-            hidden = self.project_out(hidden)
-        return self.ends.head(hidden)
+        return self.ends.head(self.project_out(self.norm(hidden)))
 
 
 def _norm(config: AbsoluteConfig, placement: Placement) -> LayerNorm:

@@ -36,11 +36,7 @@ class Gpt2Decoder(AbsoluteDecoder):
     """The whole model."""
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {}
-        if self.positions is not None:
-            targets["wpe.weight"] = self.positions.load_weight
-        if self.norm is not None:
-            targets |= self.norm.weight_targets("ln_f")
+        targets = self.positions.weight_targets("wpe") | self.norm.weight_targets("ln_f")
         for index, layer in zip(self.stage.indices, self.layers, strict=True):
             targets |= {f"h.{index}.{k}": v for k, v in _layer_targets(layer).items()}
         targets = {f"transformer.{name}": target for name, target in targets.items()}

@@ -43,14 +43,10 @@ class OptDecoder(AbsoluteDecoder):
     """The whole model."""
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {}
-        if self.positions is not None:
-            targets["embed_positions.weight"] = self.positions.load_weight
-        if self.norm is not None:
-            targets |= self.norm.weight_targets("final_layer_norm")
-        for name, projection in (("in", self.project_in), ("out", self.project_out)):
-            if projection is not None:
-                targets |= projection.weight_targets(out=f"project_{name}")
+        targets = self.positions.weight_targets("embed_positions")
+        targets |= self.norm.weight_targets("final_layer_norm")
+        targets |= self.project_in.weight_targets(out="project_in")
+        targets |= self.project_out.weight_targets(out="project_out")
         for index, layer in zip(self.stage.indices, self.layers, strict=True):
             targets |= {f"layers.{index}.{k}": v for k, v in _layer_targets(layer).items()}
         targets = {f"model.decoder.{name}": target for name, target in targets.items()}

@@ -5,7 +5,7 @@ Old and new releases name their classes by other paths, which end alike.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,9 @@ class SavedModule(NamedTuple):
         return read_json(file) if file.is_file() else {}
 
 
+_NO_HEAD = SavedModule("", Path(), "")
+
+
 class ScoredTokens(NamedTuple):
     """Tokens whose logits at the last token make a score."""
 
@@ -71,17 +74,24 @@ class ScoredTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedModules:
-    """The modules of a directory, by their part in it."""
+    """The modules of a directory behind its model; a directory of a model alone has none."""
 
-    pooling: SavedModule | None
-    score: SavedModule | None
-    vector_modules: tuple[SavedModule, ...]
+    head: SavedModule = _NO_HEAD
+    """The pooling, or what makes a score of logits."""
+    vector_modules: tuple[SavedModule, ...] = ()
+
+    @property
+    def have_pooling(self) -> bool:
+        return self.head.kind == _POOLING
+
+    @property
+    def have_score(self) -> bool:
+        return self.head.kind == _SCORE
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:
         """Modes of the pooling, whose vectors are concatenated. Raises ModelError."""
-        assert self.pooling is not None
-        config = self.pooling.config
+        config = self.head.config
         modes = config.get("pooling_mode")
         if modes is None:
             modes = [mode for flag, mode in _FLAGS.items() if config.get(flag)] or ["mean"]
@@ -89,7 +99,7 @@ class SavedModules:
         known = [mode for mode in POOLING_MODES if isinstance(modes, list) and mode in modes]
         if not known or len(known) != len(modes):
             raise ModelError(
-                f"{self.pooling.place}/config.json pools by {str(modes)[:80]}; use some of "
+                f"{self.head.place}/config.json pools by {str(modes)[:80]}; use some of "
                 f"{', '.join(POOLING_MODES)}"
             )
         return tuple(sorted(known, key=modes.index))
@@ -97,11 +107,10 @@ class SavedModules:
     @property
     def scored_tokens(self) -> ScoredTokens:
         """Tokens of a LogitScore. Raises ModelError."""
-        assert self.score is not None
-        config = self.score.config
+        config = self.head.config
         ids = ScoredTokens(config.get("true_token_id", -1), config.get("false_token_id"))
         if not all(type(one) is int and one >= 0 for one in ids if one is not None):
-            raise ModelError(f"{self.score.place}/config.json names no token ids; fetch it again")
+            raise ModelError(f"{self.head.place}/config.json names no token ids; fetch it again")
         return ids
 
     @property
@@ -125,7 +134,7 @@ class SavedModules:
     @property
     def files(self) -> list[Path]:
         """Files that decide what the modules compute."""
-        modules = [one for one in (self.pooling, self.score, *self.vector_modules) if one]
+        modules = [one for one in (self.head, *self.vector_modules) if one.kind]
         files = [one.folder / "config.json" for one in modules]
         weights = [
             file_of_module(one.folder)
@@ -164,17 +173,15 @@ def read_modules(root: Path) -> SavedModules:
     first, *others = _read_list(root)
     if first.kind != _TRANSFORMER:
         raise ModelError(f"{MODULES} begins with {first.kind}; only models of tokens are served")
-    pooling = score = None
-    if others and others[0].kind in (_POOLING, _SCORE):
-        head = others.pop(0)
-        pooling, score = (head, None) if head.kind == _POOLING else (None, head)
+    has_head = bool(others) and others[0].kind in (_POOLING, _SCORE)
+    saved = SavedModules(head=others.pop(0)) if has_head else SavedModules()
     for one in others:
         if one.kind not in _VECTOR_MODULES:
             raise ModelError(f"{MODULES} has {one.kind} where it is not supported: after pooling")
-        if pooling is None:
+        if not saved.have_pooling:
             raise ModelError(f"{MODULES} has {one.kind} without {_POOLING} before it")
         _check_names(one)
-    return SavedModules(pooling=pooling, score=score, vector_modules=tuple(others))
+    return replace(saved, vector_modules=tuple(others))
 
 
 def _read_list(root: Path) -> Sequence[SavedModule]:

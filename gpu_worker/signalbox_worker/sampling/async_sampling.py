@@ -22,7 +22,7 @@ from signalbox_worker.batch.batch import BatchOutput
 from signalbox_worker.batch.sampling_rows import SampleRows
 from signalbox_worker.device.input_transfer import InputPacker
 from signalbox_worker.sampling import logprobs
-from signalbox_worker.sampling.logprobs import ReportedRows
+from signalbox_worker.sampling.logprobs import NOTHING_REPORTED, ReportedRows
 from signalbox_worker.sampling.sampler import failures
 
 _ROWS_AT_ONCE = 32  # bounds the memory of whole-vocabulary draws
@@ -35,7 +35,7 @@ class DeviceDraws(NamedTuple):
     """[num_rows], whole numbers; undefined for rows that have failed."""
     status: Tensor
     """[num_rows] uint8, `DrawStatus`."""
-    reported: ReportedRows | None = None
+    reported: ReportedRows = NOTHING_REPORTED
     logprobs: Sequence[Tensor] = ()
     """Log probabilities of the rows that report them, for `logprobs.read`."""
 
@@ -116,11 +116,11 @@ def _races(raw: Tensor, rows: SampleRows, greedy: Tensor, packer: InputPacker) -
 
 
 def _read(
-    reported: ReportedRows | None, token_ids: Tensor, status: Tensor, *computed: Tensor
+    reported: ReportedRows, token_ids: Tensor, status: Tensor, *computed: Tensor
 ) -> BatchOutput:
     failed = failures(status.numpy())
     return BatchOutput(
         token_ids=token_ids.numpy().astype(np.int32),
-        logprobs=[] if reported is None else logprobs.read(reported, computed, failed),
+        logprobs=logprobs.read(reported, computed, failed),
         failed=failed,
     )

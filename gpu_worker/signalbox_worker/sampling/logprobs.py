@@ -13,7 +13,7 @@ from torch import Tensor
 from signalbox_kernels import ops
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Logprobs
-from signalbox_worker.batch.sampling_rows import SampleRows, TokenRuns
+from signalbox_worker.batch.sampling_rows import NO_RUNS, SampleRows, TokenRuns
 
 Send = Callable[..., Sequence[Tensor]]
 """Returns arrays on the device."""
@@ -25,21 +25,24 @@ class ReportedRows(NamedTuple):
     rows: Int64Array
     num_logprobs: Int64Array
     """Number of the likeliest tokens that each reports."""
-    named: TokenRuns | None = None
-    """Tokens that are reported instead, of rows whose run is not empty."""
+    named: TokenRuns = NO_RUNS
+    """Tokens that are reported instead, of rows whose run is not empty; no run if none has one."""
 
     @property
     def with_names(self) -> Int64Array:
         """Returns the indices of those whose run is not empty."""
-        return np.flatnonzero(() if self.named is None else self.named.lengths)
+        return np.flatnonzero(self.named.lengths)
 
 
-def reported_rows(rows: SampleRows) -> ReportedRows | None:
-    """Returns the rows that report anything, if any does."""
+NOTHING_REPORTED = ReportedRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def reported_rows(rows: SampleRows) -> ReportedRows:
+    """Returns the rows that report anything."""
     index = np.flatnonzero(rows.num_logprobs >= 0)
     if not len(index):
-        return None
-    named = None if rows.logprob_tokens is None else rows.logprob_tokens.take(index)
+        return NOTHING_REPORTED
+    named = NO_RUNS if rows.logprob_tokens is None else rows.logprob_tokens.take(index)
     return ReportedRows(index, rows.num_logprobs[index], named)
 
 
@@ -57,7 +60,7 @@ def compute(
     num_top = min(int(reported.num_logprobs.max(initial=0)), vocab_size)
     found = ops.gather_logprobs(logits, tokens.clamp(0, vocab_size - 1), num_top=num_top)
     index = reported.with_names
-    if reported.named is None or not len(index):
+    if not len(index):
         return [*found]
     assert send is not None
     runs = reported.named.take(index)
@@ -70,6 +73,8 @@ def read(
     reported: ReportedRows, computed: Sequence[Tensor], failed: Collection[int] = ()
 ) -> list[Logprobs]:
     """Returns the log probability, rank and alternatives of each row but those that failed."""
+    if not len(reported.rows):
+        return []
     of_drawn, of_names = computed[:4], computed[4:]
     columns = zip(
         reported.rows.tolist(),
@@ -81,7 +86,7 @@ def read(
         Logprobs(row, logprob, rank, top_token_ids[:count], top_logprobs[:count])
         for row, count, logprob, rank, top_logprobs, top_token_ids in columns
     ]
-    if reported.named is not None and of_names:
+    if of_names:
         index = reported.with_names
         runs = reported.named.take(index)
         token_ids = np.split(runs.token_ids, runs.ends[:-1])

@@ -56,7 +56,7 @@ class TorchSampler:
             part = picked[start : start + _ROWS_AT_ONCE]
             tokens[self._tensor(part)] = self._draw(raw, rows, part, failed)
         found: list[Logprobs] = []
-        if (reported := logprobs.reported_rows(rows)) is not None:
+        if len((reported := logprobs.reported_rows(rows)).rows):
             index = self._tensor(reported.rows)
             computed = logprobs.compute(raw[index], tokens[index], reported, self._send)
             found = logprobs.read(reported, computed, failed)

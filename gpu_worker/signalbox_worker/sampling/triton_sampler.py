@@ -52,7 +52,7 @@ class TritonSampler:
             logits_row = np.arange(len(rows))
         tokens, status = self._draw(logits, rows, logits_row)
         reported = logprobs.reported_rows(rows)
-        if reported is None:
+        if not len(reported.rows):
             return DeviceDraws(tokens, status)
         index, logits_index = self._send(reported.rows, logits_row[reported.rows])
         own = logits.index_select(0, logits_index).float()
