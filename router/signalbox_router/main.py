@@ -28,6 +28,7 @@ from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.schedulers.adapter_client import AdapterClient
 from signalbox_router.schedulers.first_use import FirstUse
 from signalbox_router.schedulers.load_client import LoadClient
+from signalbox_router.schedulers.model_client import ModelClient
 from signalbox_router.schedulers.scheduler_pool import Schedulers
 from signalbox_rpc.interceptors.write_timeout import SlowClientInterceptor
 from signalbox_rpc.limits.call_bounds import CallBounds
@@ -59,8 +60,10 @@ class Router:
         self.server = _grpc_server(config, keys, self._messages, self._count_malformed)
         self.schedulers = Schedulers(
             config.scheduler_addresses,
-            tokenizer_threads=config.tokenizer_threads,
-            chat_template=load_chat_template(config.chat_template),
+            model_client=ModelClient(
+                tokenizer_threads=config.tokenizer_threads,
+                chat_template=load_chat_template(config.chat_template),
+            ),
             model_poll_s=config.model_poll_s,
             resume_wait_s=config.resume_wait,
             on_serving=self._set_serving,

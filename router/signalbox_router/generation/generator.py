@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from signalbox_contract.errors import Code, NotFound, RpcError
 from signalbox_router.generation.call_context import CallContext
-from signalbox_router.generation.request_admission import Admission, EncodedPrompt
+from signalbox_router.generation.request_admission import Admission, Arrival, EncodedPrompt
 from signalbox_router.insight.request_observer import Observed, Observer
 from signalbox_router.insight.request_span import RequestSpan
 from signalbox_router.limits.key_quota import Account, KeyLimits
@@ -185,9 +185,7 @@ class Generator:
                 model,
                 prompt,
                 call_context,
-                request_id=live.request_id,
-                arrived_ns=arrived_ns,
-                trace_context=tracing.inject(span.context),
+                Arrival(live.request_id, arrived_ns, tracing.inject(span.context)),
                 kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
             )
             live.begin(request)

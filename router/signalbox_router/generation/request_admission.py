@@ -59,6 +59,16 @@ class EncodedPrompt(NamedTuple):
     """Pooling of the prompt; None continues it."""
 
 
+class Arrival(NamedTuple):
+    """How a request is told from others once it has arrived."""
+
+    request_id: str
+    at_ns: int
+    """Time on the clock of `now_ns`."""
+    trace_context: tuple[str, str]
+    """W3C traceparent and tracestate of the request's span."""
+
+
 class Admission:
     """Checks requests, tokenises them and submits them to a scheduler."""
 
@@ -155,10 +165,8 @@ class Admission:
         model: ServedModel,
         prompt: EncodedPrompt,
         call_context: CallContext,
+        arrival: Arrival,
         *,
-        request_id: str,
-        arrived_ns: int,
-        trace_context: tuple[str, str],
         kept_token_ids: frozenset[int],
     ) -> ActiveRequest:
         """Sends the request to the scheduler; the caller must release it.
@@ -168,14 +176,14 @@ class Admission:
         adapter = model.adapter(api_request.model)
         request = ActiveRequest(
             handle=self._schedulers.new_handle(),
-            request_id=request_id,
+            request_id=arrival.request_id,
             prompt_token_ids=prompt.token_ids,
             prompt_field=prompt.field,
             params=self._params(api_request, model, prompt) if prompt.pooling is None else POOLED,
             pooling=prompt.pooling,
             tokenizer=model.tokenizer,
             scheduler=self._schedulers,
-            arrived_ns=arrived_ns,
+            arrived_ns=arrival.at_ns,
             timeout_ns=timeout_ns(call_context.time_remaining),
             max_unread_tokens=self._config.max_unread_tokens,
             tenant=call_context.tenant,
@@ -183,7 +191,7 @@ class Admission:
             priority=api_request.priority,
             cache_salt=api_request.cache_salt,
             adapter=adapter.sha256 if adapter is not None else "",
-            trace_context=trace_context,
+            trace_context=arrival.trace_context,
             kept_token_ids=kept_token_ids,
             echo=prompt.echo,
         )

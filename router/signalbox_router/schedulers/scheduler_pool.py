@@ -63,8 +63,7 @@ class Schedulers:
         self,
         addresses: Iterable[str],
         *,
-        tokenizer_threads: int,
-        chat_template: str | None = None,
+        model_client: ModelClient,
         model_poll_s: float,
         resume_wait_s: float,
         on_serving: Callable[[bool], None],
@@ -74,13 +73,12 @@ class Schedulers:
         """`on_serving` is called whenever serving begins or ends.
 
         Args:
+            model_client: closed when `run` ends.
             model_names: names that requests may use beside the model's own.
             resume_wait_s: seconds that a request that has lost its scheduler waits for one.
         """
         self.models = ServedModels(model_names, absence_of=self._absence_of)
-        self._model_client = ModelClient(
-            tokenizer_threads=tokenizer_threads, chat_template=chat_template
-        )
+        self._model_client = model_client
         self._connections = [
             SchedulerConnection(
                 address,
