@@ -18,13 +18,14 @@ from signalbox.llm.requests.beam_search import (
     BeamSearchParams,
     beam_search_output,
 )
-from signalbox.llm.requests.conversations import Turns, conversation
+from signalbox.llm.requests.conversations import Turns, messages_of, tools_of
 from signalbox.llm.requests.lora_request import LoRAInput, lora_for_each
 from signalbox.llm.requests.outputs import RequestOutput
 from signalbox.llm.requests.prompts import Prompt, PromptInput, given_prompts
 from signalbox.llm.requests.sampling_params import SamplingParams, checked
 from signalbox.llm.vllm_options import check_arguments
 from signalbox_contract.pooling import Vector
+from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_worker.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -136,18 +137,17 @@ class LLM(PoolingMethods, Controls):
         encoded = []
         for i, (turns, one) in enumerate(zip(conversations, params, strict=True)):
             field = "messages" if is_one else f"messages[{i}]"
-            rendered = conversation(
-                turns,
-                field=field,
+            conversation = Conversation(
+                messages=messages_of(turns, field=field),
+                tools=tools_of(tools),
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                tools=tools,
-                chat_template_kwargs=chat_template_kwargs,
+                template_kwargs=dict(chat_template_kwargs or {}),
                 parse_special_tokens=parse_special_tokens,
             )
             encode = self.llm_engine.encoder.encode_chat
-            encoded.append(encode(rendered, field=field, truncate=one.truncate_prompt_tokens))
+            encoded.append(encode(conversation, field=field, truncate=one.truncate_prompt_tokens))
         adapted = self._adapted(encoded, lora_request)
         return self._run(adapted, params, use_tqdm=use_tqdm, priority=priority)
 

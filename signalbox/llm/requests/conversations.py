@@ -1,4 +1,4 @@
-"""Converts the conversations of `LLM.chat`, OpenAI's dictionaries, to `Conversation`.
+"""Converts the messages and tools of `LLM.chat`, OpenAI's dictionaries, to those of `Conversation`.
 
 An error is a ValueError or TypeError that names the message and the field.
 """
@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from signalbox_router.prompt.chat.conversation import Conversation, Message, Tool, ToolCall
+from signalbox_router.prompt.chat.conversation import Message, Tool, ToolCall
 
 Turns = Sequence[Mapping[str, Any]]
 """Messages, each {"role": "system" | "user" | "assistant" | "tool", "content": text or text
@@ -19,29 +19,16 @@ _REASONING = ("reasoning", "reasoning_content")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", *_REASONING}
 
 
-def conversation(
-    turns: Turns,
-    *,
-    field: str,
-    chat_template: str | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    parse_special_tokens: bool = False,
-) -> Conversation:
-    """Returns the conversation; `Conversation.check` refuses options that contradict each other."""
+def messages_of(turns: Turns, *, field: str) -> list[Message]:
+    """Returns the messages of one conversation."""
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
         raise ValueError(f"{field}: a conversation is a list of at least one message")
-    return Conversation(
-        messages=[_message(turn, field=f"{field}[{i}]") for i, turn in enumerate(turns)],
-        tools=[_tool(tool, field=f"tools[{i}]") for i, tool in enumerate(tools or ())],
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        chat_template=chat_template,
-        template_kwargs=dict(chat_template_kwargs or {}),
-        parse_special_tokens=parse_special_tokens,
-    )
+    return [_message(turn, field=f"{field}[{i}]") for i, turn in enumerate(turns)]
+
+
+def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
+    """Returns the tools that a template shows to the model."""
+    return [_tool(tool, field=f"tools[{i}]") for i, tool in enumerate(tools or ())]
 
 
 def _message(turn: object, *, field: str) -> Message:

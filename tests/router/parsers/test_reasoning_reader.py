@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signalbox.client.terminal_answer import show
-from signalbox.llm.requests.conversations import conversation
+from signalbox.llm.requests.conversations import messages_of
 from signalbox_client import AsyncClient
 from signalbox_contract.errors import InvalidArgument
 from signalbox_protos.inference.v1 import inference_pb2 as pb
@@ -237,7 +237,7 @@ async def test_an_answer_without_text_may_be_sent_back(name: str | None) -> None
         assert (await http.raw.post("/v1/chat/completions", json={"messages": talk})).is_success
         ids = http.stack.scheduler.added[0].prompt_token_ids
         assert await make_tokenizer().decode(ids, skip_special_tokens=False) == expected
-    messages = conversation(talk, field="messages").messages
+    messages = messages_of(talk, field="messages")
     assert messages[1].reasoning == ("" if name is None else "Well.")
     Conversation(messages=messages).check()
     with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):

@@ -8,13 +8,14 @@ import pytest
 from google.protobuf import struct_pb2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from signalbox.llm.requests.conversations import conversation
+from signalbox.llm.requests.conversations import messages_of, tools_of
 from signalbox_contract.errors import InvalidArgument
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.inference import chat_codec
 from signalbox_router.apis.openai.requests.chat_types import ConversationBody
 from signalbox_router.apis.openai.requests.conversation_codec import conversation_of
 from signalbox_router.prompt.chat.chat_template import ChatTemplate
+from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.chat.known_templates import known_templates, load_chat_template
 from signalbox_router.prompt.chat.template_facts import ContentForm, facts_of
 
@@ -82,8 +83,13 @@ def over_http(talk: Any, **options: Any) -> Any:
     return conversation_of(ConversationBody.model_validate(body))
 
 
-def in_process(talk: Any, **options: Any) -> Any:
-    made = conversation(talk, field="messages", **options)
+def in_process(
+    talk: Any, *, tools: Any = None, chat_template_kwargs: Any = None, **options: Any
+) -> Any:
+    options["template_kwargs"] = chat_template_kwargs or {}
+    made = Conversation(
+        messages=messages_of(talk, field="messages"), tools=tools_of(tools), **options
+    )
     made.check()
     return made
 

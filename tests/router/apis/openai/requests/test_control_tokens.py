@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from signalbox.llm.requests.conversations import conversation
+from signalbox.llm.requests.conversations import messages_of
 from signalbox.llm.requests.prompts import PromptEncoder
 from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.prompt.chat.conversation import Conversation
 from tests.router.apis.inference.test_chat import make_chat, message
 from tests.router.apis.openai.clients import Http, make_http
 from tests.router.fakes import (
@@ -34,7 +35,8 @@ async def ids_of_all(http: Http, **fields: Any) -> list[list[int]]:
     tokens = await http.stack.client.Tokenize(pb.TokenizeRequest(chat=chat))
     tokenizer = make_tokenizer(chat_template=CHATML)
     encoder = PromptEncoder(make_model(tokenizer=tokenizer, max_model_len=2048))
-    prompt = encoder.encode_chat(conversation(talk, field="messages", **fields), field="messages")
+    conversation = Conversation(messages=messages_of(talk, field="messages"), **fields)
+    prompt = encoder.encode_chat(conversation, field="messages")
     return [
         *(list(add.prompt_token_ids) for add in http.stack.scheduler.added),
         answer.json()["tokens"],
