@@ -1,4 +1,4 @@
-"""Accepts the connections of an HTTP port as long as there are places for them.
+"""Accepts the connections of an HTTP port as long as there are slots for them.
 
 asyncio's own acceptor has no limit, and when the process can open no more files, it logs an error
 with a traceback for each of thousands of attempts a second.
@@ -9,8 +9,9 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from signalbox_rpc.http.connection_places import NoPlace, Place, Places
+from signalbox_rpc.http.connection_slots import ConnectionSlot, ConnectionSlots, NoFreeSlot
 from signalbox_rpc.http.errors import HttpError
 from signalbox_rpc.http.port_limits import TLS_HANDSHAKE_S
 from signalbox_rpc.transport.addresses import client_of
@@ -24,24 +25,34 @@ PAUSE_S = 0.2
 """Seconds without accepting after the system had no file, buffer or memory for a connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Handshake:
+    """Holds the slot of a connection that is being made."""
+
+    task: "asyncio.Task[None]"
+
+    def vacate(self, error: HttpError) -> bool:
+        return self.task.cancel(error.message)
+
+
 class Acceptor:
     """Accepts the connections of one listening socket; has the methods that uvicorn needs of a
     server.
 
     Args:
-        connect: returns the protocol of a connection that has this place.
+        connect: returns the protocol of a connection that has this slot.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        places: Places,
-        connect: Callable[[Place], asyncio.BaseProtocol],
+        slots: ConnectionSlots,
+        connect: Callable[[ConnectionSlot], asyncio.BaseProtocol],
         *,
         contexts: HttpContexts | None,
     ) -> None:
         self._listener = listener
-        self._places = places
+        self._slots = slots
         self._connect = connect
         self._contexts = contexts
         self._loop = asyncio.get_running_loop()
@@ -88,15 +99,15 @@ class Acceptor:
     def _admit(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(False)
         try:
-            place = self._places.enter(address, lambda _: False)
-        except NoPlace as error:
+            slot = self._slots.enter(address)
+        except NoFreeSlot as error:
             logger.warning("connection refused: %(reason)s", {"reason": str(error)})
             self._refuse(connection, str(error))
             return
-        task = self._loop.create_task(self._make(connection, place))
-        place.close = lambda error: task.cancel(error.message)
+        task = self._loop.create_task(self._make(connection, slot))
+        slot.holder = _Handshake(task)
         self._connecting.add(task)
-        task.add_done_callback(lambda task: self._on_made(task, connection, place))
+        task.add_done_callback(lambda task: self._on_made(task, connection, slot))
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         with connection, contextlib.suppress(OSError):
@@ -104,20 +115,22 @@ class Acceptor:
                 error = HttpError(503, reason, closes=True, retry_after_s=1)
                 connection.send(error.to_bytes())
 
-    async def _make(self, connection: socket.socket, place: Place) -> None:
+    async def _make(self, connection: socket.socket, slot: ConnectionSlot) -> None:
         context = None if self._contexts is None else await self._contexts.current()
         await self._loop.connect_accepted_socket(
-            lambda: self._connect(place),
+            lambda: self._connect(slot),
             connection,
             ssl=context,
             ssl_handshake_timeout=None if context is None else TLS_HANDSHAKE_S,
         )
 
-    def _on_made(self, task: "asyncio.Task[None]", connection: socket.socket, place: Place) -> None:
+    def _on_made(
+        self, task: "asyncio.Task[None]", connection: socket.socket, slot: ConnectionSlot
+    ) -> None:
         self._connecting.discard(task)
         if not task.cancelled() and (error := task.exception()) is None:
             return
-        self._places.leave(place)
+        self._slots.leave(slot)
         connection.close()  # a task that is cancelled before it begins leaves it open
         if not task.cancelled() and not isinstance(
             error, OSError

@@ -17,7 +17,7 @@ from starlette.types import Message
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from signalbox_rpc.http import port_limits
-from signalbox_rpc.http.connection_places import Place, Places
+from signalbox_rpc.http.connection_slots import ConnectionSlot, ConnectionSlots
 from signalbox_rpc.http.errors import HttpError
 from signalbox_rpc.http.head_gate import HEAD_LARGE, HEADERS_MANY
 from signalbox_rpc.http.parsing_share import FIRST_BYTES, ParsingShare, Pause, Slices
@@ -40,7 +40,7 @@ FRAMING_LARGE = HttpError(
 MALFORMED = HttpError(400, "the bytes are no request of HTTP/1.1", closes=True)
 
 
-class Phase(enum.Enum):
+class Awaiting(enum.Enum):
     """The event that the connection waits for."""
 
     IDLE = enum.auto()
@@ -70,20 +70,20 @@ class Bounds(Parser):
 
     def bind(
         self,
-        place: Place,
-        places: Places,
+        slot: ConnectionSlot,
+        slots: ConnectionSlots,
         bodies: UnfinishedBodies,
         share: ParsingShare,
         limits: HttpLimits,
     ) -> None:
         """Sets what the connection shares with others; call it before the connection is made."""
-        self._place, self._places, self._bodies, self._limits = place, places, bodies, limits
+        self._slot, self._slots, self._bodies, self._limits = slot, slots, bodies, limits
         self._share = share
         self._slices = Slices(port_limits.READ_BYTES if hasattr(self, "parser") else FIRST_BYTES)
         self._pause: Pause | None = None
         """Pause of parsing, if there is one."""
         self._paused_at = 0.0
-        self._phase, self._phase_of = Phase.IDLE, self.cycle
+        self._phase, self._phase_of = Awaiting.IDLE, self.cycle
         self._answered: Any = None
         """Cycle of the request that is being answered, while others are parsed behind it."""
         self._num_bytes = 0
@@ -108,13 +108,13 @@ class Bounds(Parser):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._place.close = self._close
+        self._slot.holder = self
         self._set_timer(port_limits.HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
-        self._places.leave(self._place)
-        self._bodies.end(self._place)
+        self._slots.leave(self._slot)
+        self._bodies.end(self._slot)
         self._end_request()
         super().connection_lost(exc)
 
@@ -130,7 +130,7 @@ class Bounds(Parser):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         size = port_limits.READ_BYTES
-        if self._phase in (Phase.IDLE, Phase.HEAD):  # no read goes past the longest head
+        if self._phase in (Awaiting.IDLE, Awaiting.HEAD):  # no read goes past the longest head
             size = max(1, min(size, port_limits.MAX_HEAD_BYTES - self._num_bytes))
         # Under TLS, asyncio reads further records into slices, and one of a bytearray is a copy.
         self._buffer = memoryview(bytearray(size))
@@ -145,11 +145,11 @@ class Bounds(Parser):
             self._num_discarded += len(data)
             if self._num_discarded > port_limits.MAX_DISCARDED_BYTES:
                 self.transport.abort()
-        elif self._pause is not None and self._phase is not Phase.ANSWER:
+        elif self._pause is not None and self._phase is not Awaiting.ANSWER:
             self._kept += data
             self._unset_keepalive_if_required()
             self.transport.pause_reading()
-        elif self._kept or self._phase is Phase.ANSWER:
+        elif self._kept or self._phase is Awaiting.ANSWER:
             room = port_limits.MAX_READ_AHEAD_BYTES - len(self._kept)
             self._kept += data[:room]
             self._is_full = len(data) > room
@@ -157,7 +157,7 @@ class Bounds(Parser):
             self._parse(data)
 
     def _parse_kept(self) -> None:
-        if self._phase is Phase.ANSWER or self._pause is not None or self._takes_no_more:
+        if self._phase is Awaiting.ANSWER or self._pause is not None or self._takes_no_more:
             return
         data = bytes(self._kept)
         self._kept.clear()
@@ -175,8 +175,8 @@ class Bounds(Parser):
             data, now = data[size:], time.thread_time()
             if self._slices.was_dear(now - before) and not self._takes_no_more:
                 self._paused_at = self.loop.time()
-                self._pause = self._share.pause(self._place.address, now - began, self._end_pause)
-            if self._pause is not None or self._phase is Phase.ANSWER:
+                self._pause = self._share.pause(self._slot.address, now - began, self._end_pause)
+            if self._pause is not None or self._phase is Awaiting.ANSWER:
                 self._kept += data
                 return
             before = now
@@ -195,20 +195,20 @@ class Bounds(Parser):
 
     def _parse_slice(self, data: bytes) -> None:
         before, cycle = self._phase, self.cycle
-        num_held = len(cycle.body) if before is Phase.BODY else 0
+        num_held = len(cycle.body) if before is Awaiting.BODY else 0
         self._num_bytes += len(data)
         super().data_received(data)
-        if before is Phase.REST:
+        if before is Awaiting.REST:
             self._num_bytes = 0
-        elif before is Phase.BODY and not self._takes_no_more:
+        elif before is Awaiting.BODY and not self._takes_no_more:
             self._count_body(len(data), len(cycle.body) - num_held)
         if self._takes_no_more:
             return
         if cut_pipeline(self):
             self._takes_no_more = True
-            self._places.answer(self._place)
+            self._slots.answer(self._slot)
             self.flow.resume_reading()  # closing with unread bytes would reset the connection
-        if before in (Phase.IDLE, Phase.HEAD) and self._now_in() is Phase.HEAD:
+        if before in (Awaiting.IDLE, Awaiting.HEAD) and self._now_in() is Awaiting.HEAD:
             self._num_lines += data.count(b"\n")
         self._follow()
 
@@ -218,7 +218,7 @@ class Bounds(Parser):
             self._drop(FRAMING_LARGE)
             return
         self._extend_patience(num_of_body)
-        self._bodies.add(self._place, num_of_body)
+        self._bodies.add(self._slot, num_of_body)
 
     def on_response_complete(self) -> None:
         waiting = getattr(self, "pipeline", None)
@@ -261,45 +261,45 @@ class Bounds(Parser):
         if self._takes_no_more:
             return
         phase, cycle = self._now_in(), self._running
-        if phase is Phase.HEAD and self._num_bytes >= port_limits.MAX_HEAD_BYTES:
+        if phase is Awaiting.HEAD and self._num_bytes >= port_limits.MAX_HEAD_BYTES:
             self._drop(HEAD_LARGE)
-        elif phase is Phase.HEAD and self._num_lines - 1 > port_limits.MAX_HEADERS:
+        elif phase is Awaiting.HEAD and self._num_lines - 1 > port_limits.MAX_HEADERS:
             self._drop(HEADERS_MANY)
         elif (phase, cycle) != (self._phase, self._phase_of):
             self._phase, self._phase_of = phase, cycle
             self._begin(phase)
 
-    def _now_in(self) -> Phase:
+    def _now_in(self) -> Awaiting:
         cycle = self._running
         if cycle is not None and not (cycle.response_complete or cycle.disconnected):
-            return Phase.BODY if cycle.more_body else Phase.ANSWER
+            return Awaiting.BODY if cycle.more_body else Awaiting.ANSWER
         if cycle is not None and self._is_within_body():
-            return Phase.REST
-        return Phase.HEAD if self._num_bytes else Phase.IDLE
+            return Awaiting.REST
+        return Awaiting.HEAD if self._num_bytes else Awaiting.IDLE
 
     def _is_within_body(self) -> bool:
         if isinstance(connection := getattr(self, "conn", None), h11.Connection):
             return connection.their_state is h11.SEND_BODY
         return self._message_of is self.cycle
 
-    def _begin(self, phase: Phase) -> None:
-        if phase is not Phase.HEAD:
+    def _begin(self, phase: Awaiting) -> None:
+        if phase is not Awaiting.HEAD:
             self._num_bytes = self._num_lines = 0
-        if phase is Phase.ANSWER:
-            self._places.answer(self._place)
+        if phase is Awaiting.ANSWER:
+            self._slots.answer(self._slot)
         else:
-            self._places.wait(self._place)
-        self._bodies.end(self._place)
-        if phase is Phase.BODY:
-            self._bodies.begin(self._place)
+            self._slots.wait(self._slot)
+        self._bodies.end(self._slot)
+        if phase is Awaiting.BODY:
+            self._bodies.begin(self._slot)
             self._framing_left = port_limits.FRAMING_BYTES
             self._patience_ends = self.loop.time() + port_limits.BODY_GRACE_S
             self._set_timer(port_limits.BODY_GRACE_S if self._limits.min_body_rate else math.inf)
-        elif phase in (Phase.HEAD, Phase.REST):
+        elif phase in (Awaiting.HEAD, Awaiting.REST):
             self._set_timer(port_limits.HEAD_S)
         else:  # uvicorn closes idle connections
             self._stop_timer()
-        if phase is Phase.ANSWER:
+        if phase is Awaiting.ANSWER:
             self.flow.resume_reading()
         elif self._kept or self._is_full:
             self._unset_keepalive_if_required()  # a pause may delay what has come
@@ -309,13 +309,13 @@ class Bounds(Parser):
         if self._pause is not None:  # its end starts the timer again
             return
         self._timer = None
-        if self._phase is Phase.BODY:
+        if self._phase is Awaiting.BODY:
             if self.flow.read_paused:  # the application has not read the bytes that came
                 self._patience_ends = self.loop.time() + port_limits.BODY_GRACE_S
             if (left := self._patience_ends - self.loop.time()) > 0:
                 self._set_timer(left)
                 return
-        self._drop({Phase.HEAD: HEAD_LATE, Phase.BODY: BODY_LATE}.get(self._phase))
+        self._drop({Awaiting.HEAD: HEAD_LATE, Awaiting.BODY: BODY_LATE}.get(self._phase))
 
     def _extend_patience(self, num_bytes: int) -> None:
         """Extends a body's deadline for received bytes, up to the grace that it began with."""
@@ -326,7 +326,7 @@ class Bounds(Parser):
     def _watch_reading(self, num_unread: float) -> None:
         """Ends the connection if its client reads nothing of the rest of an answer."""
         now = self.transport.get_write_buffer_size()
-        if now >= num_unread and self._now_in() is not Phase.ANSWER:
+        if now >= num_unread and self._now_in() is not Awaiting.ANSWER:
             self.transport.abort()
         elif now:
             self._unread_timer = self.loop.call_later(
@@ -335,11 +335,12 @@ class Bounds(Parser):
         else:
             self._unread_timer = None
 
-    def _close(self, error: HttpError) -> bool:
+    def vacate(self, error: HttpError) -> bool:
+        """Closes the connection to make room, as a `SlotHolder`."""
         if self.transport.get_write_buffer_size():
             return False
         if not self._takes_no_more:  # else it has been refused, and nothing can be written
-            self._let_go(error if self._phase is not Phase.IDLE else None)
+            self._let_go(error if self._phase is not Awaiting.IDLE else None)
         self.transport.abort()
         return True
 

@@ -30,7 +30,7 @@ class Pause:
 
     address: str
     seconds: float
-    end: Callable[[], None]
+    resume: Callable[[], None]
     """Goes on with the connection."""
 
 
@@ -42,9 +42,9 @@ class ParsingShare:
     """Pauses that have not begun by address, whose turn is in this order."""
     _is_passing: bool = False
 
-    def pause(self, address: str, cost_s: float, end: Callable[[], None]) -> Pause:
-        """Calls `end` when the parsing of a connection goes on, after slices that took `cost_s`."""
-        pause = Pause(address, PAUSES * min(cost_s, MAX_COUNTED_S), end)
+    def pause(self, address: str, cost_s: float, resume: Callable[[], None]) -> Pause:
+        """Calls `resume` when parsing goes on, after slices of a connection that took `cost_s`."""
+        pause = Pause(address, PAUSES * min(cost_s, MAX_COUNTED_S), resume)
         self._lines.setdefault(address, {})[pause] = None
         if not self._is_passing:
             self._begin_next()
@@ -71,7 +71,7 @@ class ParsingShare:
 
     def _end(self, pause: Pause) -> None:
         try:
-            pause.end()
+            pause.resume()
         finally:
             self._begin_next()
 

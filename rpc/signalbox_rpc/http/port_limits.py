@@ -58,7 +58,7 @@ class HttpLimits:
     min_body_rate: float = 500.0
     """Least bytes a second of a body, which may lag by BODY_GRACE_S; 0 is no limit."""
 
-    def places(self) -> int:
+    def slots(self) -> int:
         """Returns the number of connections that the port accepts in this process."""
         return max(1, min(self.max_connections, int(open_files_limit() * SHARE_OF_FILES)))
 

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from signalbox_rpc.http import client_connection, port_limits
 from signalbox_rpc.http.acceptor import Acceptor
-from signalbox_rpc.http.connection_places import Place, Places
+from signalbox_rpc.http.connection_slots import ConnectionSlot, ConnectionSlots
 from signalbox_rpc.http.head_gate import HeadGate
 from signalbox_rpc.http.host_check import NO_ACCESS, HttpAccess
 from signalbox_rpc.http.http_semantics import HttpSemantics
@@ -80,7 +80,7 @@ class HttpPort:
 
     @property
     def num_connections(self) -> int:
-        return len(self._server.places)
+        return len(self._server.slots)
 
     async def start(self) -> int:
         """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
@@ -133,8 +133,8 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: HttpLimits) -> None:
         super().__init__(config)
         self.contexts: HttpContexts | None = None
-        self.places = Places(
-            most=limits.places(), most_per_address=limits.max_connections_per_address
+        self.slots = ConnectionSlots(
+            most=limits.slots(), most_per_address=limits.max_connections_per_address
         )
         self._bodies = UnfinishedBodies(port_limits.MAX_UNFINISHED_BYTES, time.monotonic)
         self._share = ParsingShare()
@@ -158,7 +158,7 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         self.server_state = _State(self.config.encoded_headers)
         acceptors = [
-            Acceptor(listener, self.places, self._connect, contexts=self.contexts)
+            Acceptor(listener, self.slots, self._connect, contexts=self.contexts)
             for listener in sockets or ()
         ]
         for acceptor in acceptors:
@@ -166,7 +166,7 @@ class _Server(uvicorn.Server):
         self.servers: list[Any] = [*acceptors]
         self.started = True
 
-    def _connect(self, place: Place) -> asyncio.BaseProtocol:
+    def _connect(self, slot: ConnectionSlot) -> asyncio.BaseProtocol:
         connection = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
@@ -174,5 +174,5 @@ class _Server(uvicorn.Server):
             _loop=asyncio.get_running_loop(),
         )
         assert isinstance(connection, client_connection.Bounds)
-        connection.bind(place, self.places, self._bodies, self._share, self._limits)
+        connection.bind(slot, self.slots, self._bodies, self._share, self._limits)
         return connection

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from signalbox_rpc.http.connection_places import Place
+from signalbox_rpc.http.connection_slots import ConnectionSlot
 from signalbox_rpc.http.errors import HttpError
 
 logger = logging.getLogger(__name__)
@@ -34,32 +34,32 @@ class UnfinishedBodies:
     clock: Callable[[], float]
     num_bytes: int = 0
     """Bytes received of all incomplete bodies."""
-    _bodies: dict[Place, _Body] = field(default_factory=dict)
+    _bodies: dict[ConnectionSlot, _Body] = field(default_factory=dict)
 
-    def begin(self, place: Place) -> None:
+    def begin(self, slot: ConnectionSlot) -> None:
         """Registers a body that begins on a connection."""
-        self.end(place)
-        self._bodies[place] = _Body(self.clock())
+        self.end(slot)
+        self._bodies[slot] = _Body(self.clock())
 
-    def add(self, place: Place, num_bytes: int) -> None:
+    def add(self, slot: ConnectionSlot, num_bytes: int) -> None:
         """Counts bytes of a body; may close any connection, including this one."""
-        if (body := self._bodies.get(place)) is None:
+        if (body := self._bodies.get(slot)) is None:
             return
         body.num_bytes += num_bytes
         self.num_bytes += num_bytes
         while self.num_bytes > self.most_bytes:
             self._give_up_slowest()
 
-    def end(self, place: Place) -> None:
+    def end(self, slot: ConnectionSlot) -> None:
         """Forgets a body that is complete, or whose connection is gone."""
-        if (body := self._bodies.pop(place, None)) is not None:
+        if (body := self._bodies.pop(slot, None)) is not None:
             self.num_bytes -= body.num_bytes
 
     def _give_up_slowest(self) -> None:
         now = self.clock()
 
-        def rate(place: Place) -> float:
-            body = self._bodies[place]
+        def rate(slot: ConnectionSlot) -> float:
+            body = self._bodies[slot]
             return body.num_bytes / max(now - body.since, 1e-3)
 
         slowest = min((one for one in self._bodies if self._bodies[one].num_bytes), key=rate)
@@ -73,4 +73,4 @@ class UnfinishedBodies:
             },
         )
         self.end(slowest)
-        slowest.close(GIVEN_UP)
+        slowest.vacate(GIVEN_UP)

@@ -2,7 +2,7 @@
 
 gRPC itself bounds connections and the streams of each. A call whose request does not come, a health
 watch and a reflection stream hold some 30 KB each, need no key, and could fill a gateway's
-connection; so they have places of their own, a limited number for each connection.
+connection; so they have slots of their own, a limited number for each connection.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from signalbox_rpc.limits.peer_timeout import NUM_LOOKS
 from signalbox_rpc.limits.unfinished_messages import MAX_UNFINISHED_BYTES, UnfinishedMessages
 
 PART_OF_STREAMS = 4
-"""Divisor of a connection's streams that gives its places of one kind: the two kinds together leave
+"""Divisor of a connection's streams that gives its slots of one kind: the two kinds together leave
 half of the streams to other calls."""
-MAX_PLACES = 4096
-"""Most places of one kind over all connections: about 130 MB."""
+MAX_SLOTS = 4096
+"""Most slots of one kind over all connections: about 130 MB."""
 FEW = 4
-"""Places that a connection gets even if all `MAX_PLACES` are taken, so that no client can take
+"""Slots that a connection gets even if all `MAX_SLOTS` are taken, so that no client can take
 all."""
 PATIENCE_S = 1.0
-"""Seconds that a call waits for its request without a place. A gateway may send a thousand calls at
+"""Seconds that a call waits for its request without a slot. A gateway may send a thousand calls at
 once; their bodies come an instant later, and they must not be refused."""
 SHARE_OF_FILES = 0.25
 """Share of the process's open files for the connections of one server. HTTP may use half."""
@@ -80,8 +80,8 @@ class CallBounds:
 NORMAL_BOUNDS = CallBounds()
 
 
-class Places:
-    """Places for calls of one kind, limited per connection and in total."""
+class CallSlots:
+    """Slots for calls of one kind, limited per connection and in total."""
 
     def __init__(self, *, per_connection: int, total: int) -> None:
         self._per_connection = per_connection
@@ -90,7 +90,7 @@ class Places:
         self.num_reserved = 0
 
     def reserve(self, connection: str) -> bool:
-        """Reserves a place, which `release` gives back; returns False if there is none."""
+        """Reserves a slot, which `release` gives back; returns False if there is none."""
         most = self._per_connection if self.num_reserved < self._total else FEW
         if self._reserved[connection] >= min(most, self._per_connection):
             return False
@@ -106,14 +106,14 @@ class Places:
 
 
 class _Wait:
-    """A call's wait for its request: `PATIENCE_S` without a place, the rest with one.
+    """A call's wait for its request: `PATIENCE_S` without a slot, the rest with one.
 
     As in `peer_timeout.py`, the timer looks several times, so that a pause of the event loop costs
     only one look.
     """
 
-    def __init__(self, places: Places, connection: str, *, timeout_s: float) -> None:
-        self._places = places
+    def __init__(self, slots: CallSlots, connection: str, *, timeout_s: float) -> None:
+        self._slots = slots
         self._connection = connection
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class _Wait:
         self._timer = self._loop.call_later(PATIENCE_S / NUM_LOOKS, self._look)
         self.timeout = asyncio.timeout(None)
         """Cancels the code inside its block when the wait is over."""
-        self.has_place = False
+        self.has_slot = False
         self.holds_too_much = False
 
     def refuse(self) -> None:
@@ -133,14 +133,14 @@ class _Wait:
 
     def end(self) -> None:
         self._timer.cancel()
-        if self.has_place:
-            self._places.release(self._connection)
+        if self.has_slot:
+            self._slots.release(self._connection)
 
     def _look(self) -> None:
         self._num_looks += 1
         if self._num_looks == NUM_LOOKS:
-            self.has_place = self._places.reserve(self._connection)
-        is_impatient = self._num_looks >= NUM_LOOKS and not self.has_place
+            self.has_slot = self._slots.reserve(self._connection)
+        is_impatient = self._num_looks >= NUM_LOOKS and not self.has_slot
         if is_impatient or self._num_looks == 2 * NUM_LOOKS:
             self.timeout.reschedule(self._loop.time())
             return
@@ -150,13 +150,13 @@ class _Wait:
 
 
 class CallBoundsInterceptor(WrappingInterceptor):
-    """Keeps calls within their places; must be inside the outermost interceptor."""
+    """Keeps calls within their slots; must be inside the outermost interceptor."""
 
     def __init__(self, bounds: CallBounds) -> None:
         per_connection = max(1, bounds.max_streams // PART_OF_STREAMS)
         self._timeout_s = bounds.request_timeout_s
-        self._late = Places(per_connection=per_connection, total=MAX_PLACES)
-        self._lasting = Places(per_connection=per_connection, total=MAX_PLACES)
+        self._late = CallSlots(per_connection=per_connection, total=MAX_SLOTS)
+        self._lasting = CallSlots(per_connection=per_connection, total=MAX_SLOTS)
         self._unfinished = UnfinishedMessages(MAX_UNFINISHED_BYTES)
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
@@ -202,7 +202,7 @@ class CallBoundsInterceptor(WrappingInterceptor):
     def _no_request(self, wait: _Wait) -> DeadlineExceeded | ResourceExhausted:
         if wait.holds_too_much:
             return ResourceExhausted("too many bytes have come of requests that are not whole", 1.0)
-        if wait.has_place:
+        if wait.has_slot:
             return DeadlineExceeded(f"no request has come within {self._timeout_s:g} s")
         return ResourceExhausted(
             f"no request has come within {PATIENCE_S:g} s, and as many calls as may wait longer do"

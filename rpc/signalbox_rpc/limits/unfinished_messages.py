@@ -34,7 +34,7 @@ class WaitingCall:
     connection: str
     """The peer as gRPC names it, without escapes: "ipv6:[::1]:54321"."""
     since_s: float
-    end: Callable[[], None]
+    refuse: Callable[[], None]
     num_bytes_before: int | None = None
     """Bytes that the connection had received when the call was first found late."""
 
@@ -49,10 +49,10 @@ class UnfinishedMessages:
         self._waiting: dict[WaitingCall, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, connection: str, end: Callable[[], None]) -> WaitingCall:
-        """Returns a call that waits until `finish`; `end` is called if the call must end."""
+    def begin(self, connection: str, refuse: Callable[[], None]) -> WaitingCall:
+        """Returns a call that waits until `finish`; `refuse` is called if the call must end."""
         loop = asyncio.get_running_loop()
-        call = WaitingCall(unquote(connection), loop.time(), end)
+        call = WaitingCall(unquote(connection), loop.time(), refuse)
         self._waiting[call] = None
         if self._timer is None:
             self._timer = loop.call_later(LOOK_S, self._look)
@@ -88,7 +88,7 @@ class UnfinishedMessages:
             total -= unfinished[connection]
             for call in calls[connection]:
                 self.finish(call)
-                call.end()
+                call.refuse()
 
 
 def bytes_received() -> dict[str, int]:

@@ -31,7 +31,7 @@ NUM_RAW = 20_000
 BATCH = 500
 UNBOUNDED = {
     "signalbox_rpc.limits.call_bounds.PART_OF_STREAMS": 1e-6,
-    "signalbox_rpc.limits.call_bounds.MAX_PLACES": 1 << 30,
+    "signalbox_rpc.limits.call_bounds.MAX_SLOTS": 1 << 30,
 }
 
 

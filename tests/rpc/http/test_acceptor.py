@@ -12,13 +12,15 @@ import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from signalbox_rpc.http import acceptor, port_limits
-from signalbox_rpc.http.connection_places import NoPlace, Places
+from signalbox_rpc.http.connection_slots import ConnectionSlots, NoFreeSlot
+from signalbox_rpc.http.errors import HttpError
 from signalbox_rpc.http.port_limits import HttpLimits
 from signalbox_rpc.limits import open_files
 from signalbox_rpc.transport.listening_ports import Endpoint
@@ -205,23 +207,33 @@ async def test_one_address_has_no_more_connections_than_it_may() -> None:
         assert status_of(await say(port.port, GET)) == 200
 
 
-def test_places_are_counted_by_address_and_given_back_once() -> None:
-    places = Places(most=3, most_per_address=2)
-    first, second = (places.enter("a", lambda _: True) for _ in range(2))
-    with pytest.raises(NoPlace, match="a has 2"):
-        places.enter("a", lambda _: True)
-    third = places.enter("b", lambda _: False)
-    places.answer(first)
-    places.wait(first)  # behind the second and the third
-    fourth = places.enter("c", lambda _: True)
-    assert len(places) == 3
-    for place in (second, second, first, third, fourth):
-        places.leave(place)
-    assert len(places) == 0
-    assert [places.enter("a", lambda _: True).address for _ in range(2)] == ["a", "a"]
+@dataclass(frozen=True)
+class Holder:
+    vacates: bool
+
+    def vacate(self, _error: HttpError) -> bool:
+        return self.vacates
 
 
-async def test_handshakes_that_do_not_come_have_places_and_give_them_up(
+def test_slots_are_counted_by_address_and_given_back_once() -> None:
+    slots = ConnectionSlots(most=3, most_per_address=2)
+    first, second = (slots.enter("a") for _ in range(2))
+    first.holder = second.holder = Holder(True)
+    with pytest.raises(NoFreeSlot, match="a has 2"):
+        slots.enter("a")
+    third = slots.enter("b")
+    third.holder = Holder(False)
+    slots.answer(first)
+    slots.wait(first)  # behind the second and the third
+    fourth = slots.enter("c")
+    assert len(slots) == 3
+    for slot in (second, second, first, third, fourth):
+        slots.leave(slot)
+    assert len(slots) == 0
+    assert [slots.enter("a").address for _ in range(2)] == ["a", "a"]
+
+
+async def test_handshakes_that_do_not_come_have_slots_and_give_them_up(
     tmp_path: Path,
 ) -> None:
     authority = Authority(tmp_path)
@@ -292,7 +304,7 @@ async def test_where_no_file_can_be_opened_the_log_says_so_a_few_times_a_second(
 def test_the_limit_of_files_is_raised_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with most_files(256):
-        assert port_limits.NORMAL.places() == 128
+        assert port_limits.NORMAL.slots() == 128
         open_files.raise_open_files_limit()
         raised = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert raised == (min(hard, open_files.WANTED_FILES), hard)

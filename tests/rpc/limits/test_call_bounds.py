@@ -12,14 +12,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from signalbox_rpc.limits import call_bounds
-from signalbox_rpc.limits.call_bounds import CallBounds, Places
+from signalbox_rpc.limits.call_bounds import CallBounds, CallSlots
 from tests.chaos.hostile import END_HEADERS, HEADERS, HTTP2_PREFACE, SETTINGS, frame, headers
 from tests.rpc.echo import NAME, Echo, call, serving, text
 from tests.waiting import EVENT_S, eventually
 
 NEVER_S = 3600.0
 BOUNDS = CallBounds(max_streams=16, request_timeout_s=NEVER_S)
-NUM_PLACES = BOUNDS.max_streams // call_bounds.PART_OF_STREAMS
+NUM_SLOTS = BOUNDS.max_streams // call_bounds.PART_OF_STREAMS
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -99,7 +99,7 @@ async def test_calls_without_a_request_do_not_fill_a_connection(no_patience: Non
         asyncio.timeout(EVENT_S),
     ):
         assert await call(channel, "unary", text("served")) == ["served"]
-        refused = BOUNDS.max_streams - NUM_PLACES
+        refused = BOUNDS.max_streams - NUM_SLOTS
         await eventually(lambda: sum(one.done() for one in calls) == refused)
         assert await codes_of(calls) == {EXHAUSTED: refused}
         assert await call(channel, "unary", text("again")) == ["again"]
@@ -108,18 +108,18 @@ async def test_calls_without_a_request_do_not_fill_a_connection(no_patience: Non
 async def test_places_of_late_calls_come_back(
     no_patience: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Places] = []
+    made: list[CallSlots] = []
 
-    def make_places(**sizes: int) -> Places:
-        made.append(Places(**sizes))
+    def make_slots(**sizes: int) -> CallSlots:
+        made.append(CallSlots(**sizes))
         return made[-1]
 
-    monkeypatch.setattr(call_bounds, "Places", make_places)
+    monkeypatch.setattr(call_bounds, "CallSlots", make_slots)
     async with serving(Echo(), bounds=BOUNDS) as (_, channel):
         late, _lasting = made
         for _ in range(4):
-            async with calls_of(half_open, channel, NUM_PLACES) as calls:
-                await eventually(lambda: late.num_reserved == NUM_PLACES)
+            async with calls_of(half_open, channel, NUM_SLOTS) as calls:
+                await eventually(lambda: late.num_reserved == NUM_SLOTS)
                 assert await codes_of(calls) == {}
             await eventually(lambda: not late.num_reserved)
 
@@ -142,15 +142,15 @@ async def test_a_gateway_may_send_a_thousand_calls_at_once() -> None:
 
 async def test_watches_have_places_of_their_own() -> None:
     async with serving(Echo(), bounds=BOUNDS) as (server, channel), asyncio.timeout(EVENT_S):
-        async with calls_of(watch, channel, NUM_PLACES) as watches:
-            assert [(await one.read()).status for one in watches] == [SERVING] * NUM_PLACES
+        async with calls_of(watch, channel, NUM_SLOTS) as watches:
+            assert [(await one.read()).status for one in watches] == [SERVING] * NUM_SLOTS
             async with calls_of(watch, channel, 6) as more:
                 assert [await one.code() for one in more] == [EXHAUSTED] * 6
                 assert "health watches" in await more[0].details()
             async with own_channel(server.address) as other:
                 assert (await watch(other).read()).status == SERVING
             server.set_serving(NAME, serving=False)
-            assert [(await one.read()).status for one in watches] == [NOT_SERVING] * NUM_PLACES
+            assert [(await one.read()).status for one in watches] == [NOT_SERVING] * NUM_SLOTS
             assert await call(channel, "unary", text("served")) == ["served"]
         while True:  # until the server has noticed that they are gone
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -158,7 +158,7 @@ async def test_watches_have_places_of_their_own() -> None:
                 break
 
 
-async def test_reflection_streams_take_the_same_places() -> None:
+async def test_reflection_streams_take_the_same_slots() -> None:
     def reflect(channel: grpc.aio.Channel) -> Any:
         return reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
 
@@ -166,8 +166,8 @@ async def test_reflection_streams_take_the_same_places() -> None:
         serving(Echo(), bounds=BOUNDS, reflection=True) as (_, channel),
         calls_of(reflect, channel, 6) as calls,
     ):
-        await eventually(lambda: sum(one.done() for one in calls) == 6 - NUM_PLACES)
-        assert await codes_of(calls) == {EXHAUSTED: 6 - NUM_PLACES}
+        await eventually(lambda: sum(one.done() for one in calls) == 6 - NUM_SLOTS)
+        assert await codes_of(calls) == {EXHAUSTED: 6 - NUM_SLOTS}
 
 
 async def test_at_the_bound_of_streams_a_client_waits_until_one_ends() -> None:
@@ -235,12 +235,12 @@ def test_a_server_leaves_files_for_others(monkeypatch: pytest.MonkeyPatch) -> No
     assert dict(CallBounds(max_connections=50).options())[key] == 50
 
 
-def test_no_connection_takes_all_places() -> None:
-    places = Places(per_connection=6, total=10)
-    assert [places.reserve("a") for _ in range(7)] == [True] * 6 + [False]
-    assert [places.reserve("b") for _ in range(5)] == [True] * 4 + [False]
-    assert [places.reserve("c") for _ in range(5)] == [True] * call_bounds.FEW + [False]
+def test_no_connection_takes_all_slots() -> None:
+    slots = CallSlots(per_connection=6, total=10)
+    assert [slots.reserve("a") for _ in range(7)] == [True] * 6 + [False]
+    assert [slots.reserve("b") for _ in range(5)] == [True] * 4 + [False]
+    assert [slots.reserve("c") for _ in range(5)] == [True] * call_bounds.FEW + [False]
     for _ in range(6):
-        places.release("a")
-    assert places.reserve("b")
-    assert places.num_reserved == 9
+        slots.release("a")
+    assert slots.reserve("b")
+    assert slots.num_reserved == 9
