@@ -57,8 +57,8 @@ def _commands(
             for name, command in action.choices.items():
                 if prog == "signalbox config show":
                     continue
-                if isinstance(command, CommandParser) and command.fill is not None:
-                    command.fill(command)
+                if isinstance(command, CommandParser):
+                    command.fill_once()
                 yield f"{prog} {name}", command
                 yield from _commands(f"{prog} {name}", command)
 

@@ -206,8 +206,9 @@ def make_parser() -> CommandParser:
     ):
         for name, summary in summaries.items():
             text = f"{summary[0].upper()}{summary[1:]}."
-            command = commands.add_parser(name, help=summary, description=text)
-            command.fill = partial(fill, name)
+            command = commands.add_parser(
+                name, help=summary, description=text, fill=partial(fill, name)
+            )
             command.root, command.siblings = parser, commands.choices
     return parser
 

@@ -42,11 +42,16 @@ class HelpFormatter(argparse.HelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """A command's parser, whose flags are added when the command is used."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        fill: Callable[[argparse.ArgumentParser], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Args: fill: adds the flags when the command is used."""
         own = {"allow_abbrev": False, "add_help": False, "formatter_class": HelpFormatter}
         super().__init__(*args, **{**own, **kwargs})
-        self.fill: Callable[[argparse.ArgumentParser], None] | None = None
-        """Adds the flags."""
+        self._fill = fill
         self.unlisted: set[str] = set()
         """Titles of groups that only --help=WORD shows."""
         self.words = ""
@@ -142,8 +147,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def fill_once(self) -> None:
         """Adds the flags unless that is done."""
-        if self.fill is not None:
-            fill, self.fill = self.fill, None
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
             fill(self)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
