@@ -24,7 +24,7 @@ class Transport:
     """Attributes of a transport in the semantic conventions of its protocol."""
 
     attributes: Mapping[str, str | bool]
-    status: Callable[[Code], tuple[str, str | int]]
+    status_attribute: Callable[[Code], tuple[str, str | int]]
     """Returns the attribute for a final status code."""
 
 
@@ -36,7 +36,7 @@ def grpc_transport(method: str) -> Transport:
             "rpc.method": method,
             "gen_ai.request.stream": True,
         },
-        status=lambda code: ("rpc.status_code", code.name),
+        status_attribute=lambda code: ("rpc.status_code", code.name),
     )
 
 
@@ -50,7 +50,7 @@ def http_transport(
             "http.route": route,
             "gen_ai.request.stream": is_streamed,
         },
-        status=lambda code: ("http.response.status_code", status_of(code)),
+        status_attribute=lambda code: ("http.response.status_code", status_of(code)),
     )
 
 
@@ -144,7 +144,7 @@ class RequestSpan:
         if self._task == "embed" and update.request.vector is not None:
             size = update.request.vector.size
             self._span.set_attribute("gen_ai.embeddings.dimension.count", size)
-        self._span.set_attribute(*self._transport.status(Code.OK))
+        self._span.set_attribute(*self._transport.status_attribute(Code.OK))
         first_ns = update.end.time_to_first_token_ns
         if first_ns is not None:
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", first_ns / 1e9)
@@ -170,7 +170,7 @@ class RequestSpan:
     def _fail(self, code: Code) -> None:
         self._span.set_status(Status(StatusCode.ERROR, code.name))
         self._span.set_attribute("error.type", code.name)
-        self._span.set_attribute(*self._transport.status(code))
+        self._span.set_attribute(*self._transport.status_attribute(code))
 
 
 @contextmanager
