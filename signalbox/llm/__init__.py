@@ -21,7 +21,6 @@ from signalbox.llm.requests.outputs import (
     Logprob,
     RequestMetrics,
     RequestOutput,
-    Usage,
 )
 from signalbox.llm.requests.pooling_outputs import (
     ClassificationOutput,
@@ -37,6 +36,7 @@ from signalbox.llm.requests.pooling_params import PoolingParams
 from signalbox.llm.requests.prompts import PromptType, TextPrompt, TokensPrompt
 from signalbox.llm.requests.sampling_params import RequestOutputKind, SamplingParams
 from signalbox.llm.requests.structured_outputs import StructuredOutputsParams
+from signalbox_contract.updates import Usage
 
 __all__ = [
     "LLM",

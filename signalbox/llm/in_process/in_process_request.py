@@ -11,13 +11,12 @@ from signalbox.llm.requests.outputs import (
     Logprob,
     RequestMetrics,
     RequestOutput,
-    Usage,
     finish_reason,
 )
 from signalbox.llm.requests.prompts import Prompt
 from signalbox.llm.requests.sampling_params import RequestOutputKind
 from signalbox_contract.logprobs import TokenLogprobs
-from signalbox_contract.updates import FinishedRequest
+from signalbox_contract.updates import FinishedRequest, Usage
 from signalbox_router.params.generation_params import GenerationParams
 from signalbox_router.requests import best_of
 from signalbox_router.requests.active_request import ActiveRequest

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from signalbox_contract.updates import Usage
 from signalbox_router.requests.request_output import Finish, FinishReason
 
 StopReason = int | str | None
@@ -18,15 +19,6 @@ class Logprob(NamedTuple):
     """1 for the likeliest token; None for tokens of logprob_token_ids, whose rank is not
     computed."""
     decoded_token: str
-
-
-class Usage(NamedTuple):
-    """Tokens of a request; completion tokens are the sum over all sequences."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    """Tokens of the prompt whose K and V were found in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
