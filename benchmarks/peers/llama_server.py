@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from benchmarks.peers.builds import instruction_sets, version
 from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing
-from signalbox.bench.http_stream import Endpoint, is_healthy, post_for_events
+from signalbox.bench.http_stream import HttpAddress, is_healthy, post_for_events
 
 SLOTS = 32
 TOKENS_PER_SLOT = 2304
@@ -97,9 +97,9 @@ class LlamaServer(ServerProcess):
         }
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> HttpAddress:
         """Its HTTP address."""
-        return Endpoint(host=HOST, port=self.port)
+        return HttpAddress(host=HOST, port=self.port)
 
 
 class QuantizedLlamaServer(LlamaServer):

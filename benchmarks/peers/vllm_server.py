@@ -16,7 +16,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
 from benchmarks.peers.builds import instruction_sets, version
 from benchmarks.peers.process import HOST, ServerProcess, existing
-from signalbox.bench.http_stream import Endpoint, is_healthy, post, post_for_events
+from signalbox.bench.http_stream import HttpAddress, is_healthy, post, post_for_events
 from signalbox_rpc.transport.channel import open_channel
 
 COMPLETIONS = "/v1/completions"
@@ -86,9 +86,9 @@ class VllmHttpServer(_VllmServer):
         return await is_healthy(HOST, self.port)
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> HttpAddress:
         """Its HTTP address."""
-        return Endpoint(host=HOST, port=self.port)
+        return HttpAddress(host=HOST, port=self.port)
 
     async def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
         body = completion(token_ids, max_tokens) | {

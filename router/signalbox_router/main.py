@@ -25,7 +25,7 @@ from signalbox_router.limits.key_interceptor import KeyInterceptor
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.prompt.chat.known_templates import load_chat_template
 from signalbox_router.requests.live_requests import RequestSlots
-from signalbox_router.schedulers.adapter_client import AdapterClient
+from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 from signalbox_router.schedulers.first_use import FirstUse
 from signalbox_router.schedulers.load_client import LoadClient
 from signalbox_router.schedulers.model_client import ModelClient
@@ -72,7 +72,7 @@ class Router:
         )
         self.admission = Admission(config, self.schedulers)
         self.live = RequestSlots(config.max_live_requests)
-        self._adapters = AdapterClient(self.schedulers, tls=config.tls)
+        self._adapters = SchedulerAdapters(self.schedulers, tls=config.tls)
         self._first_use = FirstUse(self._adapters) if config.allow_adapter_loading else None
         self.registry = make_registry(metrics.samples, prefix=config.metrics.prefix)
         self.generator = Generator(

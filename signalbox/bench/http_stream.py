@@ -27,7 +27,7 @@ class HttpStatusError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class HttpAddress:
     """Address, headers and TLS of an HTTP server."""
 
     host: str
@@ -51,24 +51,24 @@ class Endpoint:
 async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
     """Returns whether a GET of `path` is answered with 200."""
     try:
-        await get(Endpoint(host=host, port=port), path, as_json=False)
+        await get(HttpAddress(host=host, port=port), path, as_json=False)
     except (OSError, HttpStatusError, asyncio.IncompleteReadError, ValueError):
         return False
     return True
 
 
-async def get(endpoint: Endpoint, path: str, *, as_json: bool = True) -> Any:
+async def get(endpoint: HttpAddress, path: str, *, as_json: bool = True) -> Any:
     """Returns the JSON answer of a GET. Raises HttpStatusError, OSError or ValueError."""
     return await _whole(endpoint, endpoint.head(f"GET {path}"), as_json=as_json)
 
 
-async def post(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Any:
+async def post(endpoint: HttpAddress, path: str, body: dict[str, Any]) -> Any:
     """Returns the JSON answer of a POST. Raises HttpStatusError."""
     return await _whole(endpoint, _request(endpoint, path, body), as_json=True)
 
 
 async def post_for_events(
-    endpoint: Endpoint, path: str, body: dict[str, Any]
+    endpoint: HttpAddress, path: str, body: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
     """Yields the JSON of each event until "[DONE]" or the end. Raises HttpStatusError."""
     reader, writer = await endpoint.connect()
@@ -87,7 +87,7 @@ async def post_for_events(
         writer.close()
 
 
-async def _whole(endpoint: Endpoint, request: bytes, *, as_json: bool) -> Any:
+async def _whole(endpoint: HttpAddress, request: bytes, *, as_json: bool) -> Any:
     reader, writer = await endpoint.connect()
     try:
         writer.write(request)
@@ -116,7 +116,7 @@ async def _pieces(reader: asyncio.StreamReader, *, is_chunked: bool) -> AsyncIte
         yield (await reader.readexactly(size + 2))[:-2]
 
 
-def _request(endpoint: Endpoint, path: str, body: dict[str, Any]) -> bytes:
+def _request(endpoint: HttpAddress, path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     extra = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
     return endpoint.head(f"POST {path}", extra) + content

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from signalbox.bench.http_stream import Endpoint, HttpStatusError, get, post, post_for_events
+from signalbox.bench.http_stream import HttpAddress, HttpStatusError, get, post, post_for_events
 from signalbox.bench.load_loops import RequestFailed
 from signalbox.bench.measurements import Measured
 from signalbox.bench.workload import BenchRequest
@@ -158,13 +158,13 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
 
 
-def _endpoint(url: str, connection: Connection) -> tuple[Endpoint, str]:
+def _endpoint(url: str, connection: Connection) -> tuple[HttpAddress, str]:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"--url is {url!r}; give one such as http://127.0.0.1:8000/v1")
     is_tls = parts.scheme == "https"
     headers = {"authorization": f"Bearer {connection.api_key}"} if connection.api_key else {}
-    endpoint = Endpoint(
+    endpoint = HttpAddress(
         host=parts.hostname,
         port=parts.port or (443 if is_tls else 80),
         headers=headers,

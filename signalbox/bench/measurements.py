@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Arrival(NamedTuple):
+class TokenArrival(NamedTuple):
     """Tokens that arrived together."""
 
     at_s: float
@@ -31,7 +31,7 @@ class Measured:
     between_tokens_s: list[float] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)
     """Duration of each request that succeeded."""
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[TokenArrival] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     """Number of failed requests by reason."""
     messages: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ async def observe(
                 measured.first_token_s.append(now - start)
             else:
                 measured.between_tokens_s += [(now - last) / new_tokens] * new_tokens
-            measured.arrivals.append(Arrival(now, new_tokens))
+            measured.arrivals.append(TokenArrival(now, new_tokens))
             num_tokens += new_tokens
             last = now
     except asyncio.CancelledError:  # the run is over, and these tokens belong to it

@@ -17,16 +17,16 @@ class Unreachable(RuntimeError):
     """The service does not answer in time; the message says so in one line."""
 
 
-class Refused(RuntimeError):
+class CallRefused(RuntimeError):
     """The service refuses the call; the message gives the reason in one line."""
 
 
-class NotKnown(Refused):
+class NotKnown(CallRefused):
     """The service does not know, or no longer knows, what the call is about."""
 
 
 class ServiceClient:
-    """A connection to one service. Failed calls raise Unreachable or Refused."""
+    """A connection to one service. Failed calls raise Unreachable or CallRefused."""
 
     def __init__(self, name: str, stub: Any, address: str, how: Connection = PLAIN) -> None:
         """Args: stub: class of the service's stub; generated without types."""
@@ -65,5 +65,5 @@ class ServiceClient:
             remedy = hint or f"; check that it runs, and --{self._name}{self._where}"
             return Unreachable(f"no {self._name} answers at {self.address}{remedy}")
         if code is grpc.StatusCode.UNIMPLEMENTED and details == NO_METHOD:
-            return Refused(f"{self.address} is no {self._name} of this version{self._where}")
-        return NotKnown(details) if code is grpc.StatusCode.NOT_FOUND else Refused(details)
+            return CallRefused(f"{self.address} is no {self._name} of this version{self._where}")
+        return NotKnown(details) if code is grpc.StatusCode.NOT_FOUND else CallRefused(details)

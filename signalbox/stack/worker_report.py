@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import grpc
 
 from signalbox.client.scheduler_client import SchedulerClient
-from signalbox.client.service_client import Refused, Unreachable
+from signalbox.client.service_client import CallRefused, Unreachable
 from signalbox.stack.processes.worker_supervisor import WorkerSupervisor
 from signalbox_protos.scheduler.v1 import scheduler_pb2, stats_pb2
 
@@ -37,7 +37,7 @@ async def report_workers(
         call = client.stub.ReportLauncher()
         telling = asyncio.create_task(_tell(call, workers, state))
         try:
-            with contextlib.suppress(Unreachable, Refused):
+            with contextlib.suppress(Unreachable, CallRefused):
                 await client.answer(call)
         finally:
             telling.cancel()

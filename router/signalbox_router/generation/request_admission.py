@@ -31,10 +31,10 @@ from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_router.requests.api_request import (
     ApiRequest,
-    PairPrompt,
     PoolingRequest,
-    TextPrompt,
-    TokensPrompt,
+    PromptPair,
+    PromptText,
+    PromptTokens,
     timeout_ns,
 )
 from signalbox_router.requests.request_output import Echo
@@ -143,7 +143,7 @@ class Admission:
         self, api_request: ApiRequest, model: ServedModel, token_ids: list[int], payer: Payer
     ) -> Echo:
         """Returns the prompt as sent; for a truncated one, the text of the tokens kept."""
-        if not isinstance(api_request.prompt, TextPrompt):
+        if not isinstance(api_request.prompt, PromptText):
             text, offsets = await model.tokenizer.decode_with_offsets(token_ids)
             return Echo(text, token_ids, offsets)
         text, cuts_end = api_request.prompt.text, api_request.truncate_end
@@ -231,12 +231,12 @@ class Admission:
 
     def _check_prompt(self, api_request: ApiRequest, model: ServedModel) -> None:
         match api_request.prompt:
-            case TextPrompt(text=text):
+            case PromptText(text=text):
                 if not text:
                     raise InvalidArgument("text", text, "a text that is not empty")
                 with self._naming_window(model):
                     params_validation.check_text(text, field="text", max_bytes=self.max_text_bytes)
-            case TokensPrompt(token_ids=token_ids, field=field):
+            case PromptTokens(token_ids=token_ids, field=field):
                 length = min(len(token_ids), api_request.truncate_prompt_tokens or len(token_ids))
                 params_validation.check_prompt_length(length, field=field, model=model)
                 check_token_ids(token_ids, field=field, model=model)
@@ -258,12 +258,12 @@ class Admission:
     ) -> EncodedPrompt:
         """Returns all tokens or the `last` ones, and what follows from the prompt alone."""
         match api_request.prompt:
-            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
+            case PromptText(text=text, add_special_tokens=add_special_tokens):
                 encode = model.tokenizer.encode(
                     text, add_special_tokens=add_special_tokens, last=last, payer=payer
                 )
                 return EncodedPrompt(await encode, "text")
-            case TokensPrompt(token_ids=token_ids, field=field):
+            case PromptTokens(token_ids=token_ids, field=field):
                 return EncodedPrompt(token_ids[-last:] if last else token_ids, field)
             case Conversation() as conversation:
                 with self._naming_window(model):
@@ -271,7 +271,7 @@ class Admission:
                         conversation, max_bytes=self.max_text_bytes, last=last, payer=payer
                     )
                     return EncodedPrompt(chat.token_ids, "messages", chat.opening, chat.takes_tools)
-            case PairPrompt():
+            case PromptPair():
                 raise AssertionError("a pair is pooled")
 
     @contextmanager

@@ -19,7 +19,7 @@ from signalbox_router.http.server import HttpServer
 from signalbox_router.http.write_timeout import StallGate
 from signalbox_router.limits.api_keys import KeyRing
 from signalbox_router.limits.tenants import Tenants
-from signalbox_router.schedulers.adapter_client import AdapterClient
+from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 from signalbox_rpc.http.host_check import HttpAccess
 from signalbox_rpc.http.port_limits import HttpLimits
 from signalbox_rpc.metrics.merged_metrics import merged
@@ -34,7 +34,7 @@ def make_http_server(
     tenants: Tenants,
     keys: KeyRing | None,
     registry: CollectorRegistry,
-    adapters: AdapterClient,
+    adapters: SchedulerAdapters,
 ) -> HttpServer:
     """Returns the HTTP server of a router."""
     bodies = BodyReader(

@@ -7,7 +7,7 @@ import logging
 
 from signalbox_router.config import LoggedRequests
 from signalbox_router.requests.active_request import ActiveRequest
-from signalbox_router.requests.api_request import ApiRequest, PairPrompt, TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import ApiRequest, PromptPair, PromptText, PromptTokens
 from signalbox_router.requests.request_output import End
 
 logger = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ class RequestLog:
 def _prompt(api_request: ApiRequest) -> dict[str, object]:
     """Returns the prompt under its name in OpenAI's API."""
     match api_request.prompt:
-        case TextPrompt(text=text):
+        case PromptText(text=text):
             return {"prompt": text}
-        case TokensPrompt(token_ids=token_ids):
+        case PromptTokens(token_ids=token_ids):
             return {"prompt": token_ids}
-        case PairPrompt(query=query, document=document):
+        case PromptPair(query=query, document=document):
             return {"query": query, "document": document}
         case conversation:
             messages = conversation.messages

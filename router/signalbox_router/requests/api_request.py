@@ -17,20 +17,20 @@ TimeRemaining = Callable[[], float | None]
 """Returns the seconds until the RPC's deadline; None is unlimited."""
 
 
-class TextPrompt(NamedTuple):
+class PromptText(NamedTuple):
     text: str
     add_special_tokens: bool
     field: str = "text"
     """Name of the field in the client's API."""
 
 
-class TokensPrompt(NamedTuple):
+class PromptTokens(NamedTuple):
     token_ids: list[int]
     field: str = "token_ids.ids"
     """Name of the field in the client's API."""
 
 
-class PairPrompt(NamedTuple):
+class PromptPair(NamedTuple):
     """A query, and a document that may answer it."""
 
     query: str
@@ -59,7 +59,7 @@ class PoolingRequest(NamedTuple):
 class ApiRequest:
     """A request as the client sent it."""
 
-    prompt: TextPrompt | TokensPrompt | PairPrompt | Conversation
+    prompt: PromptText | PromptTokens | PromptPair | Conversation
     request_id: str = ""
     """Id of the request; one is made if it is empty."""
     model: str = ""

@@ -25,7 +25,7 @@ KNOWN_WITHIN_S = 10.0
 _LOOK_INTERVAL_S = 0.01
 
 
-class AdapterClient:
+class SchedulerAdapters:
     """Connects for each change, of which there are few."""
 
     def __init__(self, schedulers: Schedulers, *, tls: TlsConfig = CLEAR) -> None:

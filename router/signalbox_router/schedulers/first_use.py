@@ -8,7 +8,7 @@ from typing import NamedTuple
 from signalbox_contract.errors import NotFound, ResourceExhausted, Unavailable
 from signalbox_contract.model import check_adapter_name
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.schedulers.adapter_client import AdapterClient
+from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class _Key(NamedTuple):
 class FirstUse:
     """Adapters that requests have named and that are being loaded, each once."""
 
-    def __init__(self, adapters: AdapterClient) -> None:
+    def __init__(self, adapters: SchedulerAdapters) -> None:
         self._adapters = adapters
         self._loads: dict[_Key, asyncio.Task[None]] = {}
 

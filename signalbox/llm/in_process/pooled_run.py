@@ -18,7 +18,7 @@ from signalbox_router.generation.pooling.prompt_encoder import (
     texts_of,
 )
 from signalbox_router.limits.payers import ANYONE
-from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import ApiRequest, PromptText, PromptTokens
 
 
 class PooledRun:
@@ -63,7 +63,7 @@ class PooledRun:
 
     async def _encoded(self, request: ApiRequest) -> Prompt:
         pooled = await encode_prompt(request, self.model, max_bytes=sys.maxsize, payer=ANYONE)
-        text = request.prompt.text if isinstance(request.prompt, TextPrompt) else None
+        text = request.prompt.text if isinstance(request.prompt, PromptText) else None
         return Prompt(text, pooled.token_ids, pooling=pooled.params)
 
     def finished(self, vector: Vector) -> Vector:
@@ -82,7 +82,7 @@ def pooled_fields(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def _prompt(given: GivenPrompt, field: str) -> TextPrompt | TokensPrompt:
+def _prompt(given: GivenPrompt, field: str) -> PromptText | PromptTokens:
     if given.token_ids is not None:
-        return TokensPrompt(list(given.token_ids), field)
-    return TextPrompt(given.text or "", given.add_special_tokens, field)
+        return PromptTokens(list(given.token_ids), field)
+    return PromptText(given.text or "", given.add_special_tokens, field)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from signalbox.bench import flags, report, trace_file
-from signalbox.bench.http_stream import Endpoint, HttpStatusError, post_for_events
+from signalbox.bench.http_stream import HttpAddress, HttpStatusError, post_for_events
 from signalbox.bench.http_target import HttpTarget, TokenCounter
 from signalbox.bench.load_loops import RequestFailed, closed_loop, open_loop
 from signalbox.bench.measurements import Measured, tokens_by_time
@@ -28,7 +28,7 @@ from signalbox.client.connection import PLAIN, Connection
 from signalbox_router.config import LoggedRequests
 from signalbox_router.insight.request_log import RequestLog
 from signalbox_router.prompt.chat.conversation import Conversation, Message
-from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import ApiRequest, PromptText, PromptTokens
 from signalbox_rpc.telemetry import logs
 from signalbox_rpc.transport.tls import TlsConfig
 from tests.rpc.certificates import Authority
@@ -163,8 +163,8 @@ def test_a_file_is_replayed_by_its_times(tmp_path: Path) -> None:
 
 
 def test_our_own_log_is_replayed_at_its_times(tmp_path: Path) -> None:
-    text = ApiRequest(prompt=TextPrompt("Once", True), sampling={"max_tokens": 3, "top_p": 0.5})
-    tokens = ApiRequest(prompt=TokensPrompt([5, 9]), sampling={"stop": ("a",), "logprobs": 2})
+    text = ApiRequest(prompt=PromptText("Once", True), sampling={"max_tokens": 3, "top_p": 0.5})
+    tokens = ApiRequest(prompt=PromptTokens([5, 9]), sampling={"stop": ("a",), "logprobs": 2})
     chat = ApiRequest(prompt=Conversation(messages=(Message("user", ("Hi", "there")),)))
     path = tmp_path / "log"
     with path.open("w") as sink:
@@ -234,7 +234,7 @@ def test_tokens_are_what_events_or_the_usage_say() -> None:
 
 
 @asynccontextmanager
-async def answering(head: bytes, pieces: list[bytes]) -> AsyncIterator[Endpoint]:
+async def answering(head: bytes, pieces: list[bytes]) -> AsyncIterator[HttpAddress]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(head)
@@ -245,7 +245,7 @@ async def answering(head: bytes, pieces: list[bytes]) -> AsyncIterator[Endpoint]
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        yield Endpoint(host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+        yield HttpAddress(host="127.0.0.1", port=server.sockets[0].getsockname()[1])
 
 
 @settings(max_examples=20)

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from signalbox.cli import main, make_parser
-from signalbox.client.service_client import Refused
+from signalbox.client.service_client import CallRefused
 from signalbox.inspect import dump, explain, replay
 from signalbox_scheduler.replay.replay_codec import NotARecording
 from tests.signalbox.stacks import Stack, run_here, serve
@@ -62,7 +62,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
         assert "no scheduler of this version; under serve its port is the router's + 1" in (
             at_router.stderr
         )
-        with pytest.raises(Refused, match="no request 'nobody'"):
+        with pytest.raises(CallRefused, match="no request 'nobody'"):
             explain.run({"address": at[1], "request_id": "nobody", "json": True})
 
     replayed = run_here("replay", str(recording), "--check")

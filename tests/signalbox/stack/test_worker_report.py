@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from signalbox.client.scheduler_client import SchedulerClient
-from signalbox.client.service_client import Refused
+from signalbox.client.service_client import CallRefused
 from signalbox.stack.worker_report import report_workers
 from signalbox_protos.scheduler.v1 import stats_pb2
 from signalbox_scheduler.config import SchedulerConfig
@@ -73,6 +73,6 @@ async def test_a_scheduler_that_was_away_hears_it_again() -> None:
 
 async def test_a_second_launcher_is_kept_out_while_the_first_is_there() -> None:
     async with reporting() as (_, _, client):
-        with pytest.raises(Refused, match="another launcher"):
+        with pytest.raises(CallRefused, match="another launcher"):
             await client.answer(client.stub.ReportLauncher())
         assert (await client.stats()).launcher.num_workers == 2

@@ -18,7 +18,7 @@ from signalbox_router.parsers.tool_call_schema import forced_schema
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.active_request import Update
-from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import ApiRequest, PromptText, PromptTokens
 from signalbox_router.requests.output_buffer import Delivery, OutputKind
 from signalbox_router.requests.request_output import (
     Delta,
@@ -63,7 +63,7 @@ def chat_api_request(request: pb.ChatRequest) -> ApiRequest:
 
 
 def _asked(
-    request: pb.GenerateRequest | pb.ChatRequest, prompt: TextPrompt | TokensPrompt | Conversation
+    request: pb.GenerateRequest | pb.ChatRequest, prompt: PromptText | PromptTokens | Conversation
 ) -> ApiRequest:
     params = request.sampling_params
     check_counts({name: len(getattr(params, name)) for name in MAX_ITEMS})
@@ -111,13 +111,13 @@ def value_or(message: ProtoMessage, name: str, default: bool) -> bool:
     return bool(getattr(message, name)) if message.HasField(name) else default
 
 
-def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
+def _prompt(request: pb.GenerateRequest) -> PromptText | PromptTokens:
     match request.WhichOneof("prompt"):
         case "text":
             add_special_tokens = value_or(request, "add_special_tokens", True)
-            return TextPrompt(request.text, add_special_tokens)
+            return PromptText(request.text, add_special_tokens)
         case "token_ids":
-            return TokensPrompt(as_list(request.token_ids.ids))
+            return PromptTokens(as_list(request.token_ids.ids))
     raise InvalidArgument("prompt", None, "exactly one of text and token_ids")
 
 

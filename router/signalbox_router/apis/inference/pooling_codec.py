@@ -15,7 +15,7 @@ from signalbox_router.generation.pooling.calls import (
     check_num_inputs,
 )
 from signalbox_router.params.token_validation import as_list
-from signalbox_router.requests.api_request import TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import PromptText, PromptTokens
 
 
 def embed_call(request: pb.EmbedRequest) -> EmbedCall:
@@ -82,18 +82,18 @@ def _common(request: pb.EmbedRequest | pb.ScoreRequest | pb.ClassifyRequest) -> 
     }
 
 
-def _inputs(inputs: Sequence[pb.PoolingInput]) -> list[TextPrompt | TokensPrompt]:
+def _inputs(inputs: Sequence[pb.PoolingInput]) -> list[PromptText | PromptTokens]:
     check_num_inputs(len(inputs))
     return [_input(position, one) for position, one in enumerate(inputs)]
 
 
-def _input(position: int, one: pb.PoolingInput) -> TextPrompt | TokensPrompt:
+def _input(position: int, one: pb.PoolingInput) -> PromptText | PromptTokens:
     field = f"inputs[{position}]"
     match one.WhichOneof("input"):
         case "text":
-            return TextPrompt(one.text, True, f"{field}.text")
+            return PromptText(one.text, True, f"{field}.text")
         case "token_ids":
-            return TokensPrompt(as_list(one.token_ids.ids), f"{field}.token_ids.ids")
+            return PromptTokens(as_list(one.token_ids.ids), f"{field}.token_ids.ids")
     raise InvalidArgument(field, None, "exactly one of text and token_ids")
 
 

@@ -8,14 +8,14 @@ from signalbox_router.apis.openai.bodies.body_reader import BodyReader, ignored_
 from signalbox_router.apis.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.limits.tenants import Tenants
-from signalbox_router.schedulers.adapter_client import AdapterClient
+from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 
 
 class AdapterApi:
     """The endpoints' handlers; they refuse all unless `adapters` is given."""
 
     def __init__(
-        self, adapters: AdapterClient | None, *, tenants: Tenants, bodies: BodyReader
+        self, adapters: SchedulerAdapters | None, *, tenants: Tenants, bodies: BodyReader
     ) -> None:
         self._adapters, self._tenants, self._bodies = adapters, tenants, bodies
 
@@ -44,7 +44,7 @@ class AdapterApi:
         await adapters.unload(body.lora_name)
         return _said(request, f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 
-    def _allowed(self) -> AdapterClient:
+    def _allowed(self) -> SchedulerAdapters:
         if self._adapters is None:
             raise PermissionDenied("adapters are loaded here only with --allow-adapter-loading")
         return self._adapters

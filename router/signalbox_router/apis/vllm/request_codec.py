@@ -11,7 +11,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from signalbox_contract.errors import InvalidArgument, Unimplemented
 from signalbox_router.params.token_validation import MAX_ITEMS, as_list, check_counts
-from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import ApiRequest, PromptText, PromptTokens
 from signalbox_router.requests.output_buffer import Delivery, OutputKind
 
 TOKENS_FIELD = "tokenized.input_ids"
@@ -68,12 +68,12 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, pb.KvTransferParams) and not value.ListFields()
 
 
-def _prompt(request: pb.GenerateRequest) -> TextPrompt | TokensPrompt:
+def _prompt(request: pb.GenerateRequest) -> PromptText | PromptTokens:
     match request.WhichOneof("input"):
         case "text":
-            return TextPrompt(request.text, add_special_tokens=True)
+            return PromptText(request.text, add_special_tokens=True)
         case "tokenized":
-            return TokensPrompt(as_list(request.tokenized.input_ids), TOKENS_FIELD)
+            return PromptTokens(as_list(request.tokenized.input_ids), TOKENS_FIELD)
     raise InvalidArgument("input", None, "exactly one of tokenized and text")
 
 

@@ -25,7 +25,7 @@ from signalbox_router.generation.pooling.calls import EmbedCall
 from signalbox_router.insight.request_span import grpc_transport
 from signalbox_router.limits.payers import grpc_address
 from signalbox_router.limits.tenants import Caller, Tenants
-from signalbox_router.requests.api_request import TokensPrompt
+from signalbox_router.requests.api_request import PromptTokens
 from signalbox_router.schedulers.load_client import LoadClient
 from signalbox_router.schedulers.served_models import GENERATING
 from signalbox_rpc.interceptors.call_handlers import Context
@@ -124,7 +124,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         self._last_received_at = time.time()
-        inputs = [TokensPrompt(list(request.tokenized.input_ids), "tokenized.input_ids")]
+        inputs = [PromptTokens(list(request.tokenized.input_ids), "tokenized.input_ids")]
         call = EmbedCall(request_id=request.request_id, inputs=inputs)
         origin = self._origin(context, operation=EMBEDDINGS, method="Embed")
         answer = await self._pooler.embed(call, origin)

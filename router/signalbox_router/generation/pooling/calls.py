@@ -12,10 +12,10 @@ from signalbox_router.params.params_validation import check_request_id
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.api_request import (
     ApiRequest,
-    PairPrompt,
     PoolingRequest,
-    TextPrompt,
-    TokensPrompt,
+    PromptPair,
+    PromptText,
+    PromptTokens,
 )
 
 MAX_INPUTS = 2048
@@ -39,7 +39,7 @@ class PoolingCall:
 
     def requests(
         self,
-        prompts: Sequence[TextPrompt | TokensPrompt | PairPrompt],
+        prompts: Sequence[PromptText | PromptTokens | PromptPair],
         *,
         task: Task,
         prefix: str = "",
@@ -80,7 +80,7 @@ class PoolingCall:
 class EmbedCall(PoolingCall):
     """Asks for a vector of each input."""
 
-    inputs: Sequence[TextPrompt | TokensPrompt]
+    inputs: Sequence[PromptText | PromptTokens]
     dimensions: int | None = None
     prompt_name: str | None = None
     """Name of the prompt before each text; None is the model's default."""
@@ -145,9 +145,9 @@ class ScoreCall(PoolingCall):
         queries = queries * len(documents) if len(queries) == 1 else queries
         return list(map(similarity_of(model), queries, documents))
 
-    def _pairs(self) -> list[PairPrompt]:
+    def _pairs(self) -> list[PromptPair]:
         return [
-            PairPrompt(
+            PromptPair(
                 self._query_of(i),
                 document,
                 self.instruction,
@@ -157,9 +157,9 @@ class ScoreCall(PoolingCall):
             for i, document in enumerate(self.documents)
         ]
 
-    def _texts(self) -> list[TextPrompt]:
+    def _texts(self) -> list[PromptText]:
         return [
-            TextPrompt(text, True, _place(field, i, len(texts)))
+            PromptText(text, True, _place(field, i, len(texts)))
             for field, texts in (
                 (self.query_field, self.queries),
                 (self.document_field, self.documents),
@@ -175,7 +175,7 @@ class ScoreCall(PoolingCall):
 class ClassifyCall(PoolingCall):
     """Asks for the classes of each input."""
 
-    inputs: Sequence[TextPrompt | TokensPrompt]
+    inputs: Sequence[PromptText | PromptTokens]
 
 
 def check_dimensions(asked: int | None, pooling: PoolingModel) -> None:
@@ -195,9 +195,9 @@ def check_num_bytes(requests: Sequence[ApiRequest], *, field: str = "inputs") ->
     total = 0
     for request in requests:
         match request.prompt:
-            case TextPrompt(text=text):
+            case PromptText(text=text):
                 texts = [request.pooled.prefix if request.pooled else "", text]
-            case PairPrompt(query=query, document=document, instruction=instruction):
+            case PromptPair(query=query, document=document, instruction=instruction):
                 texts = [query, document, instruction or ""]
             case _:
                 continue

@@ -15,7 +15,7 @@ from signalbox_router.prompt.chat.template_facts import is_for_pairs
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.prompt.tokenization.pooling_texts import PairTemplate
 from signalbox_router.prompt.tokenization.segments import cut_longest
-from signalbox_router.requests.api_request import PairPrompt, PoolingRequest
+from signalbox_router.requests.api_request import PoolingRequest, PromptPair
 
 _FIELDS = re.compile(r"\{(instruction|query|document)\}")
 
@@ -37,7 +37,7 @@ class PairEncoder(TextEncoder):
         self._reads_all_tokens = model.pooling is not None and model.pooling.reads_all_tokens
         self._max_bytes = max_bytes
 
-    async def pair(self, prompt: PairPrompt) -> PooledPrompt:
+    async def pair(self, prompt: PromptPair) -> PooledPrompt:
         """Encodes a query and a document as one prompt."""
         variables, template = self._texts.chat_variables, self._tokenizer.chat_template
         if variables is not None and template is not None and is_for_pairs(template.source):
@@ -58,7 +58,7 @@ class PairEncoder(TextEncoder):
         params = PoolingParams(num_first_segment_tokens=num_first)
         return PooledPrompt(token_ids, prompt.document_field, params)
 
-    async def _templated(self, prompt: PairPrompt, template: PairTemplate) -> list[int]:
+    async def _templated(self, prompt: PromptPair, template: PairTemplate) -> list[int]:
         """Encodes a pair by a template, whose own parts are never cut."""
         given = {
             "instruction": template.instruction
@@ -86,7 +86,7 @@ class PairEncoder(TextEncoder):
         kept = cut_longest((token_ids,), most, keeps_end=self._pooled.truncate_start)[0]
         return [*before, *kept, *after]
 
-    async def _chat(self, prompt: PairPrompt, variables: Mapping[str, Any]) -> list[int]:
+    async def _chat(self, prompt: PromptPair, variables: Mapping[str, Any]) -> list[int]:
         """Encodes a pair by the model's own chat template, whose end is never cut."""
         token_ids = await self._rendered(prompt, prompt.document, variables)
         if self._max_tokens is None or len(token_ids) <= self._max_tokens:
@@ -98,7 +98,7 @@ class PairEncoder(TextEncoder):
         return token_ids[: self._max_tokens - num_end] + token_ids[len(token_ids) - num_end :]
 
     async def _rendered(
-        self, prompt: PairPrompt, document: str, variables: Mapping[str, Any]
+        self, prompt: PromptPair, document: str, variables: Mapping[str, Any]
     ) -> list[int]:
         name = self._texts.default_prompt_name
         instruction = self._texts.prompts.get(name or "")

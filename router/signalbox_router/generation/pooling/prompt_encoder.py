@@ -11,10 +11,10 @@ from signalbox_router.prompt.chat.length_errors import ContextOverflow
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.api_request import (
     ApiRequest,
-    PairPrompt,
     PoolingRequest,
-    TextPrompt,
-    TokensPrompt,
+    PromptPair,
+    PromptText,
+    PromptTokens,
 )
 
 ENTIRE = -1
@@ -44,9 +44,9 @@ def texts_of(prompt: object, pooled: PoolingRequest) -> list[tuple[str, str]]:
     """Returns the fields of a prompt's texts, and the texts. Raises InvalidArgument if one is
     empty."""
     match prompt:
-        case TextPrompt(text=text, field=field):
+        case PromptText(text=text, field=field):
             texts = [(field, text)]
-        case PairPrompt(query=query, document=document):
+        case PromptPair(query=query, document=document):
             texts = [(prompt.query_field, query), (prompt.document_field, document)]
         case _:
             return []
@@ -70,12 +70,12 @@ async def encode_prompt(
     most = _most_tokens(api_request, model)
     encoder = TextEncoder(model, pooled, max_tokens=most, payer=payer)
     match prompt:
-        case TextPrompt():
+        case PromptText():
             encoded = await encoder.text(prompt)
-        case PairPrompt():
+        case PromptPair():
             pairs = PairEncoder(model, pooled, max_tokens=most, max_bytes=max_bytes, payer=payer)
             encoded = await pairs.pair(prompt)
-        case TokensPrompt(token_ids=token_ids, field=field):
+        case PromptTokens(token_ids=token_ids, field=field):
             check_token_ids(token_ids, field=field, model=model)
             encoded = PooledPrompt(encoder.cut(token_ids), field)
         case _:

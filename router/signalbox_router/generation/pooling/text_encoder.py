@@ -10,7 +10,7 @@ from signalbox_contract.pooling import PoolingParams
 from signalbox_router.limits.payers import Payer
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.prompt.tokenization.segments import Segments, cut_longest
-from signalbox_router.requests.api_request import PoolingRequest, TextPrompt
+from signalbox_router.requests.api_request import PoolingRequest, PromptText
 
 _LOWERCASE = normalizers.Lowercase()
 
@@ -46,7 +46,7 @@ class TextEncoder:
         most = len(token_ids) if self._max_tokens is None else self._max_tokens
         return list(cut_longest((token_ids,), most, keeps_end=self._pooled.truncate_start)[0])
 
-    async def text(self, prompt: TextPrompt) -> PooledPrompt:
+    async def text(self, prompt: PromptText) -> PooledPrompt:
         """Encodes a text after its prefix."""
         prefix = self._pooled.prefix
         token_ids = await self._plain(prefix + prompt.text)

@@ -26,7 +26,7 @@ class CalledFunction(Body):
     """Arguments, a JSON object as a string."""
 
 
-class ToolCall(Body):
+class FunctionToolCall(Body):
     """A tool call of the model."""
 
     id: str
@@ -50,7 +50,7 @@ class ChatMessage(Body):
     """Text of the message; required unless it is the assistant's or tool_calls is set."""
     name: str | None = None
     """Name of the author, for chat templates that show it."""
-    tool_calls: Items[ToolCall] | None = None
+    tool_calls: Items[FunctionToolCall] | None = None
     """Tool calls of an assistant message."""
     tool_call_id: str | None = None
     """Id of the call that a tool message answers."""
@@ -84,7 +84,7 @@ class FunctionDefinition(Body):
     """No effect: calls conform to the schema whenever tool_choice forces them."""
 
 
-class Tool(Body):
+class FunctionTool(Body):
     """A tool that the model may call."""
 
     FOREIGN = foreign_fields.TOOL
@@ -128,7 +128,7 @@ class ConversationBody(Body):
 
     messages: Items[ChatMessage] | None = None
     """The conversation, oldest message first."""
-    tools: Items[Tool] | None = None
+    tools: Items[FunctionTool] | None = None
     """Tools that the model may call."""
     chat_template: str | None = None
     """vLLM: Jinja chat template that replaces the model's."""

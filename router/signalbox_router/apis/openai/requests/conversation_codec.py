@@ -11,8 +11,8 @@ from signalbox_router.apis.openai.requests.chat_types import (
     ChatBody,
     ChatMessage,
     ConversationBody,
+    FunctionTool,
     NamedToolChoice,
-    Tool,
 )
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.apis.openai.requests.field_setters import set_field
@@ -111,7 +111,7 @@ def _message(position: int, message: ChatMessage) -> pb.ChatMessage:
     )
 
 
-def _tool(tool: Tool) -> pb.Tool:
+def _tool(tool: FunctionTool) -> pb.Tool:
     function = tool.function
     return pb.Tool(
         name=function.name,

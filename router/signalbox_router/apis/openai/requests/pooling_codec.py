@@ -23,7 +23,7 @@ from signalbox_router.generation.pooling.calls import (
 )
 from signalbox_router.params.params_validation import check_priority
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.requests.api_request import TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import PromptText, PromptTokens
 
 _QUERIES, _DOCUMENTS = ("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")
 _RETRIEVAL: dict[str, Literal["query", "document"]] = {
@@ -95,7 +95,7 @@ def cohere_call(body: CohereEmbedBody, request_id: str, model: ServedModel) -> E
         truncate_prompt_tokens=min(body.max_tokens or most, most) if cuts else None,
         truncate_start=body.truncate == "START",
         inputs=[
-            TextPrompt(text, True, f"{field}[{i}]") for i, text in enumerate(cohere_texts(body))
+            PromptText(text, True, f"{field}[{i}]") for i, text in enumerate(cohere_texts(body))
         ],
         dimensions=body.output_dimension,
         prompt_text=_cohere_prompt(body.input_type, model),
@@ -143,7 +143,7 @@ def _priority(priority: int | None) -> int:
     return priority or 0
 
 
-def _inputs(body: InputBody) -> list[TextPrompt | TokensPrompt]:
+def _inputs(body: InputBody) -> list[PromptText | PromptTokens]:
     given = body.input
     if isinstance(given, str):
         return [_input(given, "input", body)]
@@ -155,12 +155,12 @@ def _inputs(body: InputBody) -> list[TextPrompt | TokensPrompt]:
     return [_input(one, f"input[{i}]", body) for i, one in enumerate(given)]
 
 
-def _input(given: Any, field: str, body: InputBody) -> TextPrompt | TokensPrompt:
+def _input(given: Any, field: str, body: InputBody) -> PromptText | PromptTokens:
     if isinstance(given, str):
-        return TextPrompt(given, body.add_special_tokens is not False, field)
+        return PromptText(given, body.add_special_tokens is not False, field)
     if not given:
         raise BadRequest(f"{field}: it is empty", field)
-    return TokensPrompt(given, field)
+    return PromptTokens(given, field)
 
 
 def _given(body: ScoreBody, names: Sequence[str]) -> tuple[str, list[str]]:

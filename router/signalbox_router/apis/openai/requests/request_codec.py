@@ -22,7 +22,7 @@ from signalbox_router.apis.openai.requests.types import CompletionBody, Generati
 from signalbox_router.params.params_validation import check_truncation
 from signalbox_router.params.token_validation import allowed_ids, check_num_allowed, check_token_ids
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.requests.api_request import ApiRequest, TextPrompt, TokensPrompt
+from signalbox_router.requests.api_request import ApiRequest, PromptText, PromptTokens
 
 MAX_PROMPTS = 1024
 Prompt = str | list[int]
@@ -84,11 +84,11 @@ def completion_api_request(
     ]
 
 
-def _prompt(prompt: Prompt, body: CompletionBody, model: ServedModel) -> TextPrompt | TokensPrompt:
+def _prompt(prompt: Prompt, body: CompletionBody, model: ServedModel) -> PromptText | PromptTokens:
     if isinstance(prompt, str):
-        return TextPrompt(prompt, add_special_tokens=body.add_special_tokens is not False)
+        return PromptText(prompt, add_special_tokens=body.add_special_tokens is not False)
     check_token_ids(prompt, field="prompt", model=model)  # before another prompt is computed
-    return TokensPrompt(prompt)
+    return PromptTokens(prompt)
 
 
 def only_echoes(body: CompletionBody) -> bool:

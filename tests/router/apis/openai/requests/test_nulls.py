@@ -10,8 +10,8 @@ from signalbox_router.apis.openai.requests.chat_types import (
     ChatMessage,
     DetokenizeBody,
     FunctionDefinition,
+    FunctionToolCall,
     TokenizeBody,
-    ToolCall,
 )
 from signalbox_router.apis.openai.requests.types import CompletionBody, JsonSchema, StreamOptions
 from tests.router.apis.openai.clients import HI, Http
@@ -34,7 +34,7 @@ CHAT: dict[str, Any] = {
         {
             **nulls(ChatMessage),
             "role": "assistant",
-            "tool_calls": [{**nulls(ToolCall), "type": "function", **CALL}],
+            "tool_calls": [{**nulls(FunctionToolCall), "type": "function", **CALL}],
         },
         {**nulls(ChatMessage), "role": "tool", "tool_call_id": "call_1", "content": "1"},
     ],
