@@ -47,6 +47,37 @@ VLLM_PATHS = (
 )
 """Import paths of vLLM in `signalbox`, which have nothing of their own."""
 WINGS: dict[str, tuple[str, ...]] = {
+    "signalbox_contract": (
+        "errors",
+        "wording",
+        "columns",
+        "structured_output",
+        "tokenizer_files",
+        "startup",
+        "worker_role",
+        "description_bounds",
+        "logprobs",
+        "pooling",
+        "sections",
+        "sampling_params",
+        "sampling_codec",
+        "sampling_defaults",
+        "model",
+        "updates",
+        "step_result",
+        "step",
+        "request",
+    ),
+    "signalbox_rpc": (
+        "lifetime",
+        "telemetry",
+        "interceptors",
+        "limits",
+        "transport",
+        "http",
+        "metrics",
+        "settings",
+    ),
     "signalbox_router": (
         "limits",
         "prompt",

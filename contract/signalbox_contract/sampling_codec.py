@@ -1,4 +1,7 @@
-"""Converts `SamplingParams` to common.v1's message and back."""
+"""Converts `SamplingParams` to common.v1's message and back.
+
+It needs numpy, which commands that only read `LIMITS` do not import.
+"""
 
 from signalbox_contract.columns import (
     int32_list,
