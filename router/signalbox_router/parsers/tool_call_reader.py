@@ -4,16 +4,34 @@ from collections.abc import Callable
 from functools import partial
 
 from signalbox_router.parsers import tool_call_formats
-from signalbox_router.parsers.forced_call_parser import ForcedCallParser
-from signalbox_router.parsers.parser_output import Parser
+from signalbox_router.parsers.parser_output import Parsed, Parser
 from signalbox_router.parsers.tool_call_formats import FORMATS, HERMES, JSON, ToolCallFormat
 from signalbox_router.parsers.tool_call_parser import ToolCallParser
 from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import Update
-from signalbox_router.requests.request_output import FinishReason
+from signalbox_router.requests.request_output import FinishReason, ToolCallDelta
 
 _ENDS_WITH_CALLS = (FinishReason.STOP, FinishReason.STOP_TOKEN)
+
+
+class ForcedCallParser:
+    """Parses a forced tool call: the model's whole text is its arguments."""
+
+    def __init__(self, name: str, *, make_id: Callable[[], str]) -> None:
+        self.num_calls = 0
+        self._name = name
+        self._make_id = make_id
+
+    def push(self, text: str) -> Parsed:
+        if self.num_calls:
+            return Parsed("", [ToolCallDelta(index=0, arguments=text)] if text else [])
+        self.num_calls = 1
+        call = ToolCallDelta(index=0, id=self._make_id(), name=self._name, arguments=text)
+        return Parsed("", [call])
+
+    def flush(self) -> Parsed:
+        return Parsed("", [])
 
 
 class ToolCallReader:

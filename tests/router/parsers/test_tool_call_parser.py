@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalbox_router.parsers.forced_call_parser import ForcedCallParser
 from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.tool_call_formats import (
     CHOICES,
@@ -20,6 +19,7 @@ from signalbox_router.parsers.tool_call_formats import (
     choose,
 )
 from signalbox_router.parsers.tool_call_parser import ToolCallParser
+from signalbox_router.parsers.tool_call_reader import ForcedCallParser
 from signalbox_router.requests.request_output import ToolCallDelta
 
 TOOLS = ("get_weather", "add")
