@@ -233,7 +233,7 @@ class ModelPool:
 
     async def count_handovers(self, answers: Sequence[ModelAnswer]) -> int:
         """Returns how many of the requests were handed over."""
-        kind = explain_pb2.EVENT_KIND_HANDED_OVER
+        kind = explain_pb2.EVENT_KIND_MIGRATED
         events = [(await self._scheduler.explain(one.request_id)).events for one in answers]
         return sum(any(event.kind == kind for event in some) for some in events)
 

@@ -200,7 +200,7 @@ def _details(event: pb.Event) -> str:
             return f"it was not the cause: computes with others, step {event.step_id}"
         case pb.EVENT_KIND_FETCHED | pb.EVENT_KIND_STORED:
             return _moved(event)
-        case pb.EVENT_KIND_HANDED_OVER:
+        case pb.EVENT_KIND_MIGRATED:
             return f"to {event.worker}, {_moved(event)} without a token"
         case pb.EVENT_KIND_DEAR_MASKS:
             return _dear(event)

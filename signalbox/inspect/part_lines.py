@@ -30,11 +30,11 @@ LINES: dict[str, tuple[Number, ...]] = {
         Number("{} late", "kv_transfer_timeouts"),
         Number("{} loading", "num_requests_loading"),
     ),
-    "handed over so far": (
-        Number("{} out", "handovers", {"result": "handed_over"}),
-        Number("{} in", "handovers", {"result": "taken_over"}),
-        Number("{} given up", "handovers", {"result": "given_up"}),
-        Number("paused {}", "handover_pause_seconds"),
+    "migrated so far": (
+        Number("{} out", "migrations", {"result": "out"}),
+        Number("{} in", "migrations", {"result": "in"}),
+        Number("{} aborted", "migrations", {"result": "aborted"}),
+        Number("paused {}", "migration_pause_seconds"),
     ),
 }
 """Numbers by title; a title that names a label has a line for each of its values."""

@@ -156,7 +156,10 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_lora_requests_info",
         "signalbox_num_requests_waiting_by_reason",
         "signalbox_request_inference_time_seconds",
-        "signalbox_handover_bytes_total",
+        "signalbox_migration_bytes_total",
+        "signalbox_handover_bytes_total",  # old names
+        "signalbox_handover_pause_seconds",
+        "signalbox_handovers_total",
         "signalbox_request_num_preemptions",
         "signalbox_request_params_max_tokens",
         "signalbox_request_params_n",

@@ -105,22 +105,23 @@ async def test_a_worker_that_drains_hands_its_streams_over(
         await eventually(lambda: len(cluster.step_loops) == 1)
         assert owner.num_handed_over == of(cluster, 0).num_taken_over == NUM_STREAMS
         registry = make_registry(lambda: metrics.samples(cluster))
+        assert value(registry, "signalbox_migrations_total", result="in") == NUM_STREAMS
+        assert value(registry, "signalbox_migration_pause_seconds_count") == NUM_STREAMS
+        assert value(registry, "signalbox_migration_bytes_total") == of(cluster, 0).num_bytes > 0
         assert value(registry, "signalbox_handovers_total", result="taken_over") == NUM_STREAMS
-        assert value(registry, "signalbox_handover_pause_seconds_count") == NUM_STREAMS
-        assert value(registry, "signalbox_handover_bytes_total") == of(cluster, 0).num_bytes > 0
         await running.assert_right()
         scheduler = cluster.step_loops[0].scheduler
         assert scheduler.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
         assert scheduler.planner.num_prefix_queries == 0
         request = explain_pb2.ExplainRequest(request_id="r3")
         events = (await running.client.stub.Explain(request)).events
-        (event,) = (one for one in events if one.kind == explain_pb2.EVENT_KIND_HANDED_OVER)
+        (event,) = (one for one in events if one.kind == explain_pb2.EVENT_KIND_MIGRATED)
         assert event.worker == scheduler.worker_name
         assert event.num_bytes == 64 * event.num_blocks > 0
         (known,) = (await running.client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
-        assert count(known.samples, "handovers", result="taken_over") == NUM_STREAMS
-        assert count(known.samples, "handover_pause_seconds") == NUM_STREAMS
-        assert count(known.samples, "handover_bytes") == of(cluster, 0).num_bytes
+        assert count(known.samples, "migrations", result="in") == NUM_STREAMS
+        assert count(known.samples, "migration_pause_seconds") == NUM_STREAMS
+        assert count(known.samples, "migration_bytes") == of(cluster, 0).num_bytes
     assert_replays(recording)
 
 

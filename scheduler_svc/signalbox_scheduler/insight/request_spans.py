@@ -131,11 +131,11 @@ def _add_events(traced: RequestTrace, events: Iterable[TimelineEvent]) -> None:
                 "signalbox.reason": event.detail,
             }
             traced.span.add_event("sequence_finished", branch, at)
-        elif event.kind is EventKind.HANDED_OVER:
+        elif event.kind is EventKind.MIGRATED:
             moved: dict[str, str | int | float] = {
                 "signalbox.to_worker": event.worker,
                 "signalbox.blocks": event.num_blocks,
                 "signalbox.bytes": event.num_bytes,
                 "signalbox.paused_s": event.seconds,
             }
-            traced.span.add_event("handed_over", moved, at)
+            traced.span.add_event("migrated", moved, at)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.histogram import times
-from signalbox_rpc.metrics.sample import Sample, counter, counters, durations
+from signalbox_rpc.metrics.sample import Sample, also_named, counter, durations
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
@@ -88,24 +88,19 @@ class WorkerHandovers(HandoverEnd):
         return any(map(self._group_selection.can_ever_run, self.queues.candidates))
 
     def samples(self) -> Iterator[Sample]:
-        yield from counters(
-            "handovers",
-            "Running requests that a worker handed over to another, took over, or kept after all.",
-            {
-                "handed_over": self.num_handed_over,
-                "taken_over": self.num_taken_over,
-                "given_up": self.num_given_up,
-            },
-            by="result",
-        )
-        yield counter(
-            "handover_bytes", "Bytes of KV that a worker took over with requests.", self.num_bytes
-        )
-        yield durations(
-            "handover_pause_seconds",
-            "From the pause of a request at the other worker to its first step at this one.",
-            self.pause_ns,
-        )
+        for result, old_result, number in (
+            ("out", "handed_over", self.num_handed_over),
+            ("in", "taken_over", self.num_taken_over),
+            ("aborted", "given_up", self.num_given_up),
+        ):
+            meaning = "Running requests that left a worker, came to it, or stayed after all."
+            migrations = counter("migrations", meaning, number, result=result)
+            yield from also_named("handovers", migrations, result=old_result)
+        meaning = "Bytes of KV that came to a worker with requests."
+        yield from also_named("handover_bytes", counter("migration_bytes", meaning, self.num_bytes))
+        meaning = "From the pause of a request at the other worker to its first step at this one."
+        pauses = durations("migration_pause_seconds", meaning, self.pause_ns)
+        yield from also_named("handover_pause_seconds", pauses)
 
     # Reserving
 
@@ -265,7 +260,7 @@ class WorkerHandovers(HandoverEnd):
         owner.num_handed_over += 1
         owner.retry_now()
         owner.peer.endpoint.wake()
-        group.timeline.handed_over(
+        group.timeline.migrated(
             now,
             worker=self.peer.endpoint.identity.address,
             stages=self._stages,

@@ -45,7 +45,7 @@ class EventKind(Enum):
     POOLED = auto()
     FETCHED = auto()
     STORED = auto()
-    HANDED_OVER = auto()
+    MIGRATED = auto()
     DEAR_MASKS = auto()
 
 
@@ -151,11 +151,11 @@ class Timeline:
         self.worker = ""
         self._follow(NO_STAGES)
 
-    def handed_over(self, now: float, *, worker: str, stages: StageAccount, **numbers: Any) -> None:
+    def migrated(self, now: float, *, worker: str, stages: StageAccount, **numbers: Any) -> None:
         """Records that the request runs on another worker from now on, which has its blocks."""
         self.worker = worker
         self._follow(stages)
-        self.add(EventKind.HANDED_OVER, now, **numbers)
+        self.add(EventKind.MIGRATED, now, **numbers)
 
     def moved_blocks(
         self, kind: EventKind, now: float, result: MoveResult, *, source: str = "", store: str = ""

@@ -150,7 +150,7 @@ def test_a_running_group_goes_on_at_another_worker_without_recompute(
     pair.assert_right()
     assert num_recomputed(group) == 0
     assert group.num_preemptions == 0
-    (event,) = (one for one in group.timeline.events if one.kind is EventKind.HANDED_OVER)
+    (event,) = (one for one in group.timeline.events if one.kind is EventKind.MIGRATED)
     assert event.worker == "w1:1"
     assert event.num_bytes == event.num_blocks * BLOCK_BYTES > 0
     assert (pair.of(0).num_handed_over, pair.of(1).num_taken_over) == (1, 1)
@@ -241,7 +241,7 @@ def test_what_the_taker_has_cached_is_not_copied() -> None:
     pair.hand_over(pair.start())
     group = pair.start()  # with the five whole blocks of the same prompt
     pair.hand_over(group)
-    (event,) = (one for one in group.timeline.events if one.kind is EventKind.HANDED_OVER)
+    (event,) = (one for one in group.timeline.events if one.kind is EventKind.MIGRATED)
     assert event.num_blocks < 5
     pair.assert_right()
 

@@ -160,7 +160,7 @@ class Pool:
 
 def workers_of(group: SequenceGroup) -> list[str]:
     """Names the worker that computed the prompt, and those that took the group over."""
-    kinds = (EventKind.SCHEDULED, EventKind.HANDED_OVER)
+    kinds = (EventKind.SCHEDULED, EventKind.MIGRATED)
     return [event.worker for event in group.timeline.events if event.kind in kinds]
 
 

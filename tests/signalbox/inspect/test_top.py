@@ -173,29 +173,29 @@ def test_a_count_that_the_screen_does_not_choose_is_in_the_json_object() -> None
     assert (found["value"], found["per_s"]) == (21, 7)
 
 
-def test_the_screen_shows_what_was_handed_over() -> None:
+def test_the_screen_shows_what_was_migrated() -> None:
     more = [
-        counter("handovers", 5, result="handed_over"),
-        counter("handovers", 1200, result="taken_over"),
-        counter("handovers", 3, result="given_up"),
-        durations("handover_pause_seconds", 0, 100, 0),
+        counter("migrations", 5, result="out"),
+        counter("migrations", 1200, result="in"),
+        counter("migrations", 3, result="aborted"),
+        durations("migration_pause_seconds", 0, 100, 0),
     ]
     before = make_stats(1)
     text = squeezed(measure(before, make_stats(3, more=more)))
-    assert "handed over so far: 5 out 1,200 in 3 given up paused 15 ms (p99 20 ms)" in text
-    assert "handed over" not in squeezed(measure(before, make_stats(3)))
+    assert "migrated so far: 5 out 1,200 in 3 aborted paused 15 ms (p99 20 ms)" in text
+    assert "migrated" not in squeezed(measure(before, make_stats(3)))
 
 
 def test_what_is_not_known_yet_has_no_place_on_the_screen() -> None:
     more = [
         counter("kv_store_queries", 0, tier="peer"),
-        durations("handover_pause_seconds", 1, 0, 0),
+        durations("migration_pause_seconds", 1, 0, 0),
     ]
     stats = make_stats(1, more=more)
     text = text_of(render(measure(stats, stats), "host:1"))
     assert re.search(r"\s-\W", text) is None
     assert "0.0 steps/s" in text
-    assert "peer" not in text and "handed over" not in text
+    assert "peer" not in text and "migrated" not in text
     assert "first token" not in text
 
 

@@ -36,7 +36,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_POOLED: _ClassVar[EventKind]
     EVENT_KIND_FETCHED: _ClassVar[EventKind]
     EVENT_KIND_STORED: _ClassVar[EventKind]
-    EVENT_KIND_HANDED_OVER: _ClassVar[EventKind]
+    EVENT_KIND_MIGRATED: _ClassVar[EventKind]
     EVENT_KIND_DEAR_MASKS: _ClassVar[EventKind]
 
 class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -73,7 +73,7 @@ EVENT_KIND_CLEARED: EventKind
 EVENT_KIND_POOLED: EventKind
 EVENT_KIND_FETCHED: EventKind
 EVENT_KIND_STORED: EventKind
-EVENT_KIND_HANDED_OVER: EventKind
+EVENT_KIND_MIGRATED: EventKind
 EVENT_KIND_DEAR_MASKS: EventKind
 WAIT_REASON_UNSPECIFIED: WaitReason
 WAIT_REASON_NEXT_STEP: WaitReason
