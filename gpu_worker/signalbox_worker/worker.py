@@ -240,10 +240,10 @@ class Worker:
     @property
     def announced_capacity(self) -> WorkerCapacity:
         """The capacity, with the clears of its store that are known by now."""
-        store, usage = self.capacity.store, self._runner.transfers.usage().store
-        if store is None or usage is None:
+        if (store := self.capacity.store) is None:
             return self.capacity
-        return replace(self.capacity, store=replace(store, clears=usage.clears))
+        store = replace(store, clears=self._runner.transfers.clears)
+        return replace(self.capacity, store=store)
 
     def memory(self) -> MemoryReport | None:
         """Returns the use of memory; None if the runner does not report it."""
@@ -267,7 +267,7 @@ class Worker:
         yield gauge("worker_lease", "1 while a scheduler holds this worker's lease.", has_lease)
         yield gauge("worker_gpu_blocks", "KV-cache blocks that fit.", self.capacity.num_gpu_blocks)
         yield gauge("worker_cpu_blocks", "Swap blocks that fit.", self.capacity.num_cpu_blocks)
-        yield from self._runner.transfers.usage().samples()
+        yield from self._runner.transfers.samples()
 
     def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
         answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))

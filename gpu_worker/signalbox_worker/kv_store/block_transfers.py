@@ -5,13 +5,17 @@ classes here transfer nothing: a lease calls them without asking whether there i
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
-from signalbox_contract.sections.store_moves import BlockSource, MoveResult, StoreMoves
-from signalbox_rpc.metrics.sample import Sample, gauges
-from signalbox_worker.kv_store.block_store import StoreUsage
+from signalbox_contract.sections.store_moves import (
+    BlockSource,
+    ClearMark,
+    MoveResult,
+    StoreMoves,
+)
+from signalbox_rpc.metrics.sample import Sample
 
 if TYPE_CHECKING:
     from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
@@ -51,29 +55,11 @@ class BlockReader:
         """Stops all; on the event loop."""
 
 
-class TransferUsage(NamedTuple):
-    """What a worker holds in its store, and exchanges with others at the moment."""
-
-    store: StoreUsage | None = None
-    num_exports: int = 0
-    num_reads: int = 0
-
-    def samples(self) -> Iterator[Sample]:
-        yield from gauges(
-            "worker_kv_peer_moves",
-            "Lends of KV blocks under way to other workers, which pin them here, and reads.",
-            {"lend": self.num_exports, "read": self.num_reads},
-            by="direction",
-        )
-        if self.store is not None:
-            yield from self.store.samples()
-
-
 class BlockTransfers:
     """The transfers of a runner; the base class has no pool, and transfers nothing.
 
-    No method waits for a transfer. They are called on the execution thread; `redeem`, `usage` and
-    `close` may be called on any.
+    No method waits for a transfer. They are called on the execution thread; `redeem`, `clears`,
+    `samples` and `close` may be called on any.
     """
 
     store_capacity: StoreCapacity | None = None
@@ -110,8 +96,14 @@ class BlockTransfers:
         """Returns the blocks that a ticket is for, once; None if they are exported no more."""
         return None
 
-    def usage(self) -> TransferUsage:
-        return TransferUsage()
+    @property
+    def clears(self) -> tuple[ClearMark, ...]:
+        """Clears that the store has made; see `StoreCapacity`."""
+        return ()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields what the store holds, and what is exchanged with other workers at the moment."""
+        return iter(())
 
     def leave_peers(self) -> None:
         """Ends the transfers from and to other workers, as their lease has ended."""

@@ -6,17 +6,17 @@ also if the export is cancelled, or its time is over, while a block is read.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
-from signalbox_contract.sections.store_moves import Fetch, Lend, MoveResult, StoreMoves
+from signalbox_contract.sections.store_moves import ClearMark, Fetch, Lend, MoveResult, StoreMoves
+from signalbox_rpc.metrics.sample import Sample, gauges
 from signalbox_worker.kv_store.block_transfers import (
     BlockReader,
     BlockTransfers,
     CpuPool,
-    TransferUsage,
 )
 from signalbox_worker.kv_store.store_threads import StoreThreads
 from signalbox_worker.kv_store.transfer import Transfer
@@ -153,8 +153,19 @@ class PoolTransfers(BlockTransfers):
             return None
         return exported
 
-    def usage(self) -> TransferUsage:
-        return TransferUsage(self.store.usage(), len(self._exports), len(self._reader))
+    @property
+    def clears(self) -> tuple[ClearMark, ...]:
+        return self.store.store.usage().clears
+
+    def samples(self) -> Iterator[Sample]:
+        yield from gauges(
+            "worker_kv_peer_moves",
+            "Lends of KV blocks under way to other workers, which pin them here, and reads.",
+            {"lend": len(self._exports), "read": len(self._reader)},
+            by="direction",
+        )
+        if self.store_capacity is not None:
+            yield from self.store.store.usage().samples()
 
     def leave_peers(self) -> None:
         for transfer in [one for one in self._pending.values() if one.with_peer]:

@@ -68,9 +68,8 @@ class Lease:
             cuts_sequences=pooling is None or not pooling.is_bidirectional,
         )
         self._ranks = capacity.ranks
-        self._pipeline: StepPipeline | None = None
-        if runner.launches:
-            self._pipeline = StepPipeline(runner, self.table)
+        self._launches = runner.launches
+        self._pipeline = StepPipeline(runner, self.table)
         self._num_executed = 0
         self._is_open = True
 
@@ -84,7 +83,7 @@ class Lease:
 
         Raises RpcError, having changed nothing, if the step is not allowed.
         """
-        if self._pipeline is not None:
+        if self._launches:
             self._pipeline.make_way(step)  # a failure there revokes the lease
         if not self._is_open:
             raise Aborted(f"the lease of epoch {self.epoch:#x} has ended")
@@ -124,7 +123,7 @@ class Lease:
         """Computes an applied step; raises if more than the step's sequences are harmed."""
         if not len(batch.token_ids):
             samples = BatchOutput(token_ids=np.empty(0, dtype=np.int32))
-        elif launched := self._launch(batch, finish_result, on_error):
+        elif self._launches and (launched := self._launch(batch, finish_result, on_error)):
             return launched
         else:
             samples = execute_batch(self._runner, batch, self._limit)
@@ -134,8 +133,6 @@ class Lease:
         self, batch: Batch, finish_result: FinishResult, on_error: OnError
     ) -> StepInFlight | None:
         """Returns None where the batch must be computed at once; its tokens are known then."""
-        if self._pipeline is None:
-            return None
         try:
             if self._limit.allows(batch):
                 launched = self._pipeline.launch(batch, finish_result, on_error)

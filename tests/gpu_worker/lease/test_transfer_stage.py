@@ -23,10 +23,11 @@ from signalbox_contract.sections.store_moves import (
 )
 from signalbox_contract.step import Step, decode_step, encode_step
 from signalbox_contract.step_result import StepResult
+from signalbox_worker.execution_thread import Unfinished
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.simulated.simulated_runner import POISON
 from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_runner, make_step
-from tests.waiting import EVENT_S
+from tests.waiting import EVENT_S, wait_until
 
 HASHES = [bytes([number]) * 16 for number in range(4)]
 MOVES = StoreMoves(
@@ -144,6 +145,23 @@ def test_a_move_that_is_called_off_ends_once(moves: Moves) -> None:
     ended = moves.until_ended(StoreMoves(cancels=[1, 77], finds=[Find(2, HASHES)]))
     assert 2 in ended
     assert moves.step(StoreMoves(cancels=[1])).moves == ()
+
+
+def test_a_step_that_ends_after_its_lease_takes_no_end_of_the_next_one() -> None:
+    runner = make_runner(num_store_blocks=4, stages=(1, 1))
+    first = make_lease(runner)
+    step = first.execute(make_step(1, new=[make_new(1, [1, 2], [0])]), arrived_ns=0)
+    assert isinstance(step, Unfinished)
+    first.revoke()
+    runner.init_cache_engine(num_gpu_blocks=8, num_cpu_blocks=4)
+    second = make_lease(runner)
+    second.execute(make_step(1, store_moves=StoreMoves(finds=[Find(1, HASHES)])), arrived_ns=0)
+    wait_until(lambda: all(one.is_ended for one in runner.transfers._pending.values()))
+    assert step.finish().moves == ()
+    result = second.execute(make_step(2), arrived_ns=0)
+    assert isinstance(result, StepResult)
+    assert [one.move_id for one in result.moves] == [1]
+    runner.close()
 
 
 SWAPS = {"swap_out": make_mapping({0: 1}), "swap_in": make_mapping({2: 0})}

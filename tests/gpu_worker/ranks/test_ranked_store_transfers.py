@@ -86,11 +86,6 @@ class Ranks(ThreadRanks):
         self.moves.begin(StoreMoves(clears=[Clear(self._num_moves, None, mark)]))
         return self.end(self._num_moves)
 
-    def clears(self) -> tuple[ClearMark, ...]:
-        usage = self.moves.usage().store
-        assert usage is not None
-        return usage.clears
-
     def done(self, kind: type[Find | Fetch | Store], *numbers: int) -> int:
         """Makes a move; returns how many blocks all ranks have found, fetched or kept."""
         result = self.end(self.begin(kind, *numbers))
@@ -151,10 +146,10 @@ def test_each_rank_makes_a_clear_with_a_mark_once(model: Path, tmp_path: Path) -
         assert found_on_each(ranks, 1) == [0, 0]
         assert ranks.done(Store, 1) == 1
         ranks.tiers[1].clear(None)  # one that its worker was not told of
-        assert ranks.clears() == (mark,)
+        assert ranks.moves.clears == (mark,)
     with serving(model, tmp_path) as ranks:
         ranks.await_open()
-        assert ranks.clears() == (mark,)
+        assert ranks.moves.clears == (mark,)
         for again in (mark, mark._replace(catches_up=True)):
             assert not ranks.cleared(again).failed
         assert found_on_each(ranks, 1) == [1, 0]
