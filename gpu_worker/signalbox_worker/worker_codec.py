@@ -10,19 +10,9 @@ from signalbox_worker.device.inspection import MemoryReport, ProfileOptions
 from signalbox_worker.insight.profiler import Profile
 
 
-def encode_memory(report: MemoryReport | None, capacity: WorkerCapacity) -> pb.MemoryReport | None:
-    if report is None:
-        return None
-    return pb.MemoryReport(
-        weights_bytes=report.weights,
-        kv_bytes=report.kv,
-        swap_bytes=report.swap,
-        activations_bytes=capacity.activations_bytes,
-        used_bytes=report.used,
-        unused_bytes=report.unused,
-        total_bytes=report.total,
-        adapters_bytes=report.adapters,
-    )
+def encode_memory(report: MemoryReport | None, capacity: WorkerCapacity) -> list[pb.MemoryPart]:
+    parts = report.parts(activations=capacity.activations_bytes) if report is not None else ()
+    return [pb.MemoryPart(name=name, meaning=why, num_bytes=size) for name, why, size in parts]
 
 
 def decode_profile_options(request: pb.ProfileRequest) -> ProfileOptions:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from signalbox.client.connection import Connection, connection
 from signalbox.client.named_files import writing
-from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
+from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 from signalbox.client.tables import make_table, right
 from signalbox.client.worker_client import WorkerClient
 from signalbox_protos.worker.v1 import worker_pb2 as pb
@@ -95,7 +95,7 @@ async def _run(options: dict[str, Any]) -> None:
     num_steps, spent = recorded.num_steps, time_spent(recorded.trace)
     if options["json"]:
         names = {one.name: {"count": one.count, "total_us": one.total_us} for one in spent}
-        memory = plain(info.memory)
+        memory = _memory(info)
         kernels = recorded.kernel_ns
         print(
             json.dumps(
@@ -157,24 +157,19 @@ def _table(spent: Iterable[Spent]) -> Table:
     return table
 
 
+def _memory(info: pb.GetWorkerInfoResponse) -> dict[str, int]:
+    return {f"{part.name}_bytes": part.num_bytes for part in info.memory if part.num_bytes}
+
+
 def _print_memory(console: Console, info: pb.GetWorkerInfoResponse, *, as_json: bool) -> None:
-    if not info.HasField("memory"):
+    if not info.memory:
         raise ValueError("a simulated worker holds nothing in memory")
     if as_json:
-        print(json.dumps(plain(info.memory)))
+        print(json.dumps(_memory(info)))
         return
-    memory, table = info.memory, Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2))
     table.add_column(justify="right")
-    for num_bytes, what in (
-        (memory.weights_bytes, f"weights of {info.model.name}"),
-        (memory.kv_bytes, "KV blocks, used or not"),
-        (memory.swap_bytes, "swap space, in RAM"),
-        (memory.adapters_bytes, "reserved for LoRA adapters, loaded or not"),
-        (memory.activations_bytes, "the largest step, beside these"),
-        (memory.used_bytes, "held by the process"),
-        (memory.unused_bytes, "of that unused: fragmentation"),
-        (memory.total_bytes, "that it may use"),
-    ):
-        table.add_row(f"{num_bytes / (1 << 20):.1f} MiB", what)
+    for part in info.memory:
+        table.add_row(f"{part.num_bytes / (1 << 20):.1f} MiB", part.meaning)
     console.print()
     console.print(table)

@@ -31,7 +31,7 @@ class BackendInUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Use of a worker's memory, in bytes; see worker.proto."""
+    """Use of a worker's memory, in bytes."""
 
     weights: int
     kv: int
@@ -40,6 +40,19 @@ class MemoryReport:
     used: int
     unused: int
     total: int
+
+    def parts(self, *, activations: int) -> tuple[tuple[str, str, int], ...]:
+        """Returns name, meaning and bytes of each part."""
+        return (
+            ("weights", "weights, packed as they are used", self.weights),
+            ("kv", "KV blocks, used or not", self.kv),
+            ("swap", "swap space, in RAM", self.swap),
+            ("adapters", "reserved for LoRA adapters, loaded or not", self.adapters),
+            ("activations", "the largest step, beside these", activations),
+            ("used", "held by the process; pages never written are not in RAM", self.used),
+            ("unused", "of that unused: fragmentation", self.unused),
+            ("total", "that it may use", self.total),
+        )
 
 
 class ProfileOptions(NamedTuple):

@@ -124,19 +124,20 @@ async def test_a_simulated_worker_has_neither_profile_nor_memory() -> None:
             await profile(stub)
         info = await stub.GetWorkerInfo(pb.GetWorkerInfoRequest())
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert not info.HasField("memory")
+    assert not info.memory
 
 
 @pytest.mark.parametrize("cpu_backend", ["torch", "native"])
 async def test_the_memory_report_adds_up(cpu_backend: str, native_tiny: Path) -> None:
     async with serving(load(native_tiny, cpu_backend=cpu_backend), **BLOCKS) as stub:
         info = await stub.GetWorkerInfo(pb.GetWorkerInfoRequest())
-    memory, block_bytes = info.memory, info.capacity.block_bytes
-    assert (memory.kv_bytes, memory.swap_bytes) == (8 * block_bytes, 4 * block_bytes)
+    memory = {part.name: part.num_bytes for part in info.memory}
+    block_bytes = info.capacity.block_bytes
+    assert (memory["kv"], memory["swap"]) == (8 * block_bytes, 4 * block_bytes)
     on_disk = size_on_disk(native_tiny)
-    assert 0.9 * on_disk < memory.weights_bytes < 3 * on_disk  # packed panels are padded
-    assert memory.weights_bytes < memory.used_bytes < memory.total_bytes
-    assert memory.unused_bytes == 0
+    assert 0.9 * on_disk < memory["weights"] < 3 * on_disk  # packed panels are padded
+    assert memory["weights"] < memory["used"] < memory["total"]
+    assert memory["unused"] == 0
 
 
 async def test_native_kernels_say_what_the_forward_pass_consists_of(native_tiny: Path) -> None:

@@ -20,28 +20,18 @@ class GetWorkerInfoResponse(_message.Message):
     epoch: int
     model: _common_pb2.ModelInfo
     capacity: _common_pb2.WorkerCapacity
-    memory: MemoryReport
-    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
+    memory: _containers.RepeatedCompositeFieldContainer[MemoryPart]
+    def __init__(self, epoch: _Optional[int] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., memory: _Optional[_Iterable[_Union[MemoryPart, _Mapping]]] = ...) -> None: ...
 
-class MemoryReport(_message.Message):
-    __slots__ = ("weights_bytes", "kv_bytes", "swap_bytes", "activations_bytes", "used_bytes", "unused_bytes", "total_bytes", "adapters_bytes")
-    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
-    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SWAP_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ACTIVATIONS_BYTES_FIELD_NUMBER: _ClassVar[int]
-    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    UNUSED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ADAPTERS_BYTES_FIELD_NUMBER: _ClassVar[int]
-    weights_bytes: int
-    kv_bytes: int
-    swap_bytes: int
-    activations_bytes: int
-    used_bytes: int
-    unused_bytes: int
-    total_bytes: int
-    adapters_bytes: int
-    def __init__(self, weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., swap_bytes: _Optional[int] = ..., activations_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., unused_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., adapters_bytes: _Optional[int] = ...) -> None: ...
+class MemoryPart(_message.Message):
+    __slots__ = ("name", "meaning", "num_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    meaning: str
+    num_bytes: int
+    def __init__(self, name: _Optional[str] = ..., meaning: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadBlocksRequest(_message.Message):
     __slots__ = ("ticket",)
