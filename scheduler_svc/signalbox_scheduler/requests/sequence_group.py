@@ -297,8 +297,8 @@ class SequenceGroup:
             yield from self.masks.samples()
         if self.num_handovers:
             yield counter(
-                "num_handovers",
-                "Times that another worker took it over with its blocks.",
+                "num_migrations",
+                "Times that it migrated to another worker with its blocks.",
                 self.num_handovers,
             )
 
