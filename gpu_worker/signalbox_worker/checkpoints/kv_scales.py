@@ -14,6 +14,7 @@ from typing import Any
 from signalbox_kernels.floats import to_float32
 from signalbox_worker.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.config import ModelError
+from signalbox_worker.quantised.fields import arguments
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,6 @@ _FP8 = {
     "dynamic": False,
 }
 """Fields of a `kv_cache_scheme` of codes in E4M3 with one static scale."""
-_DEFAULTS = _FP8 | {"type": "int"}
-"""Values that compressed-tensors takes for fields that are left out."""
 _STATIC = "static"
 """The same scheme in AutoFP8's words."""
 
@@ -71,7 +70,7 @@ def _unlike_fp8(scheme: Any) -> str:
         return ""
     if not isinstance(scheme, Mapping):
         return repr(scheme)[:40]
-    found = _DEFAULTS | {name: value for name, value in scheme.items() if value is not None}
+    found = arguments(scheme)
     return ", ".join(f"{k} {found[k]!r:.40}" for k, served in _FP8.items() if found[k] != served)
 
 

@@ -14,7 +14,7 @@ from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import GROUP
 from signalbox_kernels.structs import Element
-from signalbox_worker.quantised.fields import MAX_GROUP_SIZE, Described, first
+from signalbox_worker.quantised.fields import MAX_GROUP_SIZE, Described, arguments
 
 SCALE, ZERO_POINT = "input_scale", "input_zero_point"
 
@@ -59,16 +59,16 @@ def _number(end: str, read: Callable[[str], AnyArray | None]) -> float:
 
 def described_scheme(described: Described) -> ActivationScheme | None:
     """Reads a scheme of compressed-tensors; None for one that stays in floats."""
-    strategy = described.get("strategy")
-    is_symmetric = bool(first(described, True, "symmetric"))
-    is_static = first(described, False, "dynamic") is False
+    described = arguments(described)
+    strategy, is_symmetric = described["strategy"], bool(described["symmetric"])
+    is_static = described["dynamic"] is False
     code = _code(described, is_symmetric)
     size = described.get("group_size") if strategy == "group" else None
     if is_static:
         is_served = strategy == "tensor"
     else:
         is_token = strategy == "token" or _is_size(size)
-        is_served = is_token and described.get("dynamic") is True
+        is_served = is_token and described["dynamic"] is True
     if code is None or not is_served:
         return None
     return ActivationScheme(
@@ -77,8 +77,8 @@ def described_scheme(described: Described) -> ActivationScheme | None:
 
 
 def _code(described: Described, is_symmetric: bool) -> Element | None:
-    kind = first(described, "int", "type")
-    if described.get("num_bits") != 8:
+    kind = described["type"]
+    if described["num_bits"] != 8:
         return None
     if kind == "int":
         return Element.INT8

@@ -18,7 +18,7 @@ from signalbox_worker.quantised.codes import NUMPY
 from signalbox_worker.quantised.fields import (
     MAX_GROUP_SIZE,
     Described,
-    first,
+    arguments,
     not_served,
     refuse_others,
 )
@@ -117,7 +117,8 @@ def _group(group: Any, described: Described) -> _Group:
     refuse_others(weights, NAME, (*_SCHEME_READ, *_SCHEME_HOW_MADE))
     activations = _activations(group.get("input_activations"))
     stored_as = str(group.get("format") or described.get("format"))
-    return _Group(_names(group.get("targets"), "targets"), _form(weights, stored_as), activations)
+    form = _form(arguments(weights), stored_as)
+    return _Group(_names(group.get("targets"), "targets"), form, activations)
 
 
 def _names(names: Any, field: str) -> tuple[str, ...]:
@@ -134,7 +135,8 @@ def _activations(activations: Any) -> ActivationScheme | None:
     if not isinstance(activations, Mapping):
         raise not_served(NAME, f"input_activations {str(activations)[:40]!r}", "a scheme of fields")
     refuse_others(activations, NAME, (*_SCHEME_READ, *_SCHEME_HOW_MADE))
-    strategy, bits = activations.get("strategy"), activations.get("num_bits")
+    activations = arguments(activations)
+    strategy, bits = activations["strategy"], activations["num_bits"]
     if strategy not in ("token", "tensor", "group") or bits not in (4, 8):
         raise not_served(
             NAME, f"activations of {bits} bits by {strategy}", "activations of 8 bits by token"
@@ -143,10 +145,10 @@ def _activations(activations: Any) -> ActivationScheme | None:
 
 
 def _form(weights: Described, stored_as: str) -> QuantisedForm:
-    kind, bits, strategy = (weights.get(name) for name in ("type", "num_bits", "strategy"))
+    kind, bits, strategy = (weights[name] for name in ("type", "num_bits", "strategy"))
     size = _group_size(weights)
     if stored_as == _PACKED and kind == "int" and bits in (4, 8):
-        return _packed(int(bits), size, has_zeros=not first(weights, True, "symmetric"))
+        return _packed(int(bits), size, has_zeros=not weights["symmetric"])
     if stored_as == _MXFP4 and (kind, bits, size) == ("float", 4, mxfp4.GROUP):
         return mxfp4.packed_form(NAME)
     of_format = _PLAIN.get(stored_as, "") or kind
@@ -164,8 +166,8 @@ def _form(weights: Described, stored_as: str) -> QuantisedForm:
 
 
 def _group_size(weights: Described) -> int | None:
-    size, strategy = weights.get("group_size"), weights.get("strategy")
-    if strategy != "group":
+    size = weights.get("group_size")
+    if weights["strategy"] != "group":
         return None
     if not isinstance(size, int) or not 1 <= size <= MAX_GROUP_SIZE:
         raise not_served(NAME, f"groups of {str(size)[:40]!r}", "groups of some columns")

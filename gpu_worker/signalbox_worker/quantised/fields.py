@@ -20,6 +20,16 @@ def first(described: Described, default: Any, *names: str) -> Any:
     return next((described[name] for name in names if described.get(name) is not None), default)
 
 
+def arguments(described: Described) -> Described:
+    """Returns a scheme of compressed-tensors with the defaults of its QuantizationArgs for fields
+    that are null or left out; the size of groups says how scales are shared."""
+    size = described.get("group_size")
+    strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    defaults = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy}
+    given = {name: value for name, value in described.items() if value is not None}
+    return {**defaults, "dynamic": False, **given}
+
+
 def expect(described: Described, method: str, value: Any, *names: str) -> None:
     """Raises ModelError if a field has another value than the one that is served."""
     found = first(described, value, *names)

@@ -25,7 +25,7 @@ BY_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token"
 
 
 def group(weights: dict[str, Any], *targets: str, **fields: Any) -> dict[str, Any]:
-    return {"targets": [*targets], "weights": weights, "input_activations": None, **fields}
+    return {"targets": [*targets], "weights": weights, "input_activations": None} | fields
 
 
 def compressed(*groups: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -121,6 +121,27 @@ def test_a_group_may_have_a_format_of_its_own() -> None:
     assert checkpoint.name == "compressed-tensors"
     assert checkpoint.form_of(QUERY) == FP8
     assert read(compressed(groups[1])).name == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "left_out", "stored_as"),
+    [
+        (INT4, {"type", "symmetric", "strategy"}, "pack-quantized"),
+        (INT4 | {"group_size": -1, "strategy": "channel"}, {"strategy"}, "pack-quantized"),
+        (INT8 | {"strategy": "tensor"}, {"num_bits", "type", "strategy"}, "int-quantized"),
+    ],
+)
+def test_fields_that_a_scheme_leaves_out_have_the_librarys_defaults(
+    scheme: dict[str, Any], left_out: set[str], stored_as: str
+) -> None:
+    """Defaults of compressed-tensors' QuantizationArgs, which also infers the strategy."""
+    rest = {name: value for name, value in scheme.items() if name not in left_out}
+    by_token = {name: value for name, value in BY_TOKEN.items() if name != "num_bits"}
+    whole, partial = (
+        read(compressed(group(weights, "Linear", input_activations=rounding), format=stored_as))
+        for weights, rounding in ((scheme, BY_TOKEN), (rest, by_token))
+    )
+    assert (partial.forms, partial.activations) == (whole.forms, whole.activations)
 
 
 @pytest.mark.parametrize("actorder", [None, "weight", "static", "group"])
