@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from signalbox_contract.startup import ReportProgress, ignore_progress
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks.needed_packages import check_packages
 from signalbox_worker.ranks.rank_shard import load_shard
 from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.ranks.startup_checks import check_packages
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.store_config import DiskConfig, SharedConfig
 

@@ -13,7 +13,7 @@ from signalbox_worker.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from signalbox_worker.config import GIB, INT16
 from signalbox_worker.device.ram import available_ram
 from signalbox_worker.loading.model_source import weight_sizes
-from signalbox_worker.ranks.needed_packages import check_packages
+from signalbox_worker.ranks.startup_checks import check_packages
 from signalbox_worker.worker_settings import EngineSettings
 
 WORKER_BYTES = GIB // 2

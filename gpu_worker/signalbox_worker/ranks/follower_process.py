@@ -60,7 +60,7 @@ from signalbox_worker.ranks.service.rank_messages import (
     Met,
     OpenAdapter,
     OpenBlocks,
-    Profile,
+    ProfileRun,
     RankAddress,
     RemoveAdapter,
     RemoveBlock,
@@ -78,7 +78,7 @@ _VERDICT_S = 4.0
 """Seconds for rank 0, which knows more, to end a rank that has lost another one."""
 
 Calls = Mapping[type[Any], Callable[[Any], Report | None]]
-"""What makes the call of each kind of command; its report is sent."""
+"""Functions that make the call of each kind of command; the report that one returns is sent."""
 
 
 class Follower:
@@ -228,7 +228,7 @@ class Follower:
 def _calls_of(shard: RankShard, start: Start) -> Calls:
     description, transfers = describe_rank(start, shard.layers), shard.transfers
 
-    def profile(_: Profile) -> WorkerCapacity:
+    def profile(_: ProfileRun) -> WorkerCapacity:
         return replace(shard.profile(), ranks=(description,))
 
     def init_cache_engine(sizes: InitCacheEngine) -> CacheReady:
@@ -242,7 +242,7 @@ def _calls_of(shard: RankShard, start: Start) -> Calls:
             transfers.begin(sections.store_moves)
 
     return {
-        Profile: profile,
+        ProfileRun: profile,
         InitCacheEngine: init_cache_engine,
         Step: apply,
         Sync: lambda _: InStep(shard.num_collectives),

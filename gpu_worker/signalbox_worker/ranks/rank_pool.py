@@ -77,7 +77,7 @@ class RankPool:
             num_ranks: rank 0 included.
         """
         self.lost: Future[str] = Future()
-        """What has happened, once a rank is lost; its callbacks run on any thread."""
+        """Set to the reason once a rank is lost; its callbacks run on any thread."""
         self._lock = threading.Lock()
         self._is_closed = False
         self.num_commands = 0

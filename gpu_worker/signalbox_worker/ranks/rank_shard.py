@@ -3,7 +3,7 @@
 import socket
 from dataclasses import replace
 
-from signalbox_contract.model import WorkerRank
+from signalbox_contract.model import StoreCapacity, WorkerRank
 from signalbox_contract.startup import (
     ReportProgress,
     StartupPhase,
@@ -15,6 +15,7 @@ from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.config import DeviceConfig, ModelError
 from signalbox_worker.device.keys import Keys
 from signalbox_worker.kv_store.pool_transfers import PoolTransfers
+from signalbox_worker.kv_store.store_threads import StoreThreads
 from signalbox_worker.loading.layer_partition import stage_layers
 from signalbox_worker.loading.model_source import naming
 from signalbox_worker.loading.opened_model import OpenedModel, open_with_config
@@ -24,10 +25,10 @@ from signalbox_worker.native.native_runner import NativeRunner
 from signalbox_worker.native.rank_memory import meet, slot_bytes_of
 from signalbox_worker.native.threads import default_num_threads
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks.needed_packages import check_pytorch
-from signalbox_worker.ranks.rank_store import check_store, has_store, open_store
 from signalbox_worker.ranks.service.rank_messages import Start
+from signalbox_worker.ranks.startup_checks import check_pytorch, check_store
 from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.store_config import STORE_WRITE_BYTES_PER_S
 
 RankShard = LocalRunner
 """A runner of a rank's shard of a model."""
@@ -45,8 +46,8 @@ def load_shard(
     """
     check_store(start.disk, start.shared)
     shard = _load(start, keys, progress)
-    if has_store(start):
-        shard.transfers = PoolTransfers(open_store(start, shard))
+    if _has_store(start):
+        shard.transfers = PoolTransfers(_open_store(start, shard))
     return shard
 
 
@@ -97,9 +98,39 @@ def _check_pooling(start: Start) -> None:
             "a model that pools runs on one rank; use tensor_parallel_size 1 and "
             "pipeline_parallel_size 1, and several workers"
         )
-    if has_store(start):
+    if _has_store(start):
         flag = "--kv-store" if start.disk.kv_disk is None else "--kv-disk"
         raise ModelError(f"{flag} takes a model that generates; leave it out")
+
+
+def _has_store(start: Start) -> bool:
+    return start.disk.kv_disk is not None or start.shared.kv_store is not None
+
+
+def _open_store(start: Start, shard: RankShard) -> StoreThreads:
+    """Opens the store that the settings name: each rank has one of its own, for its blocks alone.
+
+    Raises FolderError, SecretFileError or OSError.
+    """
+    content, num_ranks = shard.block_content(), start.parallel.num_ranks
+    if start.disk.kv_disk is None:
+        from signalbox_worker.kv_shared.shared_tier import SharedTier
+
+        shared = SharedTier(
+            start.shared, block_bytes=content.block_bytes, identify=content.identity
+        )
+        most = STORE_WRITE_BYTES_PER_S // num_ranks
+        return StoreThreads(shared, StoreCapacity(kind="shared", max_write_bytes_per_s=most))
+    from signalbox_worker.kv_disk.disk_tier import DiskTier  # others load no SQLite
+
+    disk = DiskTier(
+        start.disk,
+        block_bytes=content.block_bytes,
+        model=shard.model.name,
+        identify=content.identity,
+        num_ranks=num_ranks,
+    )
+    return StoreThreads(disk, disk.capacity)
 
 
 def describe_rank(start: Start, layers: StageLayers) -> WorkerRank:

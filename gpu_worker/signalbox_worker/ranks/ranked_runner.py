@@ -38,7 +38,7 @@ from signalbox_worker.ranks.service.rank_messages import (
     CacheReady,
     InitCacheEngine,
     Loaded,
-    Profile,
+    ProfileRun,
     RemoveAdapter,
     Start,
 )
@@ -153,7 +153,7 @@ class RankedRunner(Runner):
 
     def profile(self) -> WorkerCapacity:
         """Measures all ranks at once; returns what fits on each of them."""
-        self._others.send(Profile())
+        self._others.send(ProfileRun())
         own = self._here(self._own.profile)
         everywhere = [own, *self._others.answers(WorkerCapacity)]
         if len({one.block_size for one in everywhere}) > 1:

@@ -13,7 +13,7 @@ from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.ranks.rank_shard import RankShard
 from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.rank_client import NextRank, NoNextRank
-from signalbox_worker.ranks.service.rank_messages import FailedStates, Failure, HiddenStates
+from signalbox_worker.ranks.service.rank_messages import FailedStates, Failure, PassedStates
 from signalbox_worker.ranks.service.rank_servicer import IncomingStates
 
 
@@ -22,7 +22,7 @@ class FailedBefore(RuntimeError):
 
 
 class StatesBefore:
-    """What the stage before has passed."""
+    """Takes the hidden states that the stage before has passed."""
 
     def __init__(self, incoming: IncomingStates) -> None:
         self._incoming = incoming
@@ -41,7 +41,7 @@ class StatesBefore:
 
 
 class NoStatesBefore:
-    """What the first stage has in their place."""
+    """Stands before the first stage."""
 
     def take(self, batch: Batch, command: int) -> tuple[Stages, int]:
         return (), 0
@@ -90,5 +90,5 @@ class Stage:
         output.stages = (*before, own)
         output.forward_ns = sum(stage.forward_ns for stage in output.stages)
         if output.hidden is not None:
-            self._next.send(HiddenStates(command, output.hidden, output.stages))
+            self._next.send(PassedStates(command, output.hidden, output.stages))
         return output

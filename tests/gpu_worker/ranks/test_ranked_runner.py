@@ -39,9 +39,9 @@ from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.rank_messages import (
     FailedStates,
     Failure,
-    HiddenStates,
     InitCacheEngine,
     Loaded,
+    PassedStates,
     RankAddress,
     RemoveBlock,
     Start,
@@ -394,9 +394,9 @@ def test_a_message_that_ranks_do_not_send_is_refused(name: str, fields: bytes) -
 
 def test_hidden_states_arrive_as_they_were() -> None:
     values = np.arange(24, dtype=np.uint8).reshape(3, 8)
-    sent = HiddenStates(7, values, (StageTimings(1, 2, 3, 4, 5, 6),))
+    sent = PassedStates(7, values, (StageTimings(1, 2, 3, 4, 5, 6),))
     arrived = rank_codec.decode_states(rank_codec.encode_states(sent), num_tokens=3)
-    assert isinstance(arrived, HiddenStates) and arrived.values.flags.writeable
+    assert isinstance(arrived, PassedStates) and arrived.values.flags.writeable
     assert arrived._replace(values=values) == sent
     np.testing.assert_array_equal(arrived.values, values)
     failed = FailedStates(7, Failure("no memory for it", True))

@@ -19,10 +19,10 @@ from signalbox_worker.ranks.service import rank_codec
 from signalbox_worker.ranks.service.rank_messages import (
     Command,
     FailedStates,
-    HiddenStates,
     Link,
     Meet,
     Met,
+    PassedStates,
     RankAddress,
     Report,
 )
@@ -211,11 +211,11 @@ class NextRank:
             target=self._take_answers, args=(on_lost,), name="answers", daemon=True
         ).start()
 
-    def send(self, states: HiddenStates | FailedStates) -> None:
+    def send(self, states: PassedStates | FailedStates) -> None:
         """Enqueues hidden states; raises RankLost if the rank has gone."""
         if self._call.done():
             raise RankLost("the rank of the next stage is gone")
-        num_bytes = states.values.nbytes if isinstance(states, HiddenStates) else 0
+        num_bytes = states.values.nbytes if isinstance(states, PassedStates) else 0
         self._sent.put((num_bytes, time.monotonic_ns()))
         self._states.put(rank_codec.encode_states(states))
 
@@ -242,9 +242,9 @@ class NextRank:
 
 
 class NoNextRank:
-    """What the last stage has in place of a next one."""
+    """Stands behind the last stage: takes no states."""
 
-    def send(self, states: HiddenStates | FailedStates) -> None: ...
+    def send(self, states: PassedStates | FailedStates) -> None: ...
 
     def pop_boundary(self) -> tuple[int, int]:
         return 0, 0

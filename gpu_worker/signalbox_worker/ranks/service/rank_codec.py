@@ -31,7 +31,7 @@ from signalbox_worker.ranks.service.rank_messages import (
     FailedStates,
     Failure,
     Hello,
-    HiddenStates,
+    PassedStates,
     Report,
 )
 
@@ -122,7 +122,7 @@ def _decode(message: pb.RankMessage, kinds: Any) -> Any:
     return value._replace(data=message.data) if message.HasField("data") else value
 
 
-def encode_states(states: HiddenStates | FailedStates) -> pb.PassRequest:
+def encode_states(states: PassedStates | FailedStates) -> pb.PassRequest:
     if isinstance(states, FailedStates):
         failed = pb.RankFailure(**states.failure._asdict())
         return pb.PassRequest(command=states.command, failed=failed)
@@ -133,14 +133,14 @@ def encode_states(states: HiddenStates | FailedStates) -> pb.PassRequest:
     )
 
 
-def decode_states(message: pb.PassRequest, *, num_tokens: int) -> HiddenStates | FailedStates:
+def decode_states(message: pb.PassRequest, *, num_tokens: int) -> PassedStates | FailedStates:
     """Raises ValueError for another number of bytes than whole rows take."""
     if message.HasField("failed"):
         failure = Failure(message.failed.message, message.failed.out_of_memory)
         return FailedStates(message.command, failure)
     values = np.frombuffer(bytearray(message.hidden_states), dtype=np.uint8)
     stages = decode_stages(message.stages)
-    return HiddenStates(message.command, values.reshape(num_tokens, -1), stages)
+    return PassedStates(message.command, values.reshape(num_tokens, -1), stages)
 
 
 def _batch_message(batch: Batch) -> pb.RankBatch:

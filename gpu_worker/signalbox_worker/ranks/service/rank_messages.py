@@ -68,7 +68,7 @@ class Link(NamedTuple):
     bytes_per_s: int
 
 
-class Profile(NamedTuple):
+class ProfileRun(NamedTuple):
     """Command to run the largest step; answered with `WorkerCapacity`."""
 
 
@@ -159,7 +159,7 @@ class RemoveAdapter(NamedTuple):
 Command = (
     Meet
     | Start
-    | Profile
+    | ProfileRun
     | InitCacheEngine
     | Sync
     | AskMoves
@@ -176,7 +176,7 @@ Command = (
 )
 """A `Step` is of one section alone, which every rank applies to its shard of the KV cache."""
 
-MAY_FAIL = (Batch, Profile, InitCacheEngine, Sync)
+MAY_FAIL = (Batch, ProfileRun, InitCacheEngine, Sync)
 """Commands whose failure is reported, and which rank 0 asks all ranks about. A rank that fails at
 another one ends."""
 
@@ -297,7 +297,7 @@ Report = (
 )
 
 
-class HiddenStates(NamedTuple):
+class PassedStates(NamedTuple):
     """The result of a stage for one command."""
 
     command: int

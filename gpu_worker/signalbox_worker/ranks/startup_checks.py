@@ -1,4 +1,4 @@
-"""Checks that the packages are installed which settings and a model need, and reads no weights."""
+"""Checks before a model is loaded: the packages that it needs, and the store that is named."""
 
 from signalbox_contract.startup import ignore_progress
 from signalbox_kernels.build import can_build
@@ -9,6 +9,7 @@ from signalbox_worker.loading.opened_model import THROUGH_PYTORCH, OpenedModel, 
 from signalbox_worker.missing_packages import has_pytorch, require, require_pytorch
 from signalbox_worker.native.eligibility import BACKENDS, why_no_library, why_not_meant
 from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.store_config import DiskConfig, SharedConfig
 
 
 def check_packages(
@@ -47,3 +48,19 @@ def check_pytorch(
     if opened is not None and device.device != "cuda" and not has_pytorch():
         choose_quantization(model, opened.source, why_not)  # refuses what PyTorch would
     require_pytorch(f"{THROUGH_PYTORCH}, not natively ({why_not})")
+
+
+def check_store(disk: DiskConfig, shared: SharedConfig) -> None:
+    """Refuses a folder, a server, or a file for it, that cannot be used; comes before a model is
+    loaded.
+
+    Raises ModelError, ValueError or OSError.
+    """
+    if disk.kv_disk is not None:
+        from signalbox_worker.kv_disk.store_folder import StoreFolder
+
+        StoreFolder(disk.kv_disk).close()
+    if shared.kv_store is not None:
+        from signalbox_worker.kv_shared.shared_tier import check_config
+
+        check_config(shared)
