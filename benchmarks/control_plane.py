@@ -23,7 +23,8 @@ from signalbox_contract.step import encode_step
 from signalbox_contract.step_result import decode_result
 from signalbox_contract.updates import RequestUpdates
 from signalbox_protos.worker.v1 import worker_pb2 as pb
-from signalbox_scheduler.config import CacheShape, StepLimits
+from signalbox_scheduler.config import CacheShape, StepLimits, WorkerConfig
+from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import new_group
@@ -80,11 +81,11 @@ class Load:
         now = float(scheduler.num_steps)
         if self.lengths is not None and not scheduler.admission.groups:
             self.ask(*self.lengths)
-        while len(scheduler.inflight) < 2:
+        while len(scheduler.in_flight) < 2:
             self._timed("plan", lambda: scheduler.schedule(now))
-            new = scheduler.inflight[-1].to_step
+            new = scheduler.in_flight[-1].to_step
             self._timed("encode", lambda new=new: encode_step(new(epoch=1)).SerializeToString())
-        plan = scheduler.inflight[0]
+        plan = scheduler.in_flight[0]
         data = answer_to(plan)
         self.num_tokens += sum(map(bool, plan.num_samples))
         result = self._timed(
@@ -106,16 +107,16 @@ def make_load(num_sequences: int, *, beside: str, num_steps: int) -> Load:
     """Returns a load with so many sequences that decode."""
     num_slots = num_sequences + (beside == "prompts")
     longest = LONG_PROMPT_TOKENS + PROMPT_TOKENS + num_steps
-    scheduler = Scheduler(
+    worker = WorkerConfig(
         limits=StepLimits(
             max_num_seqs=num_slots, max_num_batched_tokens=num_sequences * PROMPT_TOKENS
         ),
         cache=CacheShape(
             block_size=16, num_gpu_blocks=num_slots * (longest // 16 + 2), max_model_len=longest
         ),
-        admission=AdmissionQueue(),
         grammar_bytes=1,  # no request has a structured output
     )
+    scheduler = Scheduler(worker, admission=AdmissionQueue(), cost=CostModel())
     load = Load(scheduler)
     num_short = num_sequences // 8 if beside == "turnover" else 0
     for i in range(num_sequences):

@@ -24,6 +24,7 @@ from benchmarks.harness.model_pool import ModelAnswer, ModelPool, ModelWorker, m
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
 from signalbox.bench.workload import random_prompts
+from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
 
 LOOK_S = 0.05
 """Simulated seconds between two looks at how far the streams are."""
@@ -74,8 +75,9 @@ def measure(
     _run_until_each_has(pool, num_more_tokens=8)
     assert len(other.loop.scheduler.running) == num_streams, "a stream is lost"
     longest = [answer.longest_gap_s(since=began_at) for answer in answers]
-    handovers = other.loop.scheduler.handovers
-    num_handed_over = handovers.num_taken_over if handovers is not None else 0
+    connector = other.loop.scheduler.connector
+    assert isinstance(connector, TransferConnector)
+    num_handed_over = connector.handovers.num_taken_over
     return Gaps(usual, median(longest), max(longest), num_handed_over, duration)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from benchmarks.harness.answers import Asked
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
+from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
 
 LOOK_S = 0.05
 """Simulated seconds between two looks at how far the streams are."""
@@ -69,13 +70,14 @@ def measure(
         for gap, end in zip(answer.gaps_s, answer.token_times[1:], strict=True)
         if end > joined_at
     )
-    handovers = other.loop.scheduler.handovers
+    connector = other.loop.scheduler.connector
+    assert isinstance(connector, TransferConnector)
     return Figures(
         median=statistics.median(gaps),
         p99=gaps[int(0.99 * len(gaps))],
         longest=gaps[-1],
         duration=max(answer.token_times[-1] for answer in answers) - joined_at,
-        num_handed_over=handovers.num_taken_over if handovers is not None else 0,
+        num_handed_over=connector.handovers.num_taken_over,
         num_most=max(group.num_handovers for group in groups),
     )
 

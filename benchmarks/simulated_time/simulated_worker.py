@@ -11,7 +11,7 @@ from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.step_result import StepResult, StepTimings
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.config import PeerIdentity, SchedulerConfig
 from signalbox_scheduler.factory import make_scheduler
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.workers.step_loop import StepLoop
@@ -49,9 +49,7 @@ class SimulatedWorker:
             model=model,
             capacity=capacity,
             admission=cluster.admission,
-            worker_name=name,
-            peers=cluster.peers,
-            epoch=1 + len(cluster.step_loops),
+            identity=PeerIdentity(address=name, epoch=1 + len(cluster.step_loops)),
         )
         self.loop = StepLoop(
             scheduler,

@@ -14,8 +14,7 @@ from signalbox_contract.model import Adapter, ModelInfo
 from signalbox_contract.wording import counted
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import AdmissionBounds, Disaggregation
-from signalbox_scheduler.kv_moves.handovers import Handovers
-from signalbox_scheduler.kv_moves.peers import Peers
+from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.effective_window import WindowLog
 from signalbox_scheduler.queue.policies import FCFS, SchedulingPolicy
@@ -48,10 +47,8 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = AdmissionQueue(policy)
-        self.peers = Peers()
-        """The workers that read blocks of each other."""
-        self.handovers = Handovers()
-        """The workers that hand groups over to each other."""
+        self.peers = PeerRegistry()
+        """The workers that exchange KV, and their connectors."""
         self._unfinished_clears = UnfinishedClears()
         self.step_loops = StepLoops()
         self.roles = Roles(disaggregation, self.step_loops)
@@ -128,18 +125,14 @@ class Cluster:
         in_flight = (
             seq.group.request.adapter
             for loop in self.step_loops
-            for plan in loop.scheduler.inflight
+            for plan in loop.scheduler.in_flight
             for seq in plan.seqs
         )
         return {*self.num_requests_by_adapter(), *in_flight}
 
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)
-        if (peer := step_loop.scheduler.peer) is not None:
-            peer.endpoint.wake = step_loop.wake
-            self.peers.join(peer)
-        if (handovers := step_loop.scheduler.handovers) is not None:
-            self.handovers.join(handovers)
+        self.peers.join(step_loop.scheduler.state, step_loop.wake)
         self._unfinished_clears.join(
             step_loop.scheduler, [loop.scheduler for loop in self.step_loops[:-1]]
         )
@@ -183,10 +176,7 @@ class Cluster:
         if step_loop not in self.step_loops:
             return
         self.step_loops.remove(step_loop)
-        if (peer := step_loop.scheduler.peer) is not None:
-            self.peers.leave(peer, self._clock())
-        if (handovers := step_loop.scheduler.handovers) is not None:
-            self.handovers.leave(handovers, self._clock())
+        self.peers.leave(step_loop.scheduler.state, self._clock())
         self.roles.settle()
         self.tell_watchers()
         is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox_contract.model import WorkerCapacity
+from signalbox_contract.model import Arithmetic, StoreCapacity, WorkerCapacity, WorkerRank
 from signalbox_rpc.settings.addresses import Port
 from signalbox_rpc.settings.service_settings import (
     HostSettings,
@@ -87,8 +87,47 @@ class CacheShape:
     cpu_prefix_cache: bool = True
 
     @property
+    def has_cpu_cache(self) -> bool:
+        """True if cached blocks may be in the CPU pool, and go on from there."""
+        return self.prefix_caching and self.cpu_prefix_cache and self.num_cpu_blocks > 0
+
+    @property
     def num_watermark_blocks(self) -> int:
         return int(self.watermark * self.num_gpu_blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIdentity:
+    """Address and names of a worker, as other workers need them to read its blocks."""
+
+    address: str = ""
+    certified_name: str = ""
+    """Name in its certificate; empty if the scheduler is shown none."""
+    epoch: int = 0
+    """Epoch of its lease."""
+    kv_format: str = ""
+    """Equal of workers that can read each other's blocks; empty if no other worker can."""
+
+    def can_read(self, other: "PeerIdentity") -> bool:
+        """Says whether another worker's blocks have the same bytes as those of this one."""
+        return bool(self.kv_format) and self.kv_format == other.kv_format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What the scheduler of one worker is told when the worker joins."""
+
+    limits: StepLimits
+    cache: CacheShape
+    identity: PeerIdentity = PeerIdentity()
+    preemption_mode: PreemptionMode = PreemptionMode.AUTO
+    eos_token_ids: frozenset[int] = frozenset()
+    arithmetic: Arithmetic | None = None
+    grammar_bytes: int = 0
+    """Bytes that the compiled structured outputs may take together."""
+    ranks: tuple[WorkerRank, ...] = ()
+    store: StoreCapacity | None = None
+    """Store to which blocks go from the CPU pool; None if there is none."""
 
 
 class PolicySettings(SettingsGroup):

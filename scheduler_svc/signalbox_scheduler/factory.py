@@ -2,13 +2,18 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.config import CacheShape, SchedulerConfig, SchedulingSettings
+from signalbox_scheduler.config import (
+    CacheShape,
+    PeerIdentity,
+    SchedulerConfig,
+    SchedulingSettings,
+    WorkerConfig,
+)
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
-from signalbox_scheduler.kv_moves.peers import Peers
 from signalbox_scheduler.kv_moves.write_behind import most_stored
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
@@ -36,19 +41,14 @@ def make_scheduler(
     model: ModelInfo,
     capacity: WorkerCapacity,
     admission: AdmissionQueue,
-    worker_name: str = "",
-    peers: Peers | None = None,
-    epoch: int = 0,
-    certified_name: str = "",
+    identity: PeerIdentity,
 ) -> Scheduler:
     """Returns the scheduler of a worker that joins, within what it can hold.
 
-    Args:
-        peers: the workers with which it may exchange blocks; None if there are none.
-        epoch: of its lease.
-        certified_name: name in its certificate, if it has shown one.
-
     A vector that reads all tokens takes no prefix from the cache, so that there is none.
+
+    Args:
+        identity: of the worker, still without a format of blocks.
 
     Raises ValueError if the worker has a store that would not be used, or not be cleared.
     """
@@ -65,7 +65,7 @@ def make_scheduler(
     pooling = model.pooling
     is_bidirectional = pooling is not None and pooling.is_bidirectional
     reads_all_tokens = is_bidirectional or (pooling is not None and pooling.reads_all_tokens)
-    return Scheduler(
+    worker = WorkerConfig(
         limits=config.step_limits(capacity, cuts_prompts=not is_bidirectional),
         cache=CacheShape(
             block_size=capacity.block_size,
@@ -78,33 +78,26 @@ def make_scheduler(
             prefix_caching=config.prefix_caching and not reads_all_tokens,
             cpu_prefix_cache=config.cpu_prefix_cache,
         ),
-        admission=admission,
+        identity=replace(identity, kv_format=_kv_format(model, capacity)),
         preemption_mode=config.preemption_mode,
-        cost=CostModel(
-            block_bytes=capacity.block_bytes,
-            copy_bytes_per_s=capacity.copy_bytes_per_s,
-            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
-            load_bytes_per_s=capacity.store.read_bytes_per_s if capacity.store is not None else 0.0,
-        ),
         eos_token_ids=frozenset(model.eos_token_ids),
         arithmetic=model.arithmetic,
-        worker_name=worker_name,
         grammar_bytes=capacity.grammar_bytes,
         ranks=capacity.ranks,
         store=capacity.store,
-        identity=PeerIdentity(
-            address=worker_name,
-            certified_name=certified_name,
-            epoch=epoch,
-            kv_format=_kv_format(model, capacity),
-        )
-        if peers is not None and capacity.block_format
-        else None,
-        peers=peers,
     )
+    cost = CostModel(
+        block_bytes=capacity.block_bytes,
+        copy_bytes_per_s=capacity.copy_bytes_per_s,
+        prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+        load_bytes_per_s=capacity.store.read_bytes_per_s if capacity.store is not None else 0.0,
+    )
+    return Scheduler(worker, admission=admission, cost=cost)
 
 
 def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
-    """Returns what workers have in common that read each other's blocks."""
+    """Returns what workers have in common that read each other's blocks; empty if it has none."""
+    if not capacity.block_format:
+        return ""
     sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
     return f"{capacity.block_format}, {sizes}, {model.arithmetic}"

@@ -33,6 +33,7 @@ from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.worker import Worker
 from tests.chaos.fault_proxy import FaultProxy
 from tests.router.stack import make_config
+from tests.scheduler_svc.make import is_moving
 from tests.waiting import EVENT_S, eventually
 
 
@@ -75,8 +76,7 @@ async def assert_idle(scheduler: RunningScheduler) -> None:
     cluster, loops = scheduler.cluster, scheduler.cluster.step_loops
     await eventually(lambda: not len(cluster.requests))
     await eventually(lambda: not any(one.scheduler.has_unfinished for one in loops))
-    stores = [store for one in loops if (store := one.scheduler.store) is not None]
-    await eventually(lambda: not any(one.moves for one in stores))
+    await eventually(lambda: not any(is_moving(one.scheduler) for one in loops))
     cluster.check()
     for loop in loops:
         for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu):

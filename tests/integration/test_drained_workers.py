@@ -23,6 +23,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_handovers_of_models import outputs, start, take_nothing_new
+from tests.scheduler_svc.make import transfers
 from tests.signalbox.stacks import COMMAND, environment, run_here
 from tests.waiting import EVENT_S, eventually
 
@@ -71,8 +72,7 @@ async def test_streams_of_a_worker_that_is_drained_go_on_without_recompute(
             hold_until_drained(owner, monkeypatch)
             await drain(how, owner, first, scheduler.address)
             assert await outputs(client, handles) == expected
-            assert taker.handovers is not None
-            assert taker.handovers.num_taken_over > 0
+            assert transfers(taker).handovers.num_taken_over > 0
             assert taker.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
             assert await asyncio.to_thread(first.wait, EVENT_S) == 0
             await eventually(lambda: len(loops) == 1)

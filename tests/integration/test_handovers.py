@@ -30,6 +30,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_kv_store import conversations
+from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
 
 CONFIG = {
@@ -47,9 +48,7 @@ pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
 def of(cluster: Cluster, number: int) -> WorkerHandovers:
-    handovers = cluster.step_loops[number].scheduler.handovers
-    assert handovers is not None
-    return handovers
+    return transfers(cluster.step_loops[number].scheduler).handovers
 
 
 def prompt_of(handle: int) -> list[int]:

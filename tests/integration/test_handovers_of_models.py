@@ -11,6 +11,7 @@ from signalbox_scheduler.scheduler import Scheduler
 from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
+from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
 
 NUM_STREAMS, NUM_TOKENS = 8, 180
@@ -91,7 +92,6 @@ async def test_requests_of_a_model_go_on_at_another_worker(
             await eventually(lambda: all(client.got[handle].tokens for handle in handles))
             cluster.drain(loops[0])
             assert await outputs(client, handles) == expected
-            assert taker.handovers is not None
-            assert taker.handovers.num_taken_over > 0
+            assert transfers(taker).handovers.num_taken_over > 0
             assert taker.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
             await assert_idle(scheduler)

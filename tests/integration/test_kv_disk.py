@@ -13,6 +13,7 @@ import pytest
 
 from signalbox import LLM, EngineDeadError, SamplingParams
 from signalbox_worker.kv_disk.disk_tier import DiskTier
+from tests.scheduler_svc.make import transfers
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S, wait_until
 
@@ -38,8 +39,8 @@ class Served:
         self.runner: Any = core._worker._runner
         shard = getattr(self.runner, "_own", None) or self.runner  # of the first rank
         self.tier: DiskTier = shard.transfers.store.store
-        self.loading = core.scheduler.store.loading  # type: ignore[union-attr]
-        self.moves = core.scheduler.store.moves  # type: ignore[union-attr]
+        self.loading = transfers(core.scheduler).loading
+        self.moves = transfers(core.scheduler).moves
         assert self.tier.opened.wait(EVENT_S)
 
     def tokens(self, prompt: list[int] = PROMPT) -> list[int]:

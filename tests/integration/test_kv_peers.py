@@ -30,6 +30,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_kv_store import PROMPT, ask, conversations
+from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
 
 CONFIG = {
@@ -62,7 +63,7 @@ class Pair:
     def peers(self) -> list[TransferPeer]:
         """What the workers lend and read, in the order in which they joined."""
         loops = self.scheduler.cluster.step_loops
-        return [one for loop in loops if (one := loop.scheduler.peer) is not None]
+        return [transfers(loop.scheduler).peer for loop in loops]
 
 
 @contextlib.asynccontextmanager
@@ -235,7 +236,7 @@ async def test_tokens_are_right_while_workers_come_and_go(seed: int, tmp_path: P
         router(scheduler.address) as client,
     ):
         await eventually(lambda: len(scheduler.cluster.step_loops) == 3)
-        peers = [loop.scheduler.peer for loop in scheduler.cluster.step_loops]
+        peers = [transfers(loop.scheduler).peer for loop in scheduler.cluster.step_loops]
         killing: list[asyncio.Task[None]] = []
         await conversations(
             client, random.Random(seed), lambda: killing.append(asyncio.create_task(third.kill()))

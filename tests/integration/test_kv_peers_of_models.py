@@ -8,6 +8,7 @@ from signalbox_scheduler.config import SchedulerConfig
 from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
+from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
 
 PROMPT = list(range(3, 64)) * 3
@@ -43,11 +44,11 @@ async def test_a_model_goes_on_with_the_blocks_of_another_worker(
         expected, _ = await ask(client, 1)
         # It takes nothing new, so that the other worker gets the request.
         monkeypatch.setattr(loops[0].scheduler._group_selection, "next_group", lambda: None)
-        monkeypatch.setattr(loops[0].scheduler.peer.reads, "find", lambda *_: None)
+        monkeypatch.setattr(transfers(loops[0].scheduler).peer.reads, "find", lambda *_: None)
         async with running_worker(scheduler.address, load):
             await eventually(lambda: len(loops) == 2)
             assert await ask(client, 2) == (expected, NUM_BLOCKS * 16)
-            reader = loops[1].scheduler.peer
+            reader = transfers(loops[1].scheduler).peer
             assert reader is not None
             assert reader.reads.counts.num_hits == NUM_BLOCKS * 16
             await assert_idle(scheduler)

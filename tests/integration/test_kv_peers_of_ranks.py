@@ -30,6 +30,7 @@ from tests.integration.stack import (
     running_scheduler,
     running_worker,
 )
+from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("patient_moves", "loading_pays")]
@@ -88,7 +89,7 @@ async def pair(owner: Callable[[], Runner], reader: Callable[[], Runner]) -> Asy
         await eventually(lambda: len(loops) == 1)
         expected, _ = await ask(client, 1)
         steering.setattr(loops[0].scheduler._group_selection, "next_group", lambda: None)
-        steering.setattr(loops[0].scheduler.peer.reads, "find", lambda *_: None)
+        steering.setattr(transfers(loops[0].scheduler).peer.reads, "find", lambda *_: None)
         async with running_worker(scheduler.address, reader) as second:
             await eventually(lambda: len(loops) == 2)
             yield Pair(scheduler, client, (first, second), expected, steering)
@@ -109,8 +110,7 @@ async def test_a_worker_of_other_sizes_reads_nothing(model: Path, sizes: tuple[i
     async with pair(loading(model), loading(model, *sizes)) as two:
         _, num_cached = await two.ask(2)
         assert num_cached == 0
-        assert two.reader.peer is not None
-        assert two.reader.peer.reads.counts.num_hits == 0
+        assert transfers(two.reader).peer.reads.counts.num_hits == 0
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
@@ -166,8 +166,7 @@ async def test_a_prompt_of_one_worker_is_decoded_by_another_of_the_same_sizes_on
                 await refused.task
         async with running_worker(scheduler.address, load, role=WorkerRole.DECODE):
             await eventually(lambda: len(loops) == 2)
-            handovers = loops[1].scheduler.handovers
-            assert handovers is not None
+            handovers = transfers(loops[1].scheduler).handovers
             await client.add(1, PROMPT, max_tokens=8000)
             await eventually(lambda: handovers.num_taken_over == 1)
             num_before = len(tokens_of(client, 1))

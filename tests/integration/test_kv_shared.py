@@ -17,6 +17,7 @@ from tests.gpu_worker.kv_shared.redis_servers import (
     redis,
     write_secret,
 )
+from tests.scheduler_svc.make import transfers
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S
 
@@ -45,12 +46,12 @@ class Served:
         core = self.engine._core
         store = core._worker._runner.transfers.store  # type: ignore[union-attr]
         self.tier: SharedTier = store.store
-        self.planning = core.scheduler.store
+        self.planning = transfers(core.scheduler)
         assert self.tier.opened.wait(EVENT_S)
 
     @property
     def num_hits(self) -> int:
-        return self.planning.loading.counts.num_hits  # type: ignore[union-attr]
+        return self.planning.loading.counts.num_hits
 
     def tokens(self) -> list[int]:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -61,7 +62,7 @@ class Served:
         """Has the prompt used until its blocks are on the server."""
         tokens = self.tokens()
         deadline = time.monotonic() + 120
-        while self.planning.write_behind.num_blocks < num_blocks:  # type: ignore[union-attr]
+        while self.planning.write_behind.num_blocks < num_blocks:
             assert time.monotonic() < deadline
             assert self.tokens() == tokens
         return tokens

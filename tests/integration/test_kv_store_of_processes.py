@@ -10,6 +10,7 @@ from tests.gpu_worker.kv_shared.redis_servers import needs_redis, redis, write_s
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, RunningScheduler, assert_idle, router, running_scheduler
 from tests.integration.test_drained_workers import worker_process
+from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
 
 PROMPT = list(range(3, 64)) * 3
@@ -61,5 +62,5 @@ async def test_a_worker_process_finds_what_another_has_stored(
                     assert await tokens(client, next(handles)) == expected
                     await assert_idle(scheduler)
                     (loop,) = scheduler.cluster.step_loops
-                    num_hits = loop.scheduler.store.loading.counts.num_hits
+                    num_hits = transfers(loop.scheduler).loading.counts.num_hits
                 await eventually(lambda: not scheduler.cluster.step_loops)

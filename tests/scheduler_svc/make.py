@@ -1,5 +1,6 @@
 """Builders for tests of the scheduler, and a loop that runs it against the fake worker."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,17 +14,25 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
 from signalbox_contract.updates import RequestFailure, RequestUpdates
 from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.config import AdmissionBounds, CacheShape, PreemptionMode, StepLimits
+from signalbox_scheduler.config import (
+    AdmissionBounds,
+    CacheShape,
+    PeerIdentity,
+    PreemptionMode,
+    StepLimits,
+    WorkerConfig,
+)
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.prefix_cache import next_hash, root_hash
-from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
-from signalbox_scheduler.kv_moves.peers import Peers
+from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
+from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import FCFS, SchedulingPolicy
 from signalbox_scheduler.requests.sequence_group import (
     RouterSession,
+    Sequence,
     SequenceGroup,
     new_group,
 )
@@ -78,9 +87,10 @@ def make_scheduler(
     worker_name: str = "",
     store: StoreCapacity | None = None,
     identity: PeerIdentity | None = None,
-    peers: Peers | None = None,
+    peers: PeerRegistry | None = None,
 ) -> Scheduler:
-    return Scheduler(
+    """Returns a scheduler that has joined `peers`, or that is alone, maybe with a store."""
+    config = WorkerConfig(
         limits=StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -99,17 +109,30 @@ def make_scheduler(
             prefix_caching=prefix_caching,
             cpu_prefix_cache=cpu_prefix_cache,
         ),
-        admission=AdmissionQueue() if admission is None else admission,
         preemption_mode=mode,
-        cost=cost,
         eos_token_ids=frozenset({EOS}),
         grammar_bytes=grammar_bytes,
         arithmetic=arithmetic,
-        worker_name=worker_name,
+        identity=identity or PeerIdentity(address=worker_name),
         store=store,
-        identity=identity,
-        peers=peers,
     )
+    if admission is None:
+        admission = AdmissionQueue()
+    scheduler = Scheduler(config, admission=admission, cost=cost or CostModel())
+    if peers is not None or store is not None:
+        (peers or PeerRegistry()).join(scheduler.state, lambda: None)
+    return scheduler
+
+
+def transfers(scheduler: Scheduler) -> TransferConnector:
+    """Returns the connector of a worker that has a store or peers."""
+    assert isinstance(scheduler.connector, TransferConnector)
+    return scheduler.connector
+
+
+def is_moving(scheduler: Scheduler) -> bool:
+    """Says whether something moves between the worker and a store or a peer."""
+    return scheduler.connector.next_poll_at < math.inf
 
 
 class NoRouter:
@@ -220,8 +243,8 @@ class Loop:
         groups = {seq.group for seq in plan.seqs}
         has_suspect = any(group.suspicion is not None for group in groups)
         assert plan.is_alone == has_suspect
-        if any(one.is_alone for one in self.scheduler.inflight):
-            assert len(groups) == len(self.scheduler.inflight) == 1
+        if any(one.is_alone for one in self.scheduler.in_flight):
+            assert len(groups) == len(self.scheduler.in_flight) == 1
 
     def answer(self) -> StepOutcome | None:
         """Lets the worker execute and answer the oldest step."""
@@ -260,10 +283,9 @@ class Loop:
 
     def _waits_for_moves(self) -> bool:
         """Waits until a step is due that asks for the ends of moves, if any are under way."""
-        store = self.scheduler.store
-        if store is None or not store.moves:
+        if not is_moving(self.scheduler):
             return False
-        self.now = max(self.now, store.next_poll_at)
+        self.now = max(self.now, self.scheduler.connector.next_poll_at)
         return True
 
     def check_content(self, content: dict[bytes, Block], *, knows_all: bool = True) -> None:
@@ -275,6 +297,12 @@ class Loop:
             for block, block_hash in pool.hashes.items():
                 if knows_all or block_hash in content:
                     assert kv[block] == content[block_hash], f"block {block} is not what it says"
+
+
+def retract(loop: Loop, seq: Sequence) -> None:
+    """Lets a sequence turn out wrong, as a step's result says it."""
+    loop.scheduler.blocks.retract(seq)
+    loop.scheduler.connector.step_answered(loop.now)
 
 
 def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:

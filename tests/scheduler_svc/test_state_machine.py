@@ -25,7 +25,14 @@ from signalbox_scheduler.workers.quarantine import WorkerRecords
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import Block, expected
-from tests.scheduler_svc.make import Loop, content_of, make_loop, make_request, make_scheduler
+from tests.scheduler_svc.make import (
+    Loop,
+    content_of,
+    is_moving,
+    make_loop,
+    make_request,
+    make_scheduler,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 3600)]
 
@@ -105,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             **CAPACITY,
             **self.options,
         )
-        kept = None if scheduler.store is None else self.kept
+        kept = None if scheduler.config.store is None else self.kept
         loop = make_loop(scheduler, depth=self.depth, kept=kept, step_s=self.step_s)
         loop.worker.mask_costs = self.mask_costs
         if loop.worker.store is not None:
@@ -316,7 +323,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for loop in self.loops:
             scheduler = loop.scheduler
             scheduler.check()
-            assert scheduler.store is None or not scheduler.store.moves
+            assert not is_moving(scheduler)
             assert scheduler.blocks.gpu.num_free == scheduler.blocks.gpu.num_blocks
             assert scheduler.blocks.cpu.num_free == scheduler.blocks.cpu.num_blocks
         for group in ended:

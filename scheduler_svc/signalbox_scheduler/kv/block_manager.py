@@ -5,10 +5,12 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
+from typing import NamedTuple
 
 from signalbox_rpc.metrics.sample import Sample, gauge
+from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.block_moves import distinct_blocks, move
 from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier
@@ -27,52 +29,64 @@ class AllocStatus(Enum):
     NEVER = auto()
 
 
+class PrefixFound(NamedTuple):
+    """A sequence has started with blocks that hold its first tokens already."""
+
+    seq: Sequence
+    num_blocks: int
+
+
+class SequenceFreed(NamedTuple):
+    """A sequence that has ended has given its blocks back."""
+
+    seq: Sequence
+    num_cached_blocks: int
+    """Leading blocks that could be found by their hashes."""
+
+
+class BlockRetracted(NamedTuple):
+    """Blocks of a hash are found no more, because their sequence went wrong."""
+
+    block_hash: BlockHash
+
+
+BlockEvent = PrefixFound | SequenceFreed | BlockRetracted
+
+
 class BlockSpaceManager:
     """The block tables of one worker's sequences, and the pools that they draw from.
 
     Args:
-        block_size: tokens in a block.
-        num_gpu_blocks, num_cpu_blocks: sizes of the pools.
-        num_watermark_blocks: GPU blocks that admission leaves free, so that the sequences which
-            run already can grow for a while before one is preempted.
-        max_model_len: longest sequence in tokens.
-        prefix_caching: whether whole blocks may be found by what they hold, in use or not.
-        cpu_prefix_cache: whether they may be found in the CPU pool too.
         costs: decides which copies for the prefix cache are worth it.
     """
 
-    def __init__(
-        self,
-        *,
-        block_size: int,
-        num_gpu_blocks: int,
-        num_cpu_blocks: int,
-        num_watermark_blocks: int = 0,
-        max_model_len: int,
-        prefix_caching: bool = True,
-        cpu_prefix_cache: bool = True,
-        costs: CopyCosts,
-    ) -> None:
-        self.block_size = block_size
+    def __init__(self, shape: CacheShape, *, costs: CopyCosts) -> None:
+        self.block_size = shape.block_size
         self.sizes = GroupSizes(
-            block_size=block_size, num_gpu_blocks=num_gpu_blocks, max_model_len=max_model_len
+            block_size=shape.block_size,
+            num_gpu_blocks=shape.num_gpu_blocks,
+            max_model_len=shape.max_model_len,
         )
-        self.prefix_caching = prefix_caching
+        self.prefix_caching = shape.prefix_caching
         self.cpu_tier = CpuTier(
-            num_blocks=num_cpu_blocks,
-            block_size=block_size,
-            is_cache=prefix_caching and cpu_prefix_cache,
+            num_blocks=shape.num_cpu_blocks,
+            block_size=shape.block_size,
+            is_cache=shape.prefix_caching and shape.cpu_prefix_cache,
             costs=costs,
         )
-        self.gpu = BlockAllocator(num_gpu_blocks, on_evict=self.cpu_tier.keep)
+        self.gpu = BlockAllocator(shape.num_gpu_blocks, on_evict=self.cpu_tier.keep)
         self.cpu = self.cpu_tier.pool
         self.copies = PlannedCopies(self.gpu, self.cpu_tier)
         """Copies of the plan in the making."""
-        self.on_retract: Callable[[BlockHash], None] = lambda _: None
-        """Told of what was found until its sequence went wrong."""
-        self._num_watermark_blocks = num_watermark_blocks
+        self.records_events = False
+        """True if a reader takes the events; else none are recorded."""
+        self._events: list[BlockEvent] = []
+        self._num_watermark_blocks = shape.num_watermark_blocks
         self._prefix_cache = PrefixCache(
-            block_size=block_size, gpu=self.gpu, cpu_tier=self.cpu_tier, is_on=prefix_caching
+            block_size=shape.block_size,
+            gpu=self.gpu,
+            cpu_tier=self.cpu_tier,
+            is_on=shape.prefix_caching,
         )
 
     def samples(self, *, cache_dtype: str) -> Iterator[Sample]:
@@ -101,6 +115,13 @@ class BlockSpaceManager:
         )
         yield gauge("num_gpu_blocks", "KV-cache blocks.", self.gpu.num_blocks)
         yield gauge("num_cpu_blocks", "Swap blocks.", self.cpu.num_blocks)
+
+    def take_events(self) -> list[BlockEvent]:
+        """Returns what was found, freed and taken back since the last call, in order."""
+        events = self._events
+        if events:
+            self._events = []
+        return events
 
     def can_allocate(self, group: SequenceGroup) -> AllocStatus:
         """Says whether the group's first sequence fits, with all its known tokens."""
@@ -162,6 +183,8 @@ class BlockSpaceManager:
                 self.copies.add_in([BlockCopy(found.block, block)])
             seq.block_table.append(block)
         self._prefix_cache.record_shared(seq, len(prefix))
+        if self.records_events and prefix:
+            self._events.append(PrefixFound(seq, len(prefix)))
         self.append_slots(seq, seq.num_remaining_tokens)
 
     def cache_blocks(self, seq: Sequence) -> None:
@@ -170,8 +193,9 @@ class BlockSpaceManager:
 
     def retract(self, seq: Sequence) -> None:
         """Keeps the blocks of a sequence that went wrong from being found."""
-        for block_hash in self._prefix_cache.retract(seq):
-            self.on_retract(block_hash)
+        hashes = self._prefix_cache.retract(seq)
+        if self.records_events:
+            self._events += map(BlockRetracted, hashes)
 
     def forget(self, block_hash: BlockHash) -> None:
         """Keeps what a hash stands for from being found: it went wrong where it was computed."""
@@ -179,7 +203,6 @@ class BlockSpaceManager:
         if block is not None:
             self.gpu.retract(block)
         self.cpu_tier.forget(block_hash)
-        self.on_retract(block_hash)
 
     def _num_taken(self, seq: Sequence, prefix: list[FoundBlock]) -> int:
         """Blocks that can no longer be had by others once the sequence has started."""
@@ -222,6 +245,8 @@ class BlockSpaceManager:
 
     def free(self, seq: Sequence) -> None:
         """Gives the sequence's blocks back, wherever they are."""
+        if self.records_events and seq.is_finished:
+            self._events.append(SequenceFreed(seq, seq.num_cached_blocks))
         pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
         pool.free_chain(seq.block_table)
         seq.block_table = []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import BlockSource, MoveResult
+from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
@@ -30,18 +31,6 @@ def most_lent(num_cpu_blocks: int) -> int:
     return int(MAX_LENT_SHARE * num_cpu_blocks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerIdentity:
-    """Address and name of a worker, for workers that read its blocks."""
-
-    address: str
-    certified_name: str = ""
-    """Name in its certificate; empty if the scheduler is shown none."""
-    epoch: int
-    kv_format: str
-    """Equal of workers that can read each other's blocks."""
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class TransferEndpoint:
     """What the other end of a transfer has to know of a worker."""
@@ -51,12 +40,12 @@ class TransferEndpoint:
     """Steps that the worker computes before the one that lends what is wanted now."""
     cost: CostModel
     moves: MovesUnderWay
-    wake: Callable[[], None] = lambda: None
+    wake: Callable[[], None]
     """Makes the worker's driver plan."""
 
     def can_read(self, other: "TransferEndpoint") -> bool:
         """Says whether another worker's blocks have the same bytes as this one's."""
-        return other is not self and other.identity.kv_format == self.identity.kv_format
+        return other is not self and self.identity.can_read(other.identity)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -12,7 +12,7 @@ from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.moves_under_way import Move
 from signalbox_scheduler.kv_moves.peers import TransferPeer
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 RETRY_S = 0.25
@@ -22,18 +22,19 @@ RETRY_S = 0.25
 class HandoverEnd:
     """One worker, as an owner and as a taker of groups on their way."""
 
-    def __init__(self, books: Bookkeeping, peer: TransferPeer) -> None:
-        self.queues = books.queues
-        self.blocks = books.blocks
+    def __init__(self, state: SchedulerState, peer: TransferPeer) -> None:
+        self.queues = state.queues
+        self.blocks = state.blocks
         self.peer = peer
         self.coming: dict[SequenceGroup, Handover] = {}
         self.leaving: dict[SequenceGroup, Handover] = {}
         self.num_handed_over = 0
         self.num_given_up = 0
         """Handovers from this worker that came to nothing."""
-        self._books = books
+        self._state = state
         self._retry_at: dict[SequenceGroup, float] = {}
-        self._rebalance_at = 0.0
+        self.rebalance_at = 0.0
+        """Time of the next look at whether another worker has less to do."""
 
     def may_leave(self, group: SequenceGroup) -> bool:
         """Says whether a group of this worker is in a state in which it can be handed over."""
@@ -54,17 +55,18 @@ class HandoverEnd:
     def retry_now(self) -> None:
         """Tries again to hand over what waits: there is room for another group on its way."""
         self._retry_at.clear()
-        self._rebalance_at = 0.0
+        self.rebalance_at = 0.0
+        """Time of the next look at whether another worker has less to do."""
 
     def pause(self, group: SequenceGroup) -> None:
         """Lets no step take a group of this worker any more until its handover has ended."""
-        self._books.decode_columns.release(group)
+        self._state.decode_columns.release(group)
         self.queues.pause(group)
 
     def release(self, group: SequenceGroup) -> None:
         """Gives up what this worker has of a group that runs at another from now on."""
         for seq in group.unfinished:
-            self._books.worker_state.forget(seq)
+            self._state.worker_state.forget(seq)
             self.blocks.free(seq)
         self.queues.remove(group)
 

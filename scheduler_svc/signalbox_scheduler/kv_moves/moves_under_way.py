@@ -5,6 +5,7 @@ ended, whatever happens meanwhile to the requests that it is for: a move that is
 too. So nothing else is put where the worker may still write.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -180,11 +181,10 @@ class MovesUnderWay:
         return self._outbox is not None
 
     @property
-    def overdue_at(self) -> float | None:
+    def overdue_at(self) -> float:
         """Time at which the worker is lost unless a move that was called off has ended."""
         cancelled = (move.cancelled_at for move in self._moves.values())
-        oldest = min((at for at in cancelled if at is not None), default=None)
-        return None if oldest is None else oldest + MAX_CANCEL_S
+        return min((at for at in cancelled if at is not None), default=math.inf) + MAX_CANCEL_S
 
     @property
     def is_clearing(self) -> bool:

@@ -9,14 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from signalbox_contract.sections.store_moves import MoveResult
+from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
-from signalbox_scheduler.kv_moves.block_exports import (
-    BlockExports,
-    PeerFetch,
-    PeerIdentity,
-    TransferEndpoint,
-)
+from signalbox_scheduler.kv_moves.block_exports import BlockExports, PeerFetch, TransferEndpoint
 from signalbox_scheduler.kv_moves.fetch_cost import FetchCost
 from signalbox_scheduler.kv_moves.fetch_counts import FetchCounts
 from signalbox_scheduler.kv_moves.moves_under_way import Move
@@ -169,15 +165,20 @@ class PeerReads:
         """Says whether a fetch from another worker has just failed or come late."""
         return now < self._paused.get(other, now)
 
-    def lose(self, block_hash: BlockHash, owner: BlockExports, now: float) -> None:
-        """Forgets a block that came, or comes, from a worker where it went wrong."""
+    def lose(self, block_hash: BlockHash, owner: BlockExports, now: float) -> bool:
+        """Forgets a block that came, or comes, from a worker where it went wrong.
+
+        Returns whether it had come.
+        """
         for move, pair in self._fetches.items():
             if pair.owner is owner and block_hash in move.hashes:
                 move.is_void = True
                 pair.call_off(now)
-        if self._origins.get(block_hash) is owner.endpoint.identity:
-            del self._origins[block_hash]
-            self._blocks.forget(block_hash)
+        if self._origins.get(block_hash) is not owner.endpoint.identity:
+            return False
+        del self._origins[block_hash]
+        self._blocks.forget(block_hash)
+        return True
 
     def forget(self, other: BlockExports) -> None:
         """Forgets a worker that is gone."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash
-from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
 from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
@@ -21,8 +20,7 @@ from signalbox_scheduler.kv_moves.fetch_cost import FetchCost
 from signalbox_scheduler.kv_moves.fetch_counts import FetchCounts
 from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S, PeerReads
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
-from signalbox_scheduler.planning.group_selection import GroupSelection
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 
@@ -57,34 +55,32 @@ class PrefixLoader:
     """The loading requests of one worker, and the blocks that have arrived for waiting ones.
 
     Args:
-        store_kind: kind of the worker's store; empty if it has none.
-        peer_reads: what it reads of other workers; None if it reads nothing.
+        peer_reads: what the worker reads of others.
         distrusted: blocks that are not fetched from the store.
     """
 
     def __init__(
         self,
-        books: Bookkeeping,
+        state: SchedulerState,
         moves: MovesUnderWay,
+        peer_reads: PeerReads,
         *,
-        group_selection: GroupSelection,
-        cost: CostModel,
-        store_kind: str,
-        peer_reads: PeerReads | None,
         distrusted: DistrustedBlocks,
     ) -> None:
+        store = state.config.store
         self.counts = FetchCounts()
         """Counts of fetches from the store."""
-        self.num_returned = 0
-        """Requests that came back to the admission queue, loaded or not."""
-        self._queues = books.queues
-        self._blocks = books.blocks
-        self._pool = books.blocks.cpu
+        self._queues = state.queues
+        self._blocks = state.blocks
+        self._pool = state.blocks.cpu
         self._moves = moves
-        self._group_selection = group_selection
-        self._store_cost = FetchCost(cost, block_size=books.blocks.block_size, from_peers=False)
+        self._selection = state.selection
+        self._suspects = state.suspects
+        self._store_cost = FetchCost(
+            state.cost, block_size=state.blocks.block_size, from_peers=False
+        )
         self._paused_until = -math.inf  # because the store did not answer in time
-        self._store_kind = store_kind
+        self._store_kind = "" if store is None else store.kind
         self._peer_reads = peer_reads
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
@@ -92,14 +88,17 @@ class PrefixLoader:
 
     # Planning
 
-    def plan(self, now: float, *, may_begin: bool) -> None:
-        """Gives up what has left or is late, and lets requests of the queue begin to load."""
+    def plan(self, now: float) -> None:
+        """Gives up what has left or is late, and lets requests of the queue begin to load.
+
+        None begins where a suspect is, whose steps move nothing.
+        """
         for group, load in list(self._loads.items()):
             if group not in self._queues.loading:
                 self._return(group, now)
             elif now >= load.until:
                 self._give_up(group, load, now)
-        if may_begin and self._queues.takes_new and self._queues.admission.groups:
+        if self._queues.takes_new and self._queues.admission.groups and not self._suspects.has_any:
             self._begin_loads(now)
 
     def _give_up(self, group: SequenceGroup, load: _Load, now: float) -> None:
@@ -118,31 +117,27 @@ class PrefixLoader:
                 other.until = now + GRACE_S
 
     def _count_late(self, move: Move, now: float) -> None:
-        if not (self._peer_reads is not None and self._peer_reads.came_late(move, now)):
+        if not self._peer_reads.came_late(move, now):
             self.counts.num_late += 1
             self._paused_until = now + PAUSE_S
 
     def _begin_loads(self, now: float) -> None:
         free = MAX_LOADING - len(self._loads)
-        if free <= 0 or not (self._store_kind or self._has_peers):
+        if free <= 0 or not (self._store_kind or self._peer_reads.has_peers):
             return
         waiting = itertools.islice(self._queues.admission.candidates, LOOK_AHEAD)
         chosen = [group for group in waiting if self._may_load(group)]
         for group in chosen[:free]:
             self._begin(group, now)
 
-    @property
-    def _has_peers(self) -> bool:
-        return self._peer_reads is not None and self._peer_reads.has_peers
-
     def _may_load(self, group: SequenceGroup) -> bool:
         if self._number in group.asked_stores or group.suspicion is not None:
             return False
         if group.wants_prompt_logprobs or group in self._queues.admission.prefixes:
             return False
-        if not self._group_selection.can_ever_run(group):
+        if not self._selection.can_ever_run(group):
             return False
-        return bool(self._store_kind) or self._group_selection.has_room(group)
+        return bool(self._store_kind) or self._selection.has_room(group)
 
     def _begin(self, group: SequenceGroup, now: float) -> None:
         """Fetches what is missing of a request's prefix from another worker, if one has it; else
@@ -182,7 +177,7 @@ class PrefixLoader:
             hashes: what comes after it.
         """
         reads = self._peer_reads
-        if reads is None or not hashes or not self._group_selection.has_room(group):
+        if not hashes or not self._selection.has_room(group):
             return False
         if reads.find(hashes[:1], now) is None:
             return False
@@ -253,11 +248,10 @@ class PrefixLoader:
         self, move: Move, result: MoveResult, now: float, *, from_peer: bool = False
     ) -> None:
         """Takes the end of a fetch, and of its ownership of the blocks."""
-        reads = self._peer_reads if from_peer else None
         num_blocks = 0 if move.is_void else result.num_blocks
-        if reads is None:
+        if not from_peer:
             num_blocks = self._num_trusted(move.hashes[:num_blocks])
-        counts = self.counts if reads is None else reads.counts
+        counts = self._peer_reads.counts if from_peer else self.counts
         counts.add_fetch(move, result, num_tokens=num_blocks * self._blocks.block_size)
         arrived = move.hold.publish(move.hashes[:num_blocks])
         move.hold.release()
@@ -274,21 +268,16 @@ class PrefixLoader:
             self._loads[waiting[0]].arrived.absorb(arrived)
         arrived.release()
         rest = move.hashes[num_blocks:] if num_blocks and not result.failed else ()
-        if waiting and reads is not None and rest and self._go_on(waiting, rest, reads, now):
+        if waiting and from_peer and rest and self._go_on(waiting, rest, now):
             return
         for group in waiting:
             self._return(group, now)
 
-    def _go_on(
-        self,
-        waiting: list[SequenceGroup],
-        rest: Sequence[BlockHash],
-        reads: PeerReads,
-        now: float,
-    ) -> bool:
+    def _go_on(self, waiting: list[SequenceGroup], rest: Sequence[BlockHash], now: float) -> bool:
         """Fetches the rest of what another worker has lent in part, as its plan copies no more at
         a time; returns whether that pays."""
-        if (fetch := reads.fetch_if_paying(rest, now, most=self._num_fetchable)) is None:
+        fetch = self._peer_reads.fetch_if_paying(rest, now, most=self._num_fetchable)
+        if fetch is None:
             return False
         move, until = fetch
         for group in waiting:
@@ -324,7 +313,6 @@ class PrefixLoader:
             return
         group.timeline.loaded(self._queues.admission.waits, now)
         self._queues.return_loaded(group)
-        self.num_returned += 1
         if prefix.blocks:
             self._queues.admission.prefixes[group] = prefix
 

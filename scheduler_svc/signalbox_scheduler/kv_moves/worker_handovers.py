@@ -4,60 +4,36 @@ What comes is looked after in this worker's plans: each begins the next round of
 owner pause the group, or takes it in.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.histogram import times
 from signalbox_rpc.metrics.sample import Sample, also_named, counter, durations
 from signalbox_scheduler.kv.block_allocator import BlockHash
-from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.handover import Handover, HandoverEnd
 from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
 from signalbox_scheduler.kv_moves.moves_under_way import Move
 from signalbox_scheduler.kv_moves.peers import TransferPeer
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
-from signalbox_scheduler.planning.group_selection import GroupSelection
-from signalbox_scheduler.planning.worker_grammars import WorkerGrammars
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
-from signalbox_scheduler.requests.stage_use import StageAccount
 
 MAX_COMING = 4
 """Groups that may come to a worker at once."""
 MAX_LEAVING = 8
 """Groups that a draining worker hands over at once."""
-REBALANCE_S = 0.1
-"""Time between two looks at whether another worker has less to do."""
 TAIL_BLOCKS = 2
 """Whole blocks of each sequence that may be missing when the group is paused."""
 GROWTH_BLOCKS = 2
 """Blocks of each sequence that are reserved beyond those which it has."""
 
 
-def _no_taker(_group: SequenceGroup, _owner: "WorkerHandovers", _now: float) -> bool:
-    """Answers of a worker that has not joined."""
-    return False
-
-
-def _alone(_owner: "WorkerHandovers", _now: float) -> None:
-    """Rebalances nothing: the worker has not joined."""
-
-
 class WorkerHandovers(HandoverEnd):
     """One worker's."""
 
-    def __init__(
-        self,
-        books: Bookkeeping,
-        peer: TransferPeer,
-        *,
-        group_selection: GroupSelection,
-        grammars: WorkerGrammars,
-        cost: CostModel,
-        stages: StageAccount,
-    ) -> None:
-        super().__init__(books, peer)
-        self.cost = cost
+    def __init__(self, state: SchedulerState, peer: TransferPeer) -> None:
+        super().__init__(state, peer)
+        self.cost = state.cost
         self.only_prefills = False
         """True if what runs here is handed over to workers that decode."""
         self.num_taken_over = 0
@@ -65,14 +41,10 @@ class WorkerHandovers(HandoverEnd):
         """Bytes that came with groups."""
         self.pause_ns = times()
         """Times from the pause of groups that came to their first step here."""
-        self.find_taker: Callable[[SequenceGroup, WorkerHandovers, float], bool] = _no_taker
-        """Begins to hand a group of a worker over to another, if one has room."""
-        self.rebalance: Callable[[WorkerHandovers, float], None] = _alone
-        """Begins to hand a group of a worker over to one that has less to do, if that pays."""
-        self._group_selection = group_selection
-        self._grammars = grammars
-        self._stages = stages
-        self._rounds = HandoverRounds(books.blocks, peer, cost=cost)
+        self._group_selection = state.selection
+        self._grammars = state.grammars
+        self._stages = state.stages
+        self._rounds = HandoverRounds(state.blocks, peer, cost=state.cost)
         self._ready: list[Handover] = []
         """Handovers with all blocks here, in the plan that is being filled."""
 
@@ -158,15 +130,6 @@ class WorkerHandovers(HandoverEnd):
             if not (is_valid and self._rounds.prepare(handover) and self._advance(handover, now)):
                 handover.give_up(now)
         self._retry_at = {group: at for group, at in self._retry_at.items() if now < at}
-        leaves = self.only_prefills or not self.queues.is_accepting
-        if leaves and self.queues.running:
-            self._hand_over(self.queues.running, now)
-        elif self.queues.swapped and not self.leaving:
-            # What would yield next, so that swapped groups come back, if another worker has room.
-            self._hand_over(self.queues.running[-1:], now)
-        elif now >= self._rebalance_at:
-            self._rebalance_at = now + REBALANCE_S
-            self.rebalance(self, now)
 
     def _advance(self, handover: Handover, now: float) -> bool:
         """Does what is next for a group on its way; returns False if nothing can come of it."""
@@ -270,14 +233,6 @@ class WorkerHandovers(HandoverEnd):
         )
 
     # Leaving
-
-    def _hand_over(self, groups: Iterable[SequenceGroup], now: float) -> None:
-        """Begins to hand over running groups for which another worker has room."""
-        for group in groups:
-            if len(self.leaving) >= MAX_LEAVING:
-                return
-            if self.may_try(group) and not self.find_taker(group, self, now):
-                self.retry_later(group, now)
 
     def answered(self) -> None:
         """Lets takers see what a step of this worker has brought."""

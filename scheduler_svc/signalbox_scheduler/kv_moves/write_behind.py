@@ -16,11 +16,11 @@ from collections.abc import Sequence as Hashes
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash
-from signalbox_scheduler.kv.block_manager import BlockSpaceManager
-from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv.block_manager import PrefixFound, SequenceFreed
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from signalbox_scheduler.kv_moves.used_blocks import UsedBlocks
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 
@@ -47,25 +47,42 @@ def most_stored(num_cpu_blocks: int) -> int:
     return int(MAX_STORED_SHARE * num_cpu_blocks)
 
 
-class WriteBehind:
+class NoWrites:
+    """What a worker without a store writes: nothing."""
+
+    num_blocks = 0
+    """Blocks that were written."""
+    num_bytes = 0
+    num_failures = 0
+
+    def follow(self, event: PrefixFound | SequenceFreed) -> None:
+        """Counts a use of blocks."""
+
+    def know(self, hashes: Hashes[BlockHash]) -> None:
+        """Remembers that the store has blocks."""
+
+    def miss(self, hashes: Hashes[BlockHash]) -> None:
+        """Forgets that the store had blocks: it has them no more."""
+
+    def plan(self, now: float) -> None:
+        """Begins to write blocks of one request, as far as the bounds let it."""
+
+    def stored(self, move: Move, result: MoveResult, now: float) -> None:
+        """Takes the end of a write, and of its ownership of the blocks."""
+
+    def forget(self) -> None:
+        """Begins anew: the store is emptied."""
+
+
+class WriteBehind(NoWrites):
     """Chooses what one worker writes to its store, and remembers what it has written."""
 
-    def __init__(
-        self,
-        store: StoreCapacity,
-        moves: MovesUnderWay,
-        *,
-        blocks: BlockSpaceManager,
-        cost: CostModel,
-    ) -> None:
-        self.num_blocks = 0  # written
-        self.num_bytes = 0
-        self.num_failures = 0
+    def __init__(self, store: StoreCapacity, moves: MovesUnderWay, state: SchedulerState) -> None:
         self._store_kind = store.kind
         self._moves = moves
-        self._blocks = blocks
-        self._cost = cost
-        self._allowance = WriteAllowance(store, block_bytes=cost.block_bytes)
+        self._blocks = state.blocks
+        self._cost = state.cost
+        self._allowance = WriteAllowance(store, block_bytes=state.cost.block_bytes)
         self._wanted: OrderedDict[BlockHash, SequenceGroup] = OrderedDict()
         self._known: OrderedDict[BlockHash, None] = OrderedDict()
         self._used = UsedBlocks()
@@ -73,9 +90,16 @@ class WriteBehind:
         self._of: dict[Move, SequenceGroup] = {}
         self._paused_until = -math.inf
 
-    def want_found(self, seq: Sequence, num_blocks: int) -> None:
-        """Has the first blocks of a prompt written, which has found them in a pool."""
-        self._want(seq.group, self._blocks.prefix_hashes(seq, 0, num_blocks))
+    def follow(self, event: PrefixFound | SequenceFreed) -> None:
+        """Has blocks written that a prompt has found in a pool, or a sequence that ends has used.
+
+        A request that is computed again has found its own.
+        """
+        group = event.seq.group
+        if isinstance(event, SequenceFreed):
+            self._count_uses(event.seq, event.num_cached_blocks)
+        elif not (event.seq.output_token_ids or group.num_preemptions):
+            self._want(group, self._blocks.prefix_hashes(event.seq, 0, event.num_blocks))
 
     def _want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
         """Has blocks written unless they have been."""
@@ -87,7 +111,7 @@ class WriteBehind:
         while len(self._wanted) > MAX_WANTED:
             self._wanted.popitem(last=False)
 
-    def count_uses(self, seq: Sequence) -> None:
+    def _count_uses(self, seq: Sequence, num_blocks: int) -> None:
         """Has blocks of a sequence that ends written, if an earlier request has used them, too.
 
         Of the branches of a request the first counts. All blocks are written of a sequence whose
@@ -95,7 +119,7 @@ class WriteBehind:
         """
         if seq is not seq.group.sequences[0]:
             return
-        hashes = self._blocks.prefix_hashes(seq, 0, seq.num_cached_blocks)
+        hashes = self._blocks.prefix_hashes(seq, 0, num_blocks)
         used = [one for one in hashes if self._used.add(one)]
         num_of_prompt = seq.group.num_prompt_tokens // self._blocks.block_size
         goes_on = any(self._ends.discard(one) for one in hashes[:num_of_prompt])
@@ -104,7 +128,6 @@ class WriteBehind:
             self._ends.add(hashes[-1])
 
     def know(self, hashes: Hashes[BlockHash]) -> None:
-        """Remembers that the store has blocks."""
         for block_hash in hashes:
             self._wanted.pop(block_hash, None)
             self._known[block_hash] = None
@@ -113,41 +136,38 @@ class WriteBehind:
             self._known.popitem(last=False)
 
     def miss(self, hashes: Hashes[BlockHash]) -> None:
-        """Forgets that the store had blocks: it has them no more."""
         for block_hash in hashes:
             self._known.pop(block_hash, None)
 
     def plan(self, now: float) -> None:
-        """Begins to write blocks of one request, as far as the bounds let it."""
         self._moves.cancel_older(MoveKind.STORE, began_before=now - MAX_STORE_S, now=now)
         num_blocks = min(self._num_storable, self._allowance.num_blocks(now), MAX_BLOCKS)
         if not self._wanted or num_blocks < 1 or now < self._paused_until:
             return
-        group, hashes, hold = self._choose(num_blocks)
-        if group is not None:
+        chosen, hold = self._choose(num_blocks)
+        if chosen:
+            hashes, group = list(chosen), next(iter(chosen.values()))
             self._allowance.take(len(hashes))
             move = self._moves.store(hashes, hold, tenant=group.request.tenant, now=now)
             self._of[move] = group
             self.know(hashes)
 
-    def _choose(self, most: int) -> tuple[SequenceGroup | None, list[BlockHash], Hold]:
-        """Returns what is written next, and for which request, which is the first's."""
-        group: SequenceGroup | None = None
-        hashes: list[BlockHash] = []
+    def _choose(self, most: int) -> tuple[dict[BlockHash, SequenceGroup], Hold]:
+        """Returns what is written next, all for the same request, and a hold of its copies."""
+        chosen: dict[BlockHash, SequenceGroup] = {}
         hold = Hold(self._blocks.cpu)
         num_before = self._blocks.copies.num_out
-        while len(hashes) < most and self._wanted:
-            block_hash, owner = next(iter(self._wanted.items()))
+        while len(chosen) < most and self._wanted:
+            block_hash, group = next(iter(self._wanted.items()))
             num_copies = self._blocks.copies.num_out - num_before
-            if owner is not (group or owner):
+            if chosen and group not in chosen.values():
                 break
             if not self._cost.keeps_more_copies(num_copies=num_copies):
                 break
             del self._wanted[block_hash]
             if self._blocks.copies.store_copy(block_hash, hold):
-                group = owner
-                hashes.append(block_hash)
-        return group, hashes, hold
+                chosen[block_hash] = group
+        return chosen, hold
 
     @property
     def _num_storable(self) -> int:
@@ -155,7 +175,6 @@ class WriteBehind:
         return most_stored(self._blocks.cpu.num_blocks) - num_stored
 
     def stored(self, move: Move, result: MoveResult, now: float) -> None:
-        """Takes the end of a write, and of its ownership of the blocks."""
         self.num_blocks += result.num_blocks
         self.num_bytes += result.num_bytes
         if move.is_void:
@@ -172,7 +191,6 @@ class WriteBehind:
         move.hold.release(oldest_first=True)
 
     def forget(self) -> None:
-        """Begins anew: the store is emptied."""
         self._wanted.clear()
         self._known.clear()
         self._used = UsedBlocks()

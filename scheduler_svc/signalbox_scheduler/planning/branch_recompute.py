@@ -7,18 +7,18 @@ blocks from the groups behind it.
 """
 
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.preemption import Preemption
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 
 class BranchRecompute:
     """Knows which groups have branches without blocks, and what those can share."""
 
-    def __init__(self, books: Bookkeeping, *, preemption: Preemption) -> None:
-        self._blocks = books.blocks
-        self._queues = books.queues
+    def __init__(self, state: SchedulerState, *, preemption: Preemption) -> None:
+        self._blocks = state.blocks
+        self._queues = state.queues
         self._preemption = preemption
         self.incomplete: dict[SequenceGroup, None] = {}
         """Groups that may have branches without blocks."""

@@ -5,10 +5,11 @@ behind the first a group may come before it whose prefix this worker has cached,
 """
 
 from signalbox_scheduler.config import StepLimits
-from signalbox_scheduler.kv.block_manager import AllocStatus
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
-from signalbox_scheduler.planning.suspect_turns import Trials
+from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.planning.sequence_release import SequenceRelease
+from signalbox_scheduler.planning.suspect_turns import SuspectSchedule
 from signalbox_scheduler.planning.worker_grammars import WorkerGrammars
+from signalbox_scheduler.queue.worker_queues import GroupQueues
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.wait_accounting import WaitReason
 
@@ -23,20 +24,22 @@ class GroupSelection:
 
     def __init__(
         self,
-        books: Bookkeeping,
+        queues: GroupQueues,
+        blocks: BlockSpaceManager,
+        sequence_release: SequenceRelease,
         *,
         limits: StepLimits,
         grammars: WorkerGrammars,
-        trials: Trials,
+        suspects: SuspectSchedule,
     ) -> None:
         self.obstacle = WaitReason.NEXT_STEP
         """Reason why the first group of the queue was not admitted."""
         self._limits = limits
-        self._queues = books.queues
-        self._blocks = books.blocks
-        self._sequence_release = books.sequence_release
+        self._queues = queues
+        self._blocks = blocks
+        self._sequence_release = sequence_release
         self._grammars = grammars
-        self._trials = trials
+        self._suspects = suspects
 
     def next_group(self) -> SequenceGroup | None:
         """Returns the waiting group that is admitted next; None if none can be now.
@@ -68,7 +71,7 @@ class GroupSelection:
 
     def _is_in_line(self, suspect: SequenceGroup) -> bool:
         """Returns whether this worker keeps its room for a suspect, which comes in by itself."""
-        if not self._trials.may_try(suspect):
+        if not self._suspects.may_try(suspect):
             return False
         if not self._queues.admission.reserve(suspect, self._queues):
             return False
@@ -80,7 +83,7 @@ class GroupSelection:
         """Returns the suspect that comes in next, if one can now; this worker makes room for it."""
         if self._is_full():
             return None
-        for group in self._trials.candidates:
+        for group in self._suspects.candidates:
             if not self._grammars.has(group):
                 self._grammars.want(group)
             elif self.can_ever_run(group) and self._queues.admission.reserve(group, self._queues):

@@ -49,14 +49,16 @@ class StepPlan:
     forks: list[Fork] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
     block_moves: BlockMoves = NO_MOVES
-    """Set when the plan is filled; see swapping.py."""
+    """Set when the plan is filled; see `SchedulerState.finish_copies`."""
     store_moves: StoreMoves | None = None
-    """Set when the plan is filled; see store_planning.py."""
+    """Set when the plan is filled; see connector.py."""
     preempted: list[SequenceGroup] = field(default_factory=list)
     deferred_victims: list[SequenceGroup] = field(default_factory=list)
     """Groups that sit this step out because they are preempted as soon as they are answered."""
     is_short_of_blocks: bool = False
     """True if a running sequence lacks a block; no waiting group is admitted then."""
+    has_incoming: bool = False
+    """True if groups of other workers are ready to run here; see connector.py."""
     is_alone: bool = False
     """True if all its sequences are of one request, a suspect; see suspect_turns.py."""
     adapters: set[str] | None = None
@@ -88,6 +90,11 @@ class StepPlan:
         self.num_new_tokens += [1] * count
         self.num_samples += [1] * count
         self.token_budget -= count
+
+    @property
+    def has_work(self) -> bool:
+        """True if the worker has something to do, be it copies alone."""
+        return bool(self.seqs) or self.has_sections
 
     @property
     def has_sections(self) -> bool:

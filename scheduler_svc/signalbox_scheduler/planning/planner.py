@@ -7,28 +7,22 @@ each prompt whole: the next one that a step has no tokens left for begins anothe
 is passed by shorter ones.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from signalbox_contract.model import Arithmetic
 from signalbox_rpc.metrics.sample import Sample, counter
-from signalbox_scheduler.config import StepLimits
 from signalbox_scheduler.kv.block_manager import AllocStatus
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
 from signalbox_scheduler.planning.adapter_turns import AdapterTurns
 from signalbox_scheduler.planning.arithmetic_changes import ArithmeticChanges
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.planning.branch_recompute import BranchRecompute
-from signalbox_scheduler.planning.group_selection import GroupSelection
-from signalbox_scheduler.planning.incoming_groups import IncomingGroups
 from signalbox_scheduler.planning.mask_turns import MaskTurns
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.preemption import Preemption
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.planning.step_division import StepDivision
-from signalbox_scheduler.planning.suspect_turns import Trials
 from signalbox_scheduler.planning.swapping import Swapping
 from signalbox_scheduler.planning.token_budget import prompt_budget
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
-from signalbox_scheduler.requests.stage_use import StageAccount
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.requests.wait_accounting import WaitReason
 
@@ -37,44 +31,33 @@ class Planner:
     """Decides how many tokens each sequence computes, and books their blocks."""
 
     def __init__(
-        self,
-        books: Bookkeeping,
-        *,
-        limits: StepLimits,
-        group_selection: GroupSelection,
-        preemption: Preemption,
-        swapping: Swapping,
-        trials: Trials,
-        arithmetic: Arithmetic | None = None,
-        worker_name: str = "",
-        stages: StageAccount,
-        incoming: IncomingGroups | None = None,
+        self, state: SchedulerState, *, preemption: Preemption, swapping: Swapping
     ) -> None:
         self.num_prefix_queries = 0  # tokens asked for, and found
         self.num_prefix_hits = 0
         self.num_cpu_prefix_hits = 0  # of those, found in the CPU pool
-        self.on_found: Callable[[Sequence, int], None] = lambda _seq, _num_blocks: None
-        """Told of each prompt whose first blocks have been found, and of how many."""
-        self._limits = limits
-        self._queues = books.queues
-        self._group_selection = group_selection
-        self._blocks = books.blocks
-        self._decode_columns = books.decode_columns
-        self._worker_state = books.worker_state
+        config = state.config
+        self._state = state
+        self._limits = config.limits
+        self._queues = state.queues
+        self._selection = state.selection
+        self._blocks = state.blocks
+        self._decode_columns = state.decode_columns
+        self._worker_state = state.worker_state
+        self._suspects = state.suspects
         self._preemption = preemption
         self._swapping = swapping
-        self._trials = trials
-        self._adapter_turns = AdapterTurns(books.queues, limits.max_adapters)
+        self._adapter_turns = AdapterTurns(state.queues, config.limits.max_adapters)
         self._has_turns = False  # in the step that is being filled
         self.mask_turns = MaskTurns(
-            books.queues, books.decode_columns, num_stages=limits.num_stages
+            state.queues, state.decode_columns, num_stages=config.limits.num_stages
         )
-        self.division = StepDivision(limits.num_stages)
-        self._branch_recompute = BranchRecompute(books, preemption=preemption)
-        self.arithmetic_changes = ArithmeticChanges(arithmetic, worker_name=worker_name)
-        self._worker_name = worker_name
-        self._stages = stages
-        self._incoming = incoming
+        self.division = StepDivision(config.limits.num_stages)
+        self._branch_recompute = BranchRecompute(state, preemption=preemption)
+        self._worker_name = config.identity.address
+        self.arithmetic_changes = ArithmeticChanges(
+            config.arithmetic, worker_name=self._worker_name
+        )
 
     def samples(self) -> Iterator[Sample]:
         yield counter(
@@ -88,7 +71,25 @@ class Planner:
         yield from self.mask_turns.samples()
 
     def fill(self, plan: StepPlan, now: float) -> None:
-        """Adds to an empty plan all that it has tokens, sequences and blocks for."""
+        """Adds to an empty plan all that it has tokens, sequences and blocks for.
+
+        A suspect and all other requests take turns; where one of them has no work, the other has
+        the step.
+        """
+        suspects = self._suspects
+        may_try = not plan.num_before and suspects.has_any and suspects.has_work
+        if may_try and suspects.is_turn:
+            self._fill_alone(plan, now)
+        if not plan.is_alone:
+            self._fill_together(plan, now)
+        if may_try and not suspects.is_turn and self.is_empty(plan):
+            self._fill_alone(plan, now)
+        grammars = self._state.grammars
+        if grammars.wanted is not None or self._queues.admission.parked.num_groups:
+            grammars.plan()
+
+    def _fill_together(self, plan: StepPlan, now: float) -> None:
+        """Adds all groups but suspects."""
         if self._branch_recompute.incomplete:
             self._branch_recompute.make_room(plan, now)
         columns, queues, admission = self._decode_columns, self._queues, self._queues.admission
@@ -97,8 +98,7 @@ class Planner:
         if self._has_turns or not columns.plan(plan):
             columns.release_all()
         all_in_columns = len(columns.seqs) == queues.num_sequence_slots
-        comes = self._incoming is not None and self._incoming.has_ready
-        if not all_in_columns or queues.swapped or admission.groups or comes:
+        if not all_in_columns or queues.swapped or admission.groups or plan.has_incoming:
             self._fill_beside_columns(plan, now)
         if self._has_turns and self.is_empty(plan):
             self._take_other_turns(plan, token_budget, now)
@@ -133,18 +133,18 @@ class Planner:
             self._spread_prompts(plan)
         self._add_prefills(plan)
         if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
-            self._add_handed_over(plan, now)
+            self._add_incoming(plan, now)
             self._add_swapped(plan, now)
             self._add_waiting(plan, now)
         if not self.is_empty(plan):
             self._update_decode_columns(plan)
 
-    def fill_alone(self, plan: StepPlan, now: float) -> None:
+    def _fill_alone(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan the work of one suspect, which comes in if none is tried yet."""
         plan.is_alone, plan.adapters = True, None
         if self._branch_recompute.incomplete:
             self._branch_recompute.make_room(plan, now)
-        if self._trials.current is None:
+        if self._suspects.current is None:
             self._bring_in_suspect(plan, now)
         else:
             self._add_decodes(plan, now)
@@ -290,21 +290,18 @@ class Planner:
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens
-        if prefix and is_prompt:
-            self.on_found(seq, len(prefix))
         self.num_prefix_queries += seq.num_tokens
         self.num_prefix_hits += seq.num_computed_tokens
 
     # Groups that come in
 
-    def _add_handed_over(self, plan: StepPlan, now: float) -> None:
+    def _add_incoming(self, plan: StepPlan, now: float) -> None:
         """Takes in groups of other workers, whose last blocks come with this step."""
-        if self._incoming is not None:
-            for group in self._incoming.take_in(now):
-                group.max_length = self._blocks.sizes.longest(group)
-                if self._admits(plan, group):
-                    for seq in group.unfinished:
-                        self._continue_swapped(plan, seq)
+        for group in self._state.connector.admit_ready(now) if plan.has_incoming else ():
+            group.max_length = self._blocks.sizes.longest(group)
+            if self._admits(plan, group):
+                for seq in group.unfinished:
+                    self._continue_swapped(plan, seq)
 
     def _add_swapped(self, plan: StepPlan, now: float) -> None:
         while plan.token_budget and (group := self._swapping.pop_group()):
@@ -332,7 +329,7 @@ class Planner:
     def _add_waiting(self, plan: StepPlan, now: float) -> None:
         admission = self._queues.admission
         while plan.token_budget and admission.groups and not self._queues.swapped:
-            group = self._group_selection.next_group()
+            group = self._selection.next_group()
             if group is None or not self._has_tokens(plan, group.unfinished[0]):
                 return
             self._bring_in(group, plan, now)
@@ -345,7 +342,7 @@ class Planner:
             admission.waits,
             now,
             worker=self._worker_name,
-            stages=self._stages,
+            stages=self._state.stages,
             step_id=plan.step_id,
             resumes=group.has_started,
         )
@@ -362,10 +359,10 @@ class Planner:
             self._add_chunk(plan, seq, num_cached_tokens=seq.num_computed_tokens)
 
     def _bring_in_suspect(self, plan: StepPlan, now: float) -> None:
-        group = self._group_selection.next_suspect()
+        group = self._selection.next_suspect()
         if group is not None:
             self._bring_in(group, plan, now)
-            self._trials.begin(group)
+            self._suspects.begin(group)
 
     def _what_waits(self, plan: StepPlan) -> WaitReason:
         """Says why this step leaves groups in the admission queue."""
@@ -378,7 +375,7 @@ class Planner:
             return WaitReason.BLOCKS
         if self._queues.swapped:
             return WaitReason.SWAPPED_FIRST
-        return self._group_selection.obstacle if plan.token_budget else WaitReason.TOKENS
+        return self._selection.obstacle if plan.token_budget else WaitReason.TOKENS
 
     def _admits(self, plan: StepPlan, group: SequenceGroup) -> bool:
         """Returns whether a group that comes to run may compute at once, without a turn."""

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_rpc.telemetry import logs
 from signalbox_scheduler.kv.block_manager import AllocStatus
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
-from signalbox_scheduler.planning.incoming_groups import IncomingGroups
 from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.planning.sequence_release import NO_LONGER_FITS
 from signalbox_scheduler.planning.swapping import Swapping
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
@@ -23,22 +22,16 @@ logger = logging.getLogger(__name__)
 class Preemption:
     """Takes blocks from groups that run, for the sake of those before them."""
 
-    def __init__(
-        self,
-        books: Bookkeeping,
-        *,
-        swapping: Swapping,
-        incoming: IncomingGroups | None = None,
-    ) -> None:
+    def __init__(self, state: SchedulerState, swapping: Swapping) -> None:
         self.num_preemptions = 0
         self.num_recomputes = 0  # of those; the others were swapped
-        self._queues = books.queues
-        self._blocks = books.blocks
-        self._decode_columns = books.decode_columns
-        self._worker_state = books.worker_state
-        self._sequence_release = books.sequence_release
+        self._queues = state.queues
+        self._blocks = state.blocks
+        self._decode_columns = state.decode_columns
+        self._worker_state = state.worker_state
+        self._sequence_release = state.sequence_release
         self._swapping = swapping
-        self._incoming = incoming
+        self._state = state
 
     def samples(self) -> Iterator[Sample]:
         yield counter("num_preemptions", "Times that a request had to yield.", self.num_preemptions)
@@ -65,7 +58,7 @@ class Preemption:
         Returns False if there is no other, or if it is in flight and is preempted in the next step.
         """
         plan.is_short_of_blocks = True
-        if self._incoming is not None and self._incoming.yield_room(now):
+        if self._state.connector.release_reservation(now):
             return True
         if self._queues.running[-1] is group:
             return False
@@ -77,7 +70,7 @@ class Preemption:
         What is kept for groups that are still on their way here goes first.
         """
         plan.is_short_of_blocks = True
-        if self._incoming is not None and self._incoming.yield_room(now):
+        if self._state.connector.release_reservation(now):
             return True
         if plan.deferred_victims:  # one victim at a time is waited for
             return False

@@ -1,6 +1,6 @@
 """Ends sequences: at once for the caller; their blocks when no step in flight holds them."""
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 
 from signalbox_contract.errors import Code
 from signalbox_contract.updates import FinishReason, RequestFailure
@@ -29,8 +29,6 @@ class SequenceRelease:
         self._draining: set[Sequence] = set()
         self.failed: list[SequenceGroup] = []
         """Groups that planning had to end, until `pop_failed`."""
-        self.on_release: Callable[[Sequence], None] = lambda _: None
-        """Told of a sequence that has ended, while it has its blocks."""
 
     @property
     def draining(self) -> Set[Sequence]:
@@ -83,6 +81,5 @@ class SequenceRelease:
             self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        self.on_release(seq)
         self._blocks.free(seq)
         self._worker_state.forget(seq)

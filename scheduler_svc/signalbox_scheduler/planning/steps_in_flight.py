@@ -1,5 +1,6 @@
 """The steps of one worker that are planned and not answered, and how long they take."""
 
+import math
 from collections import deque
 
 from signalbox_contract.step_result import StepResult
@@ -14,6 +15,9 @@ class StepsInFlight(deque[StepPlan]):
         super().__init__()
         self.num_planned = 0
         """Steps so far, which is the id of the last."""
+        self.last_planned_at = -math.inf
+        self.last_is_alone = True
+        """Whether the last step was one of a suspect; the first turn is that of the others."""
         self._answered_at = 0.0
         self._cost = cost
 
@@ -27,10 +31,12 @@ class StepsInFlight(deque[StepPlan]):
             planned_at=now,
         )
 
-    def add(self, plan: StepPlan) -> None:
-        """Takes the filled plan of the next step."""
-        self.num_planned = plan.step_id
+    def add(self, plan: StepPlan) -> StepPlan:
+        """Takes the filled plan of the next step, and returns it."""
+        self.num_planned, self.last_planned_at = plan.step_id, plan.planned_at
+        self.last_is_alone = plan.is_alone
         self.append(plan)
+        return plan
 
     def pop_answered(self, result: StepResult, now: float) -> StepPlan:
         """Removes and returns the oldest plan, whose result it is."""

@@ -5,37 +5,45 @@ sent until it is answered, so that a loss meanwhile has one request in it. Every
 of the other requests, which so wait for one step of a suspect at most.
 """
 
-from collections.abc import Collection
-
-from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.planning.steps_in_flight import StepsInFlight
 from signalbox_scheduler.queue.fair_queue import rank_of
 from signalbox_scheduler.queue.worker_queues import GroupQueues
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.suspicion import Suspicion
 
 
-class Trials:
-    """Knows which suspect runs on the worker, and which has its turn."""
+class SuspectSchedule:
+    """Knows which suspect runs on the worker, and whether it has the next turn."""
 
-    def __init__(self, queues: GroupQueues, *, worker_name: str) -> None:
-        self.is_turn = False
-        """True if the next step is that of a suspect, if there is one."""
+    def __init__(self, queues: GroupQueues, in_flight: StepsInFlight, *, worker_name: str) -> None:
         self._queues = queues
+        self._in_flight = in_flight
         self._worker_name = worker_name
-        self.begun: SequenceGroup | None = None
-        """The suspect that came in last; None once `current` has found that its turn is over."""
+        self._admitted: list[SequenceGroup] = []
+        """The suspect that came in last, until `current` has found that its turn is over."""
 
     @property
     def current(self) -> SequenceGroup | None:
         """The suspect that runs; None once it has been cleared, preempted or ended."""
-        group = self.begun
-        if group is not None and (group.suspicion is None or group not in self._queues):
-            self.begun = None
-        return self.begun
+        for group in self._admitted:
+            if group.suspicion is not None and group in self._queues:
+                return group
+            self._admitted = []
+        return None
 
     def begin(self, group: SequenceGroup) -> None:
         """Records the suspect that has come in."""
-        self.begun = group
+        self._admitted = [group]
+
+    @property
+    def has_any(self) -> bool:
+        """True if a suspect waits, or may run on this worker."""
+        return bool(self._admitted or self._queues.admission.suspects)
+
+    @property
+    def is_turn(self) -> bool:
+        """True if the next step is that of a suspect, if there is one."""
+        return not self._in_flight.last_is_alone
 
     @property
     def candidates(self) -> list[SequenceGroup]:
@@ -55,11 +63,14 @@ class Trials:
         """True if there is a suspect to be tried."""
         return self.current is not None or bool(self.candidates)
 
-    def must_wait(self, inflight: Collection[StepPlan]) -> bool:
-        """Returns whether no step may be sent beside those in flight."""
-        if not inflight:
+    @property
+    def must_wait(self) -> bool:
+        """True if no step may be sent while those in flight are not answered."""
+        if not self._in_flight or not self.has_any:
             return False
-        return any(plan.is_alone for plan in inflight) or (self.is_turn and self.has_work)
+        if any(plan.is_alone for plan in self._in_flight):
+            return True
+        return self.is_turn and self.has_work
 
 
 def pop_cleared(group: SequenceGroup) -> Suspicion | None:

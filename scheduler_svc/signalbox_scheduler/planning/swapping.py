@@ -6,10 +6,8 @@ brings it back.
 
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.kv.block_manager import AllocStatus
-from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
-from signalbox_scheduler.planning.group_selection import GroupSelection
 from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.planning.sequence_release import NO_LONGER_FITS
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
@@ -21,20 +19,13 @@ and so not seen to have become cheaper."""
 class Swapping:
     """Decides which groups of one worker are swapped."""
 
-    def __init__(
-        self,
-        books: Bookkeeping,
-        *,
-        group_selection: GroupSelection,
-        cost: CostModel,
-        mode: PreemptionMode,
-    ) -> None:
-        self._queues = books.queues
-        self._blocks = books.blocks
-        self._group_selection = group_selection
-        self._sequence_release = books.sequence_release
-        self._cost = cost
-        self._mode = mode
+    def __init__(self, state: SchedulerState) -> None:
+        self._queues = state.queues
+        self._blocks = state.blocks
+        self._selection = state.selection
+        self._sequence_release = state.sequence_release
+        self._cost = state.cost
+        self._mode = state.config.preemption_mode
         self._num_steps_without = 0  # since the last step that swapped
 
     def is_preferred(self, group: SequenceGroup) -> bool:
@@ -64,16 +55,12 @@ class Swapping:
             if status is AllocStatus.NEVER:
                 self._sequence_release.fail_later(group, NO_LONGER_FITS)
                 continue
-            if status is AllocStatus.LATER or not self._group_selection.has_slots(group):
+            if status is AllocStatus.LATER or not self._selection.has_slots(group):
                 return None
             del swapped[0]
             self._blocks.swap_in(group)
             return group
         return None
-
-    def finish_plan(self, plan: StepPlan) -> None:
-        """Gives a filled plan the copies that its sequences, and those it swaps, call for."""
-        plan.block_moves = self._blocks.copies.finish_plan()
 
     def observe(self, plan: StepPlan, *, swap_ns: int) -> None:
         """Measures what the swaps of an answered step took.

@@ -10,8 +10,9 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from signalbox_contract.structured_output.grammar_cost import GrammarCost
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
+from signalbox_scheduler.planning.sequence_release import SequenceRelease
 from signalbox_scheduler.queue.grammar_queue import Constraint
+from signalbox_scheduler.queue.worker_queues import GroupQueues
 from signalbox_scheduler.requests.failures import cannot_compile
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
@@ -34,11 +35,13 @@ class WorkerGrammars:
         memory_bytes: what its compiled grammars may count for.
     """
 
-    def __init__(self, books: Bookkeeping, *, memory_bytes: int) -> None:
+    def __init__(
+        self, queues: GroupQueues, sequence_release: SequenceRelease, *, memory_bytes: int
+    ) -> None:
         self.memory_bytes = memory_bytes
-        self._queues = books.queues
-        self._sequence_release = books.sequence_release
-        self._admission = books.queues.admission
+        self._queues = queues
+        self._sequence_release = sequence_release
+        self._admission = queues.admission
         self._ready: OrderedDict[Constraint, int] = OrderedDict()  # bytes, last used last
         self.wanted: SequenceGroup | None = None
         """The first group that would have come in if this worker had what it needs."""

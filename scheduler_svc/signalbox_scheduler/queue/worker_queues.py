@@ -32,6 +32,8 @@ class GroupQueues:
         """Sequences of the running groups, those that forks will add included."""
         self.num_held_slots = 0
         """Sequences of groups that other workers are handing over."""
+        self.num_returned = 0
+        """Times that a group has gone back to the shared queue; another worker may take it."""
         self._slots_of: dict[SequenceGroup, int] = {}  # of each that runs
 
     def __contains__(self, group: SequenceGroup) -> bool:
@@ -70,8 +72,7 @@ class GroupQueues:
     def set_back(self, group: SequenceGroup) -> None:
         """Moves a running group back among the waiting ones of all workers."""
         self._stop_running(group)
-        group.set_status(SequenceStatus.WAITING)
-        self.admission.add(group)
+        self._return(group)
 
     def load(self, group: SequenceGroup) -> None:
         """Takes a waiting group out of the queue of all workers while its prefix loads."""
@@ -82,8 +83,12 @@ class GroupQueues:
     def return_loaded(self, group: SequenceGroup) -> None:
         """Puts a loading group back among the waiting ones of all workers."""
         del self.loading[group]
+        self._return(group)
+
+    def _return(self, group: SequenceGroup) -> None:
         group.set_status(SequenceStatus.WAITING)
         self.admission.add(group)
+        self.num_returned += 1
 
     def remove(self, group: SequenceGroup) -> None:
         """Takes a group off this worker; a no-op if it is not there."""

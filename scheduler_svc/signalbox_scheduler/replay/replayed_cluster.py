@@ -11,7 +11,7 @@ from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import RequestUpdates
 from signalbox_contract.worker_role import WorkerRole
-from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.config import PeerIdentity, SchedulerConfig
 from signalbox_scheduler.factory import make_cluster, make_scheduler
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
@@ -83,10 +83,7 @@ class ReplayedCluster:
             model=model,
             capacity=capacity,
             admission=self.cluster.admission,
-            worker_name=address,
-            peers=self.cluster.peers,
-            epoch=epoch,
-            certified_name=certified_name,
+            identity=PeerIdentity(address=address, epoch=epoch, certified_name=certified_name),
         )
         preparations = deque[Preparation](maxlen=1)
         loop = StepLoop(

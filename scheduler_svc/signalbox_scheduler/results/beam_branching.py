@@ -9,7 +9,7 @@ beams with none are dropped.
 
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.updates import FinishReason
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.beam_search import Candidates, Draw
 from signalbox_scheduler.requests.sequence_group import BeamGroup, Sequence, SequenceStatus
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
@@ -22,13 +22,13 @@ class BeamGroups:
 
     def __init__(
         self,
-        books: Bookkeeping,
+        state: SchedulerState,
         *,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self._blocks = books.blocks
-        self._worker_state = books.worker_state
-        self._sequence_release = books.sequence_release
+        self._blocks = state.blocks
+        self._worker_state = state.worker_state
+        self._sequence_release = state.sequence_release
         self._eos_token_ids = eos_token_ids
 
     def process(

@@ -6,8 +6,8 @@ from signalbox_contract.errors import Code
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import FinishReason, RequestFailure
 from signalbox_rpc.metrics.sample import Sample, counter
-from signalbox_scheduler.planning.bookkeeping import Bookkeeping
 from signalbox_scheduler.planning.plan import StepPlan
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import (
     BeamGroup,
     Sequence,
@@ -25,21 +25,16 @@ from signalbox_scheduler.results.stop_conditions import end_reason
 class OutputProcessor:
     """Turns a result into what it means for requests, and moves the counters on."""
 
-    def __init__(
-        self,
-        books: Bookkeeping,
-        *,
-        eos_token_ids: frozenset[int],
-    ) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
-        self._blocks = books.blocks
-        self._decode_columns = books.decode_columns
-        self._worker_state = books.worker_state
-        self._sequence_release = books.sequence_release
-        self._admission = books.queues.admission
-        self._eos_token_ids = eos_token_ids
-        self._searches = BeamGroups(books, eos_token_ids=eos_token_ids)
+        self._blocks = state.blocks
+        self._decode_columns = state.decode_columns
+        self._worker_state = state.worker_state
+        self._sequence_release = state.sequence_release
+        self._admission = state.queues.admission
+        self._eos_token_ids = state.config.eos_token_ids
+        self._searches = BeamGroups(state, eos_token_ids=self._eos_token_ids)
 
     def samples(self) -> Iterator[Sample]:
         yield counter(

@@ -23,7 +23,7 @@ from signalbox_rpc.lifetime.handled_errors import release_frames
 from signalbox_rpc.limits.peer_timeout import wait_for_first
 from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.config import PeerIdentity, SchedulerConfig
 from signalbox_scheduler.factory import make_scheduler
 from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S
@@ -138,10 +138,11 @@ class WorkerRegistryServicer(pb_grpc.WorkerRegistryServiceServicer):
                 model=model,
                 capacity=capacity,
                 admission=self._cluster.admission,
-                worker_name=worker.address,
-                peers=self._cluster.peers,
-                epoch=worker.epoch,
-                certified_name=worker.certified_name,
+                identity=PeerIdentity(
+                    address=worker.address,
+                    epoch=worker.epoch,
+                    certified_name=worker.certified_name,
+                ),
             )
         except ValueError as error:
             raise FailedPrecondition(str(error)) from None

@@ -14,7 +14,7 @@ from signalbox_scheduler.workers.quarantine import WorkerRecords
 
 def record_loss(records: WorkerRecords, scheduler: Scheduler) -> None:
     """Counts the loss of a worker against it, unless one suspect was alone in its steps."""
-    loss, inflight = records.loss_of(scheduler.worker_name), scheduler.inflight
+    loss, inflight = records.loss_of(scheduler.worker_name), scheduler.in_flight
     if not inflight or not all(plan.is_alone for plan in inflight):
         records.count(loss)
     for group, position in _positions_in_flight(scheduler).items():
@@ -27,7 +27,7 @@ def record_loss(records: WorkerRecords, scheduler: Scheduler) -> None:
 def _positions_in_flight(scheduler: Scheduler) -> dict[SequenceGroup, int]:
     """Returns how far the furthest sequence of each group in flight would have been, in tokens."""
     positions: dict[SequenceGroup, int] = {}
-    for plan in scheduler.inflight:
+    for plan in scheduler.in_flight:
         for seq in plan.seqs:
             if scheduler.holds(seq.group):  # else it has ended
                 counters = scheduler.counters(seq)

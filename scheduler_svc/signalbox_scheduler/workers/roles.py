@@ -10,7 +10,8 @@ import logging
 from collections.abc import Mapping
 
 from signalbox_contract.worker_role import WorkerRole
-from signalbox_scheduler.config import Disaggregation
+from signalbox_scheduler.config import Disaggregation, PeerIdentity
+from signalbox_scheduler.kv_moves.peers import peer_identity
 from signalbox_scheduler.workers.step_loop import StepLoop
 from signalbox_scheduler.workers.worker_pool import StepLoops
 
@@ -41,15 +42,14 @@ class Roles:
         if pools:
             return "a model that pools has workers that decode nothing; leave --role out"
         for one in pool:
-            if one.scheduler.peer is None:
+            if not _identity(one).kv_format:
                 return (
                     f"{_name(one, loop)} cannot hand requests over, as a pool with roles does;"
                     " give it more swap space (--swap-space), and the scheduler --prefix-caching"
                     " and --cpu-prefix-cache, or leave --role out"
                 )
-        own, *others = (one.scheduler.peer for one in pool)
-        for other, peer in zip(pool[1:], others, strict=True):
-            if own is not None and peer is not None and not own.can_read(peer):
+        for other in pool[1:]:
+            if not _identity(loop).can_read(_identity(other)):
                 return (
                     f"its KV blocks are not those of the worker at {other.worker_name}; in a pool"
                     " with roles all workers have the same weights, type of K and V, block size,"
@@ -81,6 +81,10 @@ def resolve(asked: Mapping[StepLoop, WorkerRole]) -> dict[StepLoop, WorkerRole]:
         return dict.fromkeys(asked, WorkerRole.BOTH)
     (role,) = missing
     return {loop: role if own is WorkerRole.BOTH else own for loop, own in asked.items()}
+
+
+def _identity(loop: StepLoop) -> PeerIdentity:
+    return peer_identity(loop.scheduler.config)
 
 
 def _name(one: StepLoop, joining: StepLoop) -> str:

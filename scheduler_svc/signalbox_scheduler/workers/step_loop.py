@@ -83,9 +83,10 @@ class StepLoop:
         if scheduler.has_enough_in_flight:
             return None
         self.recorder.planned(now)
-        num_returned = scheduler.num_returned
+        queues = scheduler.state.queues
+        num_returned = queues.num_returned
         plan = scheduler.schedule(now)
-        if scheduler.num_returned > num_returned:
+        if queues.num_returned > num_returned:
             self._wake_all()  # an idle worker may have room for the preempted request
         self._send_failed()
         if scheduler.grammars.to_send and (preparation := scheduler.grammars.pop_preparation()):
@@ -96,15 +97,16 @@ class StepLoop:
 
     def complete(self, result: StepResult, now: float) -> None:
         """Takes the result of the oldest step in flight."""
-        plan = self.scheduler.inflight[0]
+        plan = self.scheduler.in_flight[0]
         self._learn(plan, now)
         self.recorder.answered(now)
-        num_returned = self.scheduler.num_returned if result.moves else 0
+        queues = self.scheduler.state.queues
+        num_returned = queues.num_returned
         outcome = self.scheduler.update(result, now)
         if RequestTrace.num_open or plan.trace is not None:
             step_spans.end(plan, result, outcome, worker=self.worker_name)
         self._send_updates(outcome)
-        if result.moves and self.scheduler.num_returned > num_returned:
+        if result.moves and queues.num_returned > num_returned:
             self._wake_all()  # requests wait again, with what has arrived for them or without
 
     def prepared(self, constraint: Constraint, *, fault: str, now: float) -> None:
@@ -120,18 +122,15 @@ class StepLoop:
 
         So does a move that was called off and does not end. Infinite if there is neither.
         """
-        store = self.scheduler.store
-        left_s = math.inf
-        if store is not None and (overdue_at := store.moves.overdue_at) is not None:
-            left_s = overdue_at - now
-        if self.scheduler.inflight:
+        left_s = self.scheduler.connector.overdue_at - now
+        if self.scheduler.in_flight:
             left_s = min(left_s, self._oldest_due_at - now)
         return left_s
 
     def overdue(self, now: float) -> str:
         """Says what is overdue, once no time is left."""
-        if self.scheduler.inflight and now >= self._oldest_due_at:
-            step_id = self.scheduler.inflight[0].step_id
+        if self.scheduler.in_flight and now >= self._oldest_due_at:
+            step_id = self.scheduler.in_flight[0].step_id
             return f"step {step_id} was not answered within {self.oldest_limit_s:.1f} s"
         return f"a move of KV blocks that was called off has not ended within {MAX_CANCEL_S:.0f} s"
 
@@ -141,22 +140,21 @@ class StepLoop:
 
         Infinite while a step is in flight, and if nothing moves to or from the worker's store.
         """
-        store = self.scheduler.store
-        return math.inf if store is None or self.scheduler.inflight else store.next_poll_at
+        return math.inf if self.scheduler.in_flight else self.scheduler.connector.next_poll_at
 
     @property
     def oldest_limit_s(self) -> float:
         """Time that the oldest step in flight is given."""
-        predicted_s = self._s_per_token * self.scheduler.inflight[0].total_tokens
+        predicted_s = self._s_per_token * self.scheduler.in_flight[0].total_tokens
         return max(self._step_timeout_s, TIMEOUT_PER_PREDICTION * predicted_s)
 
     @property
     def _oldest_due_at(self) -> float:
-        return self.scheduler.inflight.oldest_began_at + self.oldest_limit_s
+        return self.scheduler.in_flight.oldest_began_at + self.oldest_limit_s
 
     def abandon(self) -> None:
         """Ends the spans of the steps in flight, because the worker is lost."""
-        step_spans.abandon(self.scheduler.inflight, why="WORKER_LOST")
+        step_spans.abandon(self.scheduler.in_flight, why="WORKER_LOST")
 
     def _send_failed(self) -> None:
         if failed := self.scheduler.pop_failed():
@@ -164,5 +162,5 @@ class StepLoop:
 
     def _learn(self, plan: StepPlan, now: float) -> None:
         """Follows how long a token takes, quickly up and slowly down."""
-        seconds = (now - self.scheduler.inflight.oldest_began_at) / max(1, plan.total_tokens)
+        seconds = (now - self.scheduler.in_flight.oldest_began_at) / max(1, plan.total_tokens)
         self._s_per_token = max(seconds, 0.99 * self._s_per_token + 0.01 * seconds)

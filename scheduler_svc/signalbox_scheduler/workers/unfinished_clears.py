@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from signalbox_contract.sections.store_moves import ClearMark
-from signalbox_scheduler.kv_moves.store_planning import OnCleared, nothing_waits
+from signalbox_scheduler.kv_moves.peers import peer_identity
+from signalbox_scheduler.planning.connector import OnCleared, nothing_waits
 from signalbox_scheduler.scheduler import Scheduler
 
 DISK = "disk"
@@ -73,7 +74,8 @@ class UnfinishedClears:
             self.begin(scheduler, tenant, number, nothing_waits)
 
     def _learn(self, scheduler: Scheduler, others: Iterable[Scheduler]) -> None:
-        for issuer, number, _ in scheduler.store.known_clears if scheduler.store else ():
+        store = scheduler.config.store
+        for issuer, number, _ in () if store is None else store.clears:
             if issuer != self._issuer and number > self._earlier.get(issuer, 0):
                 self._earlier[issuer] = number
                 for oldest in list(self._earlier)[:-MAX_EARLIER]:
@@ -97,9 +99,10 @@ def _catch_up(scheduler: Scheduler, mark: ClearMark) -> None:
 
 
 def _kind(scheduler: Scheduler) -> str:
-    return "" if scheduler.store is None else scheduler.store.kind
+    store = scheduler.config.store
+    return "" if store is None else store.kind
 
 
 def _format(scheduler: Scheduler) -> str:
     """Returns what workers have in common whose blocks have the same names on a server."""
-    return "" if scheduler.peer is None else scheduler.peer.endpoint.identity.kv_format
+    return peer_identity(scheduler.config).kv_format

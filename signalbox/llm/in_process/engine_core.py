@@ -32,7 +32,7 @@ from signalbox_contract.tokenizer_files import hash_files
 from signalbox_router.generation.pooling.prompt_encoder import check_kind
 from signalbox_router.params.generation_params import GenerationParams
 from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.config import AdmissionBounds
+from signalbox_scheduler.config import AdmissionBounds, PeerIdentity
 from signalbox_scheduler.factory import make_scheduler
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.policies import make_policy
@@ -65,7 +65,7 @@ class EngineCore:
             model=worker.model,
             capacity=worker.capacity,
             admission=self.cluster.admission,
-            worker_name=worker.name,
+            identity=PeerIdentity(address=worker.name),
         )
         self._steps = StepLoop(
             self.scheduler,
@@ -223,7 +223,7 @@ class EngineCore:
         while self._answers:  # steps of ended requests
             self.complete_step()
         is_reset = self.scheduler.reset_prefix_cache()
-        while is_reset and self.scheduler.store is not None and self.scheduler.store.moves:
+        while is_reset and self.scheduler.connector.next_poll_at < math.inf:
             self._ask_for_moves()  # until the store is empty
             self.complete_step()
         return is_reset

@@ -2,6 +2,7 @@
 
 import pytest
 
+from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockCopy
 from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
@@ -17,21 +18,21 @@ def make_blocks(
     *,
     num_gpu_blocks: int = 8,
     num_cpu_blocks: int = 8,
-    num_watermark_blocks: int = 0,
+    watermark: float = 0.0,
     prefix_caching: bool = True,
     cpu_prefix_cache: bool = True,
     costs: CostModel | None = None,
 ) -> BlockSpaceManager:
-    return BlockSpaceManager(
+    shape = CacheShape(
         block_size=4,
         num_gpu_blocks=num_gpu_blocks,
         num_cpu_blocks=num_cpu_blocks,
-        num_watermark_blocks=num_watermark_blocks,
+        watermark=watermark,
         max_model_len=128,
         prefix_caching=prefix_caching,
         cpu_prefix_cache=cpu_prefix_cache,
-        costs=costs or CostModel(),
     )
+    return BlockSpaceManager(shape, costs=costs or CostModel())
 
 
 def start(
@@ -85,7 +86,7 @@ def swap_in(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
 def test_admission_leaves_the_watermark_free_unless_nobody_runs(
     num_used: int, num_watermark_blocks: int, prompt_len: int, status: AllocStatus
 ) -> None:
-    blocks = make_blocks(num_watermark_blocks=num_watermark_blocks)
+    blocks = make_blocks(watermark=num_watermark_blocks / 8)
     used = [blocks.gpu.allocate() for _ in range(num_used)]
     assert blocks.can_allocate(make_request([1] * prompt_len)) is status
     blocks.gpu.check(dict.fromkeys(used, 1))
@@ -250,7 +251,7 @@ def test_without_the_cache_on_the_cpu_a_group_takes_all_its_blocks() -> None:
 def test_a_swapped_group_comes_back_with_a_block_to_grow_above_the_watermark(
     num_used: int, num_watermark_blocks: int, status: AllocStatus
 ) -> None:
-    blocks = make_blocks(num_watermark_blocks=num_watermark_blocks, prefix_caching=False)
+    blocks = make_blocks(watermark=num_watermark_blocks / 8, prefix_caching=False)
     group = start(blocks, prompt_len=10)
     swap_out(blocks, group)
     for _ in range(num_used):

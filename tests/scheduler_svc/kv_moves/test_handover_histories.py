@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from signalbox_contract.request import BeamSearchParams
-from signalbox_scheduler.kv_moves.handovers import Handovers
 from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.kv_moves.test_lending_histories import History
-from tests.scheduler_svc.make import Loop, content_of, make_request, outputs
+from tests.scheduler_svc.make import Loop, content_of, make_request, outputs, transfers
 
 GRAMMARS = [None, None, ("regex", "a"), ("regex", "b")]
 
@@ -21,7 +20,6 @@ class HandoverHistory(History):
     """What happens to workers whose groups go elsewhere in the middle of everything."""
 
     def __init__(self, seed: int) -> None:
-        self.handovers = Handovers()
         self.num_begun = self.num_handed_over = self.num_given_up = 0
         self.has_beams = False
         super().__init__(seed)
@@ -32,7 +30,6 @@ class HandoverHistory(History):
         loop = super()._join()
         assert loop.worker.store is not None
         loop.worker.store.patience = 20
-        self.handovers.join(of(loop))
         return loop
 
     def add(self) -> None:
@@ -84,10 +81,6 @@ class HandoverHistory(History):
                 loop.scheduler.stop_sequence(group, index=seq.branch, keep_tokens=keep)
                 return
 
-    def _leave(self, loop: Loop) -> None:
-        super()._leave(loop)
-        self.handovers.leave(of(loop), self.now)
-
     def _count(self, loop: Loop) -> None:
         super()._count(loop)
         self.num_handed_over += of(loop).num_handed_over
@@ -118,8 +111,7 @@ class HandoverHistory(History):
 
 
 def of(loop: Loop) -> WorkerHandovers:
-    assert loop.scheduler.handovers is not None
-    return loop.scheduler.handovers
+    return transfers(loop.scheduler).handovers
 
 
 @pytest.mark.parametrize("first", range(0, 80, 10))

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from signalbox_contract.model import StoreCapacity
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.structured_output.grammar_cost import GROWTH_BYTES
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv_moves.block_exports import BlockExports
 from signalbox_scheduler.kv_moves.handover import RETRY_S
 from signalbox_scheduler.kv_moves.handover_rounds import GRACE_S
-from signalbox_scheduler.kv_moves.handovers import Handovers
 from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
 from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
@@ -21,7 +21,16 @@ from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.kv_moves.test_lending import PROMPT, Workers
-from tests.scheduler_svc.make import Loop, assert_all_free, content_of, make_request, outputs
+from tests.scheduler_svc.make import (
+    Loop,
+    assert_all_free,
+    content_of,
+    is_moving,
+    make_request,
+    outputs,
+    retract,
+    transfers,
+)
 
 NUM_TOKENS = 24
 NUM_TURNS = 12
@@ -32,23 +41,14 @@ class Pair(Workers):
     """A worker that runs groups, and one that may take them over."""
 
     def __init__(self, num: int = 2, **fields: Any) -> None:
-        self.handovers = Handovers()
         self.groups: list[SequenceGroup] = []
         self.num_computed = 0
         """Tokens that the workers were asked to compute."""
         self.knows_all = True
         super().__init__(num, **fields)
 
-    def join(self, number: int, *, kv_format: str = "one", **fields: Any) -> Loop:
-        loop = super().join(number, kv_format=kv_format, **fields)
-        assert loop.scheduler.handovers is not None
-        self.handovers.join(loop.scheduler.handovers)
-        return loop
-
     def of(self, number: int) -> WorkerHandovers:
-        handovers = self.loops[number].scheduler.handovers
-        assert handovers is not None
-        return handovers
+        return transfers(self.loops[number].scheduler).handovers
 
     def start(
         self, prompt: list[int] = PROMPT, *, num_steps: int = 3, **request: Any
@@ -78,9 +78,7 @@ class Pair(Workers):
 
     def lose(self, number: int) -> None:
         scheduler = self.loops[number].scheduler
-        assert scheduler.peer is not None
-        self.peers.leave(scheduler.peer, self.now)
-        self.handovers.leave(self.of(number), self.now)
+        self.peers.leave(scheduler.state, self.now)
         for group in scheduler.evacuate():
             self.admission.add(group)
         del self.loops[number]
@@ -116,10 +114,8 @@ class Pair(Workers):
 
 
 def is_busy(loop: Loop) -> bool:
-    store, handovers = loop.scheduler.store, loop.scheduler.handovers
-    assert store is not None
-    assert handovers is not None
-    return loop.scheduler.has_unfinished or bool(store.moves or handovers.coming)
+    scheduler = loop.scheduler
+    return scheduler.has_unfinished or is_moving(scheduler) or scheduler.connector.exchanges_groups
 
 
 def num_recomputed(group: SequenceGroup) -> int:
@@ -298,7 +294,7 @@ def test_nothing_is_found_that_went_wrong_for_another_group(num_turns: int, kind
         assert pair.begin(group)
     for _ in range(num_turns):
         pair.turn()
-    pair.loops[0].scheduler.blocks.retract(other.sequences[0])
+    retract(pair.loops[0], other.sequences[0])
     pair.loops[0].scheduler.abort(other)
     pair.groups.remove(other)
     for _ in range(NUM_TURNS):
@@ -342,7 +338,7 @@ def test_a_group_does_not_go_to_blocks_that_went_wrong_at_the_taker(num_turns: i
     for _ in range(num_turns):
         pair.turn()
     assert group in pair.of(1).coming
-    pair.loops[1].scheduler.blocks.retract(other.sequences[0])
+    retract(pair.loops[1], other.sequences[0])
     pair.step(1, seconds=RETRY_S)
     if group in pair.of(0).queues.running:
         pair.hand_over(group)
@@ -377,7 +373,7 @@ def test_an_owner_that_drains_hands_all_over() -> None:
 def test_a_worker_that_joins_takes_over_from_one_that_has_swapped() -> None:
     pair = Pair(1, num_gpu_blocks=20, num_cpu_blocks=80)
     first, second = pair.start(max_tokens=50), pair.start([1] * 21, max_tokens=50)
-    while not pair.of(0).queues.swapped:
+    while not pair.loops[0].scheduler.swapped:
         pair.step(0)
     pair.loops.append(pair.join(1, num_cpu_blocks=80))
     for _ in range(NUM_TURNS // 2):
@@ -408,14 +404,19 @@ def test_workers_that_are_all_full_keep_what_they_have() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"num_gpu_blocks": 12}, {"max_num_seqs": 1}, {"kv_format": "other"}]
+    "fields",
+    [
+        {"num_gpu_blocks": 12},
+        {"max_num_seqs": 1},
+        {"kv_format": "other", "store": StoreCapacity(kind="memory")},
+    ],
 )
 def test_a_worker_without_room_or_of_another_format_takes_nothing(fields: dict[str, Any]) -> None:
-    pair = Pair(1)
+    pair = Pair()
     group = pair.start(n=2)
-    pair.loops.append(pair.join(1, **fields))
-    assert not pair.begin(group)
-    assert not pair.of(1).blocks.gpu.num_holds()
+    pair.loops.append(pair.join(2, **fields))
+    assert not pair.of(2).reserve(group, pair.of(0), pair.now)
+    assert not pair.of(2).blocks.gpu.num_holds()
     assert not pair.of(0).leaving
     pair.assert_right()
 
@@ -501,7 +502,7 @@ def go_wrong(pair: Pair, group: SequenceGroup) -> None:
     pair.groups.remove(other)
     for loop in pair.loops:
         if loop.scheduler.holds(other):
-            loop.scheduler.blocks.retract(other.sequences[0])
+            retract(loop, other.sequences[0])
             loop.scheduler.abort(other)
 
 
@@ -596,12 +597,11 @@ def test_more_blocks_are_lent_at_a_time_where_either_worker_takes_long_for_a_ste
     group = pair.start()
     pair.step(0, seconds=owner_s)
     assert pair.begin(group)
-    store, seen = pair.loops[0].scheduler.store, 0
-    assert store is not None
+    moves, seen = transfers(pair.loops[0].scheduler).moves, 0
     while group not in pair.of(1).queues.running:
         for number, seconds in enumerate((owner_s, taker_s)):
             pair.step(number, seconds=seconds)
-            seen = max(seen, store.moves.num_blocks(MoveKind.LEND))
+            seen = max(seen, moves.num_blocks(MoveKind.LEND))
     assert seen == most
     pair.assert_right()
 

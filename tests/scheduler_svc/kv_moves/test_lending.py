@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 
 from signalbox_contract.sections.store_moves import Fetch, Lend
+from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.block_exports import LEND_S, PeerIdentity
+from signalbox_scheduler.kv_moves.block_exports import LEND_S
 from signalbox_scheduler.kv_moves.fetch_cost import RETRY_S
 from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
 from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
-from signalbox_scheduler.kv_moves.peers import Peers, TransferPeer
+from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
+from signalbox_scheduler.kv_moves.peers import TransferPeer
 from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S
-from signalbox_scheduler.kv_moves.store_planning import POLL_S
+from signalbox_scheduler.kv_moves.transfer_connector import POLL_S
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.timeline import EventKind
@@ -22,10 +24,13 @@ from tests.scheduler_svc.make import (
     Loop,
     assert_all_free,
     content_of,
+    is_moving,
     make_loop,
     make_request,
     make_scheduler,
     outputs,
+    retract,
+    transfers,
 )
 
 PROMPT = list(range(11, 32))  # five blocks and a token
@@ -37,7 +42,7 @@ class Workers:
     """Workers with pools of their own, which share a queue; each runs only when a test says so."""
 
     def __init__(self, num: int = 2, **fields: Any) -> None:
-        self.admission, self.peers = AdmissionQueue(), Peers()
+        self.admission, self.peers = AdmissionQueue(), PeerRegistry()
         self.tickets: dict[bytes, tuple[FakeStore, int]] = {}
         self.content: dict[bytes, Block] = {}
         self.now = 0.0
@@ -61,14 +66,10 @@ class Workers:
         loop = make_loop(scheduler, kept={}, step_s=0.001)
         assert loop.worker.store is not None
         loop.worker.store.tickets = self.tickets
-        assert scheduler.peer is not None
-        self.peers.join(scheduler.peer)
         return loop
 
     def peer(self, number: int) -> TransferPeer:
-        peer = self.loops[number].scheduler.peer
-        assert peer is not None
-        return peer
+        return transfers(self.loops[number].scheduler).peer
 
     def store(self, number: int) -> FakeStore:
         store = self.loops[number].worker.store
@@ -79,8 +80,7 @@ class Workers:
     def num_ahead(self) -> int:
         """Blocks that the first worker has copied for what its reader asks for next."""
         scheduler = self.loops[0].scheduler
-        assert scheduler.store is not None
-        num_lent = scheduler.store.moves.num_blocks(MoveKind.LEND)
+        num_lent = transfers(scheduler).moves.num_blocks(MoveKind.LEND)
         return scheduler.blocks.cpu.num_holds().total() - num_lent
 
     def add(self, prompt: list[int] = PROMPT, *, tenant: str = "") -> SequenceGroup:
@@ -117,8 +117,7 @@ class Workers:
                 self.step(number)
         for loop in self.loops:
             assert_all_free(loop)
-            assert loop.scheduler.store is not None
-            assert not loop.scheduler.store.moves
+            assert not is_moving(loop.scheduler)
 
     def check(self) -> None:
         for loop in self.loops:
@@ -240,7 +239,7 @@ def test_workers_with_other_blocks_read_nothing() -> None:
     workers.loops.append(workers.join(1, kv_format="other"))
     group = workers.add()
     assert_computed(workers, group, 1, 0, 1)
-    assert not workers.peer(1).reads.has_peers
+    assert not workers.peers.exports
 
 
 def test_a_prefix_that_is_computed_faster_is_not_fetched() -> None:
@@ -253,7 +252,7 @@ def test_a_prefix_that_is_computed_faster_is_not_fetched() -> None:
 @pytest.mark.parametrize("num_ahead", [10, 100])
 def test_the_steps_that_the_owner_has_in_flight_count(num_ahead: int) -> None:
     workers = made(cost=CostModel(block_bytes=BLOCK_BYTES, prefill_tokens_per_s=100))
-    inflight = workers.loops[0].scheduler.inflight
+    inflight = workers.loops[0].scheduler.in_flight
     plan = inflight.new_plan(workers.now, token_budget=num_ahead)
     plan.num_new_tokens.append(num_ahead)
     inflight.append(plan)
@@ -359,8 +358,7 @@ def test_an_abort_while_blocks_move_frees_them_on_both_workers(is_told: bool) ->
 def test_an_owner_that_is_lost_costs_a_recompute(is_told: bool) -> None:
     workers, group = fetching(is_told=is_told)
     owner = workers.loops.pop(0)
-    assert owner.scheduler.peer is not None
-    workers.peers.leave(owner.scheduler.peer, workers.now)
+    workers.peers.leave(owner.scheduler.state, workers.now)
     owner.scheduler.evacuate()
     assert_computed(workers, group, 0, most_cached=4)  # a block had arrived
 
@@ -369,8 +367,7 @@ def test_an_owner_that_is_lost_costs_a_recompute(is_told: bool) -> None:
 def test_a_reader_that_is_lost_leaves_no_pin(is_told: bool) -> None:
     workers, group = fetching(is_told=is_told)
     reader = workers.loops.pop(1)
-    assert reader.scheduler.peer is not None
-    workers.peers.leave(reader.scheduler.peer, workers.now)
+    workers.peers.leave(reader.scheduler.state, workers.now)
     (left,) = reader.scheduler.evacuate()
     assert left is group
     workers.admission.add(group)
@@ -383,7 +380,7 @@ def compute_wrongly(workers: Workers, number: int) -> None:
     scheduler = workers.loops[number].scheduler
     group = workers.add()
     workers.step(number)
-    scheduler.blocks.retract(group.sequences[0])
+    retract(workers.loops[number], group.sequences[0])
     scheduler.abort(group)
 
 
@@ -408,12 +405,13 @@ def test_what_goes_wrong_once_it_has_been_read_does_not_arrive() -> None:
 
 def test_what_goes_wrong_after_it_has_arrived_is_found_nowhere() -> None:
     workers = made(num=3)
+    first = workers.peer(0)
     for reader in (1, 2):
         workers.add()
         workers.finish(reader, reader - 1, reader)
         if reader == 1:  # so that the third worker reads of the second
-            workers.peers.leave(workers.peer(0), workers.now)
-    workers.peers.join(workers.peer(0))
+            workers.peers.exports.remove(first.exports)
+    workers.peers.exports.append(first.exports)
     assert workers.peer(2).reads.counts.num_hits == 20
     compute_wrongly(workers, 1)
     assert_computed(workers, workers.add(), 2, 1, 2)
@@ -442,9 +440,8 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
     while workers.peer(1).reads.counts.num_hits < 20:
         for number in (1, 0):
             workers.step(number)
-            store = workers.loops[0].scheduler.store
-            assert store is not None
-            most = max(most, store.moves.num_blocks(MoveKind.LEND))
+            moves = transfers(workers.loops[0].scheduler).moves
+            most = max(most, moves.num_blocks(MoveKind.LEND))
     assert most == 3
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 20
@@ -541,10 +538,12 @@ def test_copies_that_were_made_ahead_are_found_by_nothing_after_a_clear(is_all: 
 @pytest.mark.parametrize("num_cpu_blocks", [1, 3])
 def test_a_pool_of_which_no_block_may_be_lent_takes_part_in_nothing(num_cpu_blocks: int) -> None:
     identity = PeerIdentity(address="w:1", epoch=1, kv_format="one")
-    scheduler = make_scheduler(identity=identity, peers=Peers(), num_cpu_blocks=num_cpu_blocks)
-    assert scheduler.peer is None
-    assert scheduler.handovers is None
-    assert make_scheduler(identity=identity, peers=Peers(), num_cpu_blocks=4).peer is not None
+    peers = PeerRegistry()
+    make_scheduler(identity=identity, peers=peers, num_cpu_blocks=4)
+    make_scheduler(identity=identity, peers=peers, num_cpu_blocks=num_cpu_blocks)
+    assert not peers.exports
+    make_scheduler(identity=identity, peers=peers, num_cpu_blocks=4)
+    assert len(peers.exports) == 2
 
 
 def test_a_prefix_of_which_a_part_has_arrived_is_used_if_its_owner_is_lost() -> None:
@@ -556,8 +555,7 @@ def test_a_prefix_of_which_a_part_has_arrived_is_used_if_its_owner_is_lost() -> 
         workers.step(1)
     assert group.sequences[0].status is SequenceStatus.LOADING
     owner = workers.loops.pop(0)
-    assert owner.scheduler.peer is not None
-    workers.peers.leave(owner.scheduler.peer, workers.now)
+    workers.peers.leave(owner.scheduler.state, workers.now)
     owner.scheduler.evacuate()
     assert_computed(workers, group, 0, most_cached=12)
     assert group.num_cached_tokens == 12

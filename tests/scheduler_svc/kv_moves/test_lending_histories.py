@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from signalbox_contract.model import StoreCapacity
-from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
-from signalbox_scheduler.kv_moves.moves_under_way import MovesUnderWay
-from signalbox_scheduler.kv_moves.peers import Peers
+from signalbox_scheduler.config import PeerIdentity
+from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_store import Block, Ending, FakeStore
@@ -18,10 +17,12 @@ from tests.scheduler_svc.make import (
     Loop,
     assert_all_free,
     content_of,
+    is_moving,
     make_loop,
     make_request,
     make_scheduler,
     outputs,
+    retract,
 )
 
 NUM_EVENTS = 200
@@ -42,7 +43,7 @@ class History:
             "store": rng.choice([None, None, StoreCapacity(kind="memory")]),
         }
         self.depth, self.step_s = rng.choice([1, 2]), rng.choice([0.001, 0.01])
-        self.admission, self.peers = AdmissionQueue(), Peers()
+        self.admission, self.peers = AdmissionQueue(), PeerRegistry()
         self.kept: dict[bytes, Block] = {}
         self.tickets: dict[bytes, tuple[FakeStore, int]] = {}
         self.content: dict[bytes, Block] = {}
@@ -66,8 +67,6 @@ class History:
         store.tickets = self.tickets
         store.endings = self._endings()
         store.heeds_cancels = self.rng.random() < 0.7
-        assert scheduler.peer is not None
-        self.peers.join(scheduler.peer)
         return loop
 
     def _endings(self) -> Iterator[Ending]:
@@ -119,7 +118,7 @@ class History:
             self.gone.add(group)
             for loop in self.loops:
                 if loop.scheduler.holds(group):
-                    loop.scheduler.blocks.retract(group.sequences[0])
+                    retract(loop, group.sequences[0])
                     loop.scheduler.abort(group)
 
     def lose_worker(self) -> None:
@@ -135,8 +134,7 @@ class History:
         self.loops.append(self._join())
 
     def _leave(self, loop: Loop) -> None:
-        assert loop.scheduler.peer is not None
-        self.peers.leave(loop.scheduler.peer, self.now)
+        self.peers.leave(loop.scheduler.state, self.now)
 
     def reset(self) -> None:
         for loop in self.loops:
@@ -181,13 +179,13 @@ class History:
             self.lose_worker()
         for _ in range(3000):
             num_busy = sum(self._step(loop) for loop in self.loops)
-            if not num_busy and not any(self._moves(loop) for loop in self.loops):
+            if not num_busy and not any(is_moving(loop.scheduler) for loop in self.loops):
                 break
             self.now += 0.0 if num_busy else 0.1
         for loop in self.loops:
             self._count(loop)
             assert_all_free(loop)
-            assert not self._moves(loop)
+            assert not is_moving(loop.scheduler)
         for group in self.groups:
             if group not in self.gone:
                 self.assert_output(group)
@@ -195,10 +193,6 @@ class History:
     def assert_output(self, group: SequenceGroup) -> None:
         prompt = group.request.prompt_token_ids
         assert outputs(group) == [expected(prompt, num_tokens=group.max_tokens)]
-
-    def _moves(self, loop: Loop) -> MovesUnderWay:
-        assert loop.scheduler.store is not None
-        return loop.scheduler.store.moves
 
     def check(self) -> None:
         for loop in self.loops:

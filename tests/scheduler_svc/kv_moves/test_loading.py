@@ -1,6 +1,8 @@
 """Prefixes come from a worker's store, or are computed: exact output, and no block is lost."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,8 +10,9 @@ from signalbox_contract.model import StoreCapacity
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv_moves.fetch_cost import RETRY_S
 from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
-from signalbox_scheduler.kv_moves.peers import Peers
+from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
 from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S, MAX_LOADING
+from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.timeline import EventKind
@@ -19,10 +22,13 @@ from tests.scheduler_svc.make import (
     Loop,
     assert_all_free,
     content_of,
+    is_moving,
     make_loop,
     make_request,
     make_scheduler,
     outputs,
+    retract,
+    transfers,
 )
 
 PROMPT = list(range(11, 32))  # five blocks and a token
@@ -32,8 +38,15 @@ STORE = StoreCapacity(kind="memory")
 class Server:
     """A worker with a store, which may have been written by one before it."""
 
-    def __init__(self, kept: dict[bytes, Block] | None = None, **fields: object) -> None:
-        fields = {"num_cpu_blocks": 16, "store": STORE, **fields}
+    def __init__(
+        self,
+        kept: dict[bytes, Block] | None = None,
+        *,
+        peers: PeerRegistry | None = None,
+        **fields: object,
+    ) -> None:
+        self.peers = peers or PeerRegistry()
+        fields = {"num_cpu_blocks": 16, "store": STORE, "peers": self.peers, **fields}
         scheduler = make_scheduler(**fields)  # type: ignore[arg-type]
         self.kept: dict[bytes, Block] = {} if kept is None else kept
         self.loop: Loop = make_loop(scheduler, kept=self.kept, step_s=0.001)
@@ -78,11 +91,10 @@ class Server:
         self.loop.run()
         self.check()
         assert_all_free(self.loop)
-        assert self.scheduler.store is not None
-        assert not self.scheduler.store.moves
+        assert not is_moving(self.scheduler)
 
 
-def filled(**fields: object) -> Server:
+def filled(**fields: Any) -> Server:
     """Returns a new worker with the store of one that has served PROMPT twice."""
     first = Server()
     first.run()
@@ -163,8 +175,7 @@ def test_a_prefix_comes_from_the_store_after_a_restart() -> None:
     (event,) = (one for one in group.timeline.events if one.kind is EventKind.FETCHED)
     assert (event.num_blocks, event.num_bytes, event.detail) == (5, 160, "")
     assert (event.source, event.store) == ("", STORE.kind)
-    assert server.scheduler.store is not None
-    counts = server.scheduler.store.loading.counts
+    counts = transfers(server.scheduler).loading.counts
     assert (counts.num_queries, counts.num_hits, counts.num_failures) == (20, 20, 0)
 
 
@@ -201,8 +212,7 @@ def test_a_store_that_pays_less_than_computing_is_not_asked() -> None:
     server = filled(cost=cost)
     server.run()
     assert server.store.num_fetched == 0
-    assert server.scheduler.store is not None
-    assert server.scheduler.store.loading.counts.num_queries == 0
+    assert transfers(server.scheduler).loading.counts.num_queries == 0
 
 
 PROMPTS = [[first, *PROMPT[1:]] for first in range(40, 50)]
@@ -248,8 +258,7 @@ def test_a_fetch_that_is_given_up_lowers_the_rate_and_pauses_lookups() -> None:
     assert server.scheduler.cost.load_bytes_per_s < 1e6
     server.store.ends_at_once = True
     assert server.run(PROMPTS[1]).num_cached_tokens == 0
-    assert server.scheduler.store is not None
-    loading = server.scheduler.store.loading
+    loading = transfers(server.scheduler).loading
     assert loading.counts.num_queries == loading.counts.num_late * 20 == 20
     server.loop.now += PAUSE_S
     assert server.run(PROMPTS[2]).num_cached_tokens == 20
@@ -306,11 +315,10 @@ def test_a_fetch_that_comes_late_keeps_its_blocks_until_it_has_ended() -> None:
     assert group.num_cached_tokens == 0
     pool = server.scheduler.blocks.cpu
     assert pool.num_free == pool.num_blocks - 5
-    assert server.scheduler.store is not None
-    assert server.scheduler.store.moves.overdue_at == pytest.approx(server.loop.now + 10.0, abs=1)
+    assert server.scheduler.connector.overdue_at == pytest.approx(server.loop.now + 10.0, abs=1)
     server.store.end(fetch)
     server.finish()
-    assert server.scheduler.store.moves.overdue_at is None
+    assert server.scheduler.connector.overdue_at == math.inf
 
 
 @pytest.mark.parametrize("most", [0, 3])
@@ -331,9 +339,8 @@ def test_what_a_fetch_brought_before_it_came_late_is_used_by_all_that_wait(most:
     assert groups[0].num_cached_tokens == 4 * most
     for group in groups:
         assert outputs(group) == [expected(PROMPT, num_tokens=2)]
-    assert server.scheduler.store is not None
-    assert server.scheduler.store.loading.counts.num_late == 1
-    assert server.scheduler.store.loading.counts.num_failures == 0
+    assert transfers(server.scheduler).loading.counts.num_late == 1
+    assert transfers(server.scheduler).loading.counts.num_failures == 0
 
 
 @pytest.mark.parametrize("most", [0, 3])
@@ -346,8 +353,7 @@ def test_what_a_fetch_brought_before_it_failed_is_used(most: int) -> None:
     server.finish()
     assert group.num_cached_tokens == 4 * most
     assert outputs(group) == [expected(PROMPT, num_tokens=2)]
-    assert server.scheduler.store is not None
-    assert server.scheduler.store.loading.counts.num_failures == 1
+    assert transfers(server.scheduler).loading.counts.num_failures == 1
 
 
 @pytest.mark.parametrize("step", [until_pending, until_fetching])
@@ -489,7 +495,7 @@ def test_blocks_of_a_sequence_that_went_wrong_are_not_fetched() -> None:
     for _ in range(4):
         server.step()
     assert server.store.num_fetched == 5
-    server.scheduler.blocks.retract(group.sequences[0])
+    retract(server.loop, group.sequences[0])
     server.finish()
     assert server.run().num_cached_tokens == 0
     assert server.store.num_fetched == 5
@@ -497,12 +503,12 @@ def test_blocks_of_a_sequence_that_went_wrong_are_not_fetched() -> None:
 
 def test_blocks_that_went_wrong_are_fetched_by_no_worker_of_the_cluster() -> None:
     """Whether it has the same store, or takes the place of the one before it."""
-    peers = Peers()
+    peers = PeerRegistry()
     first = filled(peers=peers)
     group = first.add(max_tokens=8)
     for _ in range(4):
         first.step()
-    first.scheduler.blocks.retract(group.sequences[0])
+    retract(first.loop, group.sequences[0])
     first.finish()
     second = Server(first.kept, peers=peers)
     assert second.run().num_cached_tokens == 0
@@ -518,7 +524,7 @@ def test_what_goes_wrong_while_it_is_looked_up_or_fetched_does_not_arrive(
     group = server.add()
     move_id = until(server)
     for block_hash in server.scheduler.blocks.prefix_hashes(group.sequences[0], 0, 5):
-        server.scheduler.blocks.on_retract(block_hash)
+        server.peers.distrust(block_hash, transfers(server.scheduler).peer.exports, server.loop.now)
     server.store.end(move_id)
     server.store.ends_at_once = True
     server.finish()
@@ -535,8 +541,7 @@ def test_a_failed_write_pauses_writing() -> None:
     server.store.end(move, most=2, failed="no space left on device")
     server.store.ends_at_once = True
     server.finish()
-    assert server.scheduler.store is not None
-    write_behind = server.scheduler.store.write_behind
+    write_behind = transfers(server.scheduler).write_behind
     assert (write_behind.num_blocks, write_behind.num_failures) == (2, 1)
     server.run()
     assert server.store.num_stored == 2
@@ -559,8 +564,7 @@ def test_a_block_that_the_store_does_not_keep_is_offered_again_later() -> None:
     server.loop.now += 2.0
     server.run()
     assert len(server.kept) == 5
-    assert server.scheduler.store is not None
-    assert server.scheduler.store.write_behind.num_failures == 0
+    assert transfers(server.scheduler).write_behind.num_failures == 0
 
 
 def test_no_more_is_written_than_a_second_allows() -> None:
@@ -579,7 +583,8 @@ def test_no_more_is_written_than_a_second_allows() -> None:
 
 def test_a_worker_whose_pool_caches_nothing_uses_no_store() -> None:
     for fields in ({"num_cpu_blocks": 0}, {"cpu_prefix_cache": False}, {"prefix_caching": False}):
-        assert make_scheduler(store=STORE, **{"num_cpu_blocks": 4, **fields}).store is None  # type: ignore[arg-type]
+        scheduler = make_scheduler(store=STORE, **{"num_cpu_blocks": 4, **fields})  # type: ignore[arg-type]
+        assert not isinstance(scheduler.connector, TransferConnector)
 
 
 def test_a_clear_reaches_requests_that_run_load_and_have_loaded() -> None:
@@ -612,10 +617,9 @@ def test_nothing_is_looked_up_while_the_store_is_cleared() -> None:
     hold(server)
     server.scheduler.clear_prefix_cache(None, lambda _: None)
     group = server.add()
-    assert server.scheduler.store is not None
-    before = server.scheduler.store.loading.counts.num_queries
+    before = transfers(server.scheduler).loading.counts.num_queries
     server.step()
-    assert server.scheduler.store.loading.counts.num_queries == before
+    assert transfers(server.scheduler).loading.counts.num_queries == before
     server.store.ends_at_once = True
     server.finish()
     assert group.num_cached_tokens == 0
@@ -634,4 +638,4 @@ def test_a_clear_of_a_tenant_names_it() -> None:
     server = filled()
     server.scheduler.clear_prefix_cache("team-a", lambda _: None)
     server.loop.send()
-    assert server.scheduler.inflight[-1].store_moves.clears[0].tenant == "team-a"
+    assert server.scheduler.in_flight[-1].store_moves.clears[0].tenant == "team-a"

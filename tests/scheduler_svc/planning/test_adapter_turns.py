@@ -39,7 +39,7 @@ def run(loop: Loop, *, most: int) -> dict[SequenceGroup, list[int]]:
     steps = defaultdict[SequenceGroup, list[int]](list)
     while True:
         while loop.send():
-            plan = loop.scheduler.inflight[-1]
+            plan = loop.scheduler.in_flight[-1]
             groups = {seq.group: None for seq in plan.seqs}
             assert len({group.request.adapter for group in groups} - {""}) <= most
             for group in groups:
@@ -81,7 +81,7 @@ def test_a_stream_of_requests_for_one_adapter_starves_no_other_and_not_the_base(
         if turn == 50:
             late = ask(loop, "c", max_tokens=5)
         while loop.send():
-            plan = loop.scheduler.inflight[-1]
+            plan = loop.scheduler.in_flight[-1]
             for group in {seq.group for seq in plan.seqs}:
                 steps[group].append(plan.step_id)
         loop.answer()

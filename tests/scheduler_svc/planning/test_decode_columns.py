@@ -38,7 +38,7 @@ def test_no_token_is_computed_after_the_last_that_is_drawn(max_tokens: int, dept
     num_computed = 0
     for _ in range(100):  # more steps than the longest takes
         while loop.send():
-            num_computed += loop.scheduler.inflight[-1].total_tokens
+            num_computed += loop.scheduler.in_flight[-1].total_tokens
         loop.answer()
     assert all(group.is_finished for group in groups)
     for group in groups:
@@ -70,7 +70,7 @@ class Columns:
     @property
     def inside(self) -> dict[SequenceGroup, None]:
         """The groups that are in the columns."""
-        return {seq.group: None for seq in self.loop.scheduler.books.decode_columns.seqs}
+        return {seq.group: None for seq in self.loop.scheduler.state.decode_columns.seqs}
 
     def step(self, times: int = 1) -> None:
         """Runs steps, and notes which groups leave the columns though they have not ended."""
@@ -211,7 +211,7 @@ def answer(loop: Loop, *, reverses: bool) -> None:
         loop.scheduler.check()
     if not loop.sent:
         return
-    plan = loop.scheduler.inflight[0]
+    plan = loop.scheduler.in_flight[0]
     result = loop.worker.execute(loop.sent.popleft())
     if reverses:
         last = len(result.token_ids) - 1

@@ -40,9 +40,9 @@ def step(loop: Loop) -> None:
 
 def forget(loop: Loop, group: SequenceGroup) -> None:
     """Makes the worker forget a group, as if it had yielded."""
-    loop.scheduler.books.decode_columns.release_all()
+    loop.scheduler.state.decode_columns.release_all()
     for seq in group.sequences:
-        loop.scheduler.books.worker_state.forget(seq)
+        loop.scheduler.state.worker_state.forget(seq)
 
 
 def make_swapped(loop: Loop, *, n: int = 1) -> SequenceGroup:
@@ -113,7 +113,7 @@ def test_a_swapped_group_without_a_place_waits_until_there_is_one() -> None:
     scheduler.abort(scheduler.running[0])
     late = make_request([3] * 4, n=2, max_tokens=1, arrival=0.5)  # of one block
     late.max_length = 5
-    scheduler.books.queues.run(late)  # it took the places while the group was out
+    scheduler.state.queues.run(late)  # it took the places while the group was out
     assert scheduler.blocks.gpu.num_free == 7
     loop.send()
     assert group.sequences[0].status is SequenceStatus.SWAPPED
@@ -229,7 +229,7 @@ def set_back(loop: Loop, group: SequenceGroup) -> None:
     for seq in group.sequences:
         loop.scheduler.blocks.free(seq)
         seq.forget_progress()
-    loop.scheduler.books.queues.set_back(group)
+    loop.scheduler.state.queues.set_back(group)
 
 
 def test_a_branch_does_not_share_a_prompt_that_is_on_its_way() -> None:

@@ -27,7 +27,7 @@ def group_of(cluster: Cluster, handle: int) -> SequenceGroup:
 def step(cluster: Cluster, loop: Loop) -> list[str]:
     """Sends one step and takes its answer; returns the requests in it."""
     assert loop.send()
-    requests = dict.fromkeys(seq.group.request_id for seq in loop.scheduler.inflight[-1].seqs)
+    requests = dict.fromkeys(seq.group.request_id for seq in loop.scheduler.in_flight[-1].seqs)
     outcome = loop.answer()
     assert outcome is not None
     cluster.requests.send_updates(outcome)
@@ -182,9 +182,9 @@ def test_a_suspect_that_passes_was_not_the_cause_of_the_losses_at_which_it_was_a
 def test_a_suspect_that_a_worker_fails_to_compute_alone_was_the_cause() -> None:
     cluster, router, _ = make_with()
     loop = lose_with_suspect(cluster, router, times=1)
-    while not loop.scheduler.inflight:
+    while not loop.scheduler.in_flight:
         assert loop.send()
-    plan = loop.scheduler.inflight[0]
+    plan = loop.scheduler.in_flight[0]
     assert plan.is_alone
     failure = RequestFailure(Code.INTERNAL, "logits are not finite")
     answer = StepResult(step_id=plan.step_id, failures={plan.seqs[0].seq_id: failure})

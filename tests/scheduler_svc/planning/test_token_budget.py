@@ -24,7 +24,7 @@ def loop_of_decodes(*, prefill_spread: int, num_decodes: int = 2) -> Loop:
 
 def step(loop: Loop) -> StepPlan:
     assert loop.send()
-    plan = loop.scheduler.inflight[0]
+    plan = loop.scheduler.in_flight[0]
     loop.answer()
     loop.scheduler.check()
     return plan

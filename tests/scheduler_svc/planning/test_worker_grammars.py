@@ -49,7 +49,7 @@ class CompilingLoop(Loop):
         was_preparing, moved = self.preparing, False
         while self.send():
             moved = True
-            for seq in self.scheduler.inflight[-1].seqs:
+            for seq in self.scheduler.in_flight[-1].seqs:
                 needed = seq.group.params.structured_output
                 assert needed is None or needed in self.compiled, "a step waits for a compilation"
         if self.preparing is not None and self.preparing is not was_preparing:

@@ -19,7 +19,7 @@ def step(scheduler: Scheduler, group: SequenceGroup, *, first: int, last: int) -
 
 
 def answer(scheduler: Scheduler, group: SequenceGroup, *, first: int, last: int) -> StepOutcome:
-    plan = scheduler.inflight[0]
+    plan = scheduler.in_flight[0]
     (seq,) = group.sequences
     values = [TokenLogprobs(-float(i), 1, [], []) for i in range(first, last + 1)]
     draws = [seq.seq_id] if plan.num_samples[0] else []

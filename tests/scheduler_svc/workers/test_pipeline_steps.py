@@ -69,7 +69,7 @@ class Pipeline:
         first = len(self.driver.started)
         self.driver.now = self._now_ns / 1e9
         num_started = self.driver.fill()
-        for plan in list(self.driver.scheduler.inflight)[first:]:
+        for plan in list(self.driver.scheduler.in_flight)[first:]:
             self.num_tokens.append(plan.total_tokens)
             forward_ns = len(self.shares) * (self.fixed_ns + self.token_ns * plan.total_tokens)
             self.busy_ns += forward_ns

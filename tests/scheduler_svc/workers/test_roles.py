@@ -9,8 +9,7 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.config import Disaggregation
-from signalbox_scheduler.kv_moves.block_exports import PeerIdentity
+from signalbox_scheduler.config import Disaggregation, PeerIdentity
 from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
@@ -22,10 +21,12 @@ from tests.scheduler_svc.make import (
     MODEL,
     Loop,
     assert_all_free,
+    is_moving,
     make_arrival,
     make_loop,
     make_scheduler,
     outputs,
+    transfers,
 )
 from tests.scheduler_svc.routers import Router, failure_of
 
@@ -60,7 +61,6 @@ class Pool:
             admission=self.cluster.admission,
             worker_name=name,
             identity=identity,
-            peers=self.cluster.peers,
             **{"num_cpu_blocks": 40, "num_gpu_blocks": 160, **fields},
         )
         steps = StepLoop(
@@ -84,9 +84,7 @@ class Pool:
         return [loop.worker_name for loop in loops if self.cluster.roles.of(loop) is role]
 
     def of(self, name: str) -> WorkerHandovers:
-        handovers = self.workers[name][0].scheduler.handovers
-        assert handovers is not None
-        return handovers
+        return transfers(self.workers[name][0].scheduler).handovers
 
     def ask(self, prompt: list[int] = PROMPT, **request: Any) -> SequenceGroup:
         self.num_requests += 1
@@ -141,10 +139,8 @@ class Pool:
             self.turn()
         for _, loop in self.workers.values():
             assert_all_free(loop)
-            assert loop.scheduler.store is not None
-            assert not loop.scheduler.store.moves
-            assert loop.scheduler.handovers is not None
-            assert not loop.scheduler.handovers.coming
+            assert not is_moving(loop.scheduler)
+            assert not loop.scheduler.connector.exchanges_groups
         assert ended_at - began_at < 0.002 * MOST_TURNS * max(1, len(self.workers)), "it waited"
         for group in self.groups:
             if group.failure is None:
@@ -311,8 +307,7 @@ def state_of(pool: Pool, group: SequenceGroup) -> str:
     if group in pool.cluster.admission:
         return "queued"
     for _, loop in pool.workers.values():
-        handovers = loop.scheduler.handovers
-        assert handovers is not None
+        handovers = transfers(loop.scheduler).handovers
         if group in handovers.leaving:
             return "paused" if group.is_paused else "copying"
         if handovers.num_taken_over and loop.scheduler.holds(group):

@@ -9,7 +9,7 @@ from signalbox_contract.sections.store_moves import Clear, ClearMark
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.workers.step_loop import StepLoop
 from signalbox_scheduler.workers.unfinished_clears import MAX_EARLIER, MAX_TENANTS
-from tests.scheduler_svc.make import Loop, join_worker, make_cluster, make_loop
+from tests.scheduler_svc.make import Loop, is_moving, join_worker, make_cluster, make_loop
 
 
 def join(
@@ -25,7 +25,7 @@ def made(loop: Loop) -> list[Clear]:
     """Has a worker do what it has to; returns the clears that it makes."""
     clears: list[Clear] = []
     while loop.send():
-        if (moves := loop.scheduler.inflight[-1].store_moves) is not None:
+        if (moves := loop.scheduler.in_flight[-1].store_moves) is not None:
             clears += moves.clears
         loop.answer()
     loop.scheduler.check()
@@ -50,8 +50,7 @@ def test_a_worker_that_joins_makes_the_clear_of_one_that_was_lost(tenant: str | 
     assert faults == [("w0:1", "the worker has left")]
     second, loop = join(cluster)
     assert clears(loop) == [tenant]
-    assert second.scheduler.store is not None
-    assert not second.scheduler.store.moves
+    assert not is_moving(second.scheduler)
     _, loop = join(cluster)
     assert clears(loop) == []
     cluster.check()
