@@ -21,7 +21,7 @@ import psutil
 from benchmarks.harness.answers import Answer, Asked
 from benchmarks.harness.hosts import Host
 from signalbox.client.scheduler_client import SchedulerClient
-from signalbox.client.service_client import Refused, Unreachable
+from signalbox.client.service_client import CallRefused, Unreachable
 from signalbox.stack.processes.child_processes import Child, start, watch
 from signalbox.stack.stack_addresses import free_port
 from signalbox_protos.inference.v1 import inference_pb2 as pb
@@ -133,7 +133,7 @@ class ModelPool:
     async def workers(self) -> Sequence[stats_pb2.WorkerStats]:
         """Returns what the scheduler counts of each worker that has joined."""
         while True:
-            with contextlib.suppress(Unreachable, Refused):
+            with contextlib.suppress(Unreachable, CallRefused):
                 return (await self._scheduler.stats()).workers
             await asyncio.sleep(POLL_S)
 

@@ -12,7 +12,7 @@ from benchmarks.harness.closed_loop import drive
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.process import HOST, PeerUnavailable
 from benchmarks.peers.signalbox_server import SignalboxServer
-from signalbox.bench.http_stream import Endpoint, HttpStatusError, is_healthy, post_for_events
+from signalbox.bench.http_stream import HttpAddress, HttpStatusError, is_healthy, post_for_events
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -38,7 +38,8 @@ async def test_events_are_read_across_chunks_until_done() -> None:
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(line), line) for line in lines)
     async with answering(CHUNKED + chunks) as port:
         got = [
-            event async for event in post_for_events(Endpoint(host=HOST, port=port), "/x", {"a": 1})
+            event
+            async for event in post_for_events(HttpAddress(host=HOST, port=port), "/x", {"a": 1})
         ]
     assert got == [{"n": 1}, {"n": 22}]
 
@@ -46,7 +47,7 @@ async def test_events_are_read_across_chunks_until_done() -> None:
 async def test_a_refusal_is_an_error_with_its_text() -> None:
     async with answering(b"HTTP/1.1 400 Bad Request\r\n\r\nno such model") as port:
         with pytest.raises(HttpStatusError, match="400 Bad Request: no such model"):
-            endpoint = Endpoint(host=HOST, port=port)
+            endpoint = HttpAddress(host=HOST, port=port)
             async for _ in post_for_events(endpoint, "/x", {}):
                 pass
 
