@@ -113,8 +113,9 @@ async def test_a_worker_that_drains_hands_its_streams_over(
         assert scheduler.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
         assert scheduler.planner.num_prefix_queries == 0
         request = explain_pb2.ExplainRequest(request_id="r3")
-        events = (await running.client.stub.Explain(request)).events
-        (event,) = (one for one in events if one.kind == explain_pb2.EVENT_KIND_MIGRATED)
+        explained = await running.client.stub.Explain(request)
+        assert count(explained.samples, "num_migrations") == 1
+        (event,) = (one for one in explained.events if one.kind == explain_pb2.EVENT_KIND_MIGRATED)
         assert event.worker == scheduler.worker_name
         assert event.num_bytes == 64 * event.num_blocks > 0
         (known,) = (await running.client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
