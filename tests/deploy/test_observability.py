@@ -65,9 +65,10 @@ async def collect() -> list[Metric]:
         for wrong in (make_request([1], top_p=7), make_request([1] * 100, max_tokens=400)):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(stub, wrong)
-        of_one_stage = simulated(num_gpu_blocks=8, adapters=(SQL,))  # as those that hand over
-        async with running_worker(scheduler.address, of_one_stage):
-            await eventually(lambda: len(scheduler.cluster.step_loops) == 2)
+        of_one_stage = simulated(num_gpu_blocks=8, adapters=(SQL,))  # as those that exchange KV
+        others = [running_worker(scheduler.address, of_one_stage) for _ in range(2)]
+        async with others[0], others[1]:
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 3)
             registries = (
                 router.registry,
                 make_registry(lambda: metrics.samples(scheduler.cluster)),
