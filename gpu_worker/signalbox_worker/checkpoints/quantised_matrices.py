@@ -27,7 +27,8 @@ def with_matrices(
     if checkpoint is None:
         return found
     for module, marker in _modules(stored, checkpoint):
-        form = checkpoint.form_of(module)
+        own = checkpoint.by_marker.get(marker, checkpoint)
+        form = own.form_of(module)
         if form is None:
             raise ModelError(
                 f"{module} has {marker}, but quantization_config leaves it out; config.json does "
@@ -37,7 +38,7 @@ def with_matrices(
         parts = {end: found.pop(name) for end, name in names.items() if name in stored}
         if f"{module}.{WEIGHT}" in found:
             raise ModelError(f"{module} has both a weight and one in {form.name}; fetch it again")
-        activations = checkpoint.activations_of(module)
+        activations = own.activations_of(module)
         found[f"{module}.{WEIGHT}"] = _joined(module, parts, form, activations)
     _refuse_lone_codes(found, checkpoint)
     return found

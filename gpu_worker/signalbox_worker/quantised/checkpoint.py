@@ -5,8 +5,8 @@ none of a form's. Its configuration says how. A module that has such tensors alt
 configuration leaves it out is refused.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from signalbox_worker.quantised.activations import ActivationScheme
 from signalbox_worker.quantised.form import QuantisedForm
@@ -31,5 +31,7 @@ class QuantisedCheckpoint:
     """True if the checkpoint also prescribes schemes that no program computes."""
     separator: str = "."
     """Characters between the name of a module and the end that tells its tensors apart."""
+    by_marker: Mapping[str, "QuantisedCheckpoint"] = field(default_factory=dict)
+    """What holds for modules with a marker, where the configuration leaves it open."""
     other_names: tuple[str, ...] = ()
     """Other values of `--quantization` that keep it."""

@@ -1,6 +1,7 @@
 """Finds the forms of a checkpoint's matrices by `quantization_config` in its config.json."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from signalbox_kernels.structs import Element
@@ -12,6 +13,7 @@ from signalbox_worker.quantised.checkpoint import QuantisedCheckpoint
 from signalbox_worker.quantised.compressed_tensors import NAME as COMPRESSED_TENSORS
 from signalbox_worker.quantised.compressed_tensors import compressed_tensors_checkpoint
 from signalbox_worker.quantised.fields import Described, expect, first, not_served, refuse_others
+from signalbox_worker.quantised.form import QuantisedForm
 from signalbox_worker.quantised.mxfp4 import gpt_oss_checkpoint
 from signalbox_worker.quantised.scaled import BLOCK, BLOCK_SCALE, ROW, scaled_form
 
@@ -85,14 +87,20 @@ def _fp8(described: Described) -> QuantisedCheckpoint:
             f"the checkpoint is in FP8 by blocks of {str(block)[:40]}; use one by blocks of "
             f"{BLOCK} x {BLOCK}, or with scales of rows or matrices"
         )
-    form = FP8 if block is None else FP8_BLOCKS
     scheme = first(described, "dynamic", "activation_scheme")
     if scheme not in ("dynamic", "static"):
         raise not_served("fp8", f"activation_scheme {str(scheme)[:40]!r}", "'dynamic' or 'static'")
-    is_static = scheme == "static"
+    rows, blocks = (_of_form(form, is_static=scheme == "static") for form in (FP8, FP8_BLOCKS))
+    if "weight_block_size" in described:
+        return rows if block is None else blocks
+    # Left out, it is a block of 128 x 128 to transformers and none to vLLM: the tensors tell.
+    return replace(rows, forms=(FP8, FP8_BLOCKS), by_marker={BLOCK_SCALE: blocks})
+
+
+def _of_form(form: QuantisedForm, *, is_static: bool) -> QuantisedCheckpoint:
     activations = ActivationScheme(
         code=Element.FP8_E4M3,
-        group_size=None if block is None or is_static else BLOCK,
+        group_size=None if is_static or form == FP8 else BLOCK,
         is_static=is_static,
     )
     return QuantisedCheckpoint(

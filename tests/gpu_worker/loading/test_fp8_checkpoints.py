@@ -224,6 +224,16 @@ def test_a_device_without_fp8_refuses_it_by_name(
         make_runner(tmp_path, cpu_backend="torch", quantization="fp8", load_format="dummy")
 
 
+def test_blocks_that_config_json_leaves_out_are_told_by_the_tensors(tmp_path: Path) -> None:
+    """transformers takes them by default; where scales are of a matrix, vLLM's files have none."""
+    found = []
+    for described in (BLOCKS, FP8):
+        save_quantised(tmp_path, "llama2", by_block, described)
+        stored = open_model(ModelConfig(model=str(tmp_path)), ignore_progress).stored()
+        found.append({name: (one.form, one.rounding) for name, one in stored.items()})
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("described", "reason"),
     [
