@@ -73,6 +73,8 @@ _OF_TRAINING = frozenset(
 )
 """Fields without an effect on what an adapter computes."""
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {}, 0)
+DEFAULTS: Mapping[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False}
+"""Values that PEFT takes for fields that are left out; a test compares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,7 @@ def _check_served(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _config(config: Mapping[str, Any], modules: Collection[str]) -> AdapterConfig:
+    config = {**DEFAULTS, **config}
     r, alpha = _rank(config["r"]), _number(config["lora_alpha"])
     ranks = _pattern(config.get("rank_pattern"), _rank)
     alphas = _pattern(config.get("alpha_pattern"), _number)
@@ -194,7 +197,7 @@ def _config(config: Mapping[str, Any], modules: Collection[str]) -> AdapterConfi
     return AdapterConfig(
         max_rank=max([r, *ranks.values()]),
         base_model=str(config.get("base_model_name_or_path") or ""),
-        _scales_by_root=_flag(config.get("use_rslora", False)),
+        _scales_by_root=_flag(config["use_rslora"]),
         _targets=frozenset(filter(is_target, modules)),
         _ranks=_of_modules(ranks, found["rank"], r, modules),
         _alphas=_of_modules(alphas, found["alpha"], alpha, modules),

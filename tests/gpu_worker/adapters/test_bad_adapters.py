@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from signalbox_worker.adapters import peft_adapter
+from signalbox_worker.adapters.adapter_config import DEFAULTS, read_adapter_config
 from signalbox_worker.adapters.peft_adapter import describe_adapter, open_adapter
 from signalbox_worker.config import ModelConfig, ModelError
 from tests.gpu_worker.adapters.peft_adapters import (
@@ -59,6 +60,17 @@ def test_a_sound_adapter_is_opened(adapter: Path) -> None:
     opened = open_adapter("mine", adapter, shapes=SHAPES)
     assert set(opened.modules) == SHAPES.keys()
     assert opened.info == describe_adapter("mine", adapter)
+
+
+def test_fields_that_are_left_out_have_the_defaults_of_peft(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    fields = {"peft_type": "LORA", "target_modules": ["q_proj"], "rank_pattern": {"k_proj": 3}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
+    read = read_adapter_config(tmp_path / "adapter_config.json", SHAPES)
+    peft, module = LoraConfig(), next(name for name in SHAPES if name.endswith("q_proj"))
+    assert (read.rank(module), read.scale(module)) == (peft.r, peft.lora_alpha / peft.r)
+    assert {name: getattr(peft, name) for name in DEFAULTS} == DEFAULTS
 
 
 @pytest.mark.parametrize(
