@@ -204,7 +204,7 @@ class FolderAddress(ObjectAddress):
     @classmethod
     def _check_place(cls, parts: SplitResult) -> None:
         if parts.netloc or parts.path.strip("/") == "":
-            raise ValueError("it must be file:///FOLDER, with three slashes")
+            raise ValueError(f"it must be {parts.scheme}:///FOLDER, with three slashes")
 
     @property
     def folder(self) -> Path:
