@@ -1,7 +1,8 @@
 """The ASGI application: its routes, and its answers to failures."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
+from types import MethodType
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -11,18 +12,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from signalbox_contract.errors import Internal, RpcError
-from signalbox_router.apis.openai.adapter_routes import AdapterApi
-from signalbox_router.apis.openai.pooling_routes import PoolingApi
 from signalbox_router.apis.openai.requests.errors import CLIENT_CLOSED_REQUEST
-from signalbox_router.apis.openai.routes import Api
+from signalbox_router.apis.openai.route import RoutedApi
 from signalbox_router.apis.openai.streaming import error_response, json_response
 from signalbox_router.http.docs_page import add_docs
 from signalbox_router.http.openapi_description import (
     ABOUT,
-    BODIES,
-    LOAD_ADAPTER,
-    NAMED,
-    UNLOAD_ADAPTER,
     DescribedApp,
     description_of,
 )
@@ -46,14 +41,7 @@ MAX_PATH_CHARS = 100
 Collect = Callable[[], Awaitable[Collector]]
 
 
-def make_app(
-    api: Api,
-    pooling: PoolingApi,
-    adapters: AdapterApi,
-    *,
-    version: str,
-    metrics: Collect | None = None,
-) -> FastAPI:
+def make_app(apis: Iterable[RoutedApi], *, version: str, metrics: Collect | None = None) -> FastAPI:
     """Returns the application, with /metrics if `metrics` is given."""
     app = DescribedApp(
         title="Signalbox",
@@ -63,38 +51,17 @@ def make_app(
         redoc_url=None,
         telemetry=_NO_TELEMETRY,
     )
-    for path, handler in (
-        ("/", api.about),
-        ("/health", api.health),
-        ("/version", api.version),
-        ("/load", api.load),
-        ("/tokenizer_info", api.tokenizer_info),
-        ("/v1/models", api.models),
-        (NAMED, api.model),
-        ("/v1/completions", api.completions),
-        ("/v1/chat/completions", api.chat_completions),
-        ("/v1/embeddings", pooling.embeddings),
-        ("/v1/embed", pooling.cohere_embed),
-        ("/v2/embed", pooling.cohere_embed),
-        ("/v1/score", pooling.score),
-        ("/score", pooling.score),
-        ("/v1/rerank", pooling.rerank),
-        ("/v2/rerank", pooling.rerank),
-        ("/rerank", pooling.rerank),
-        ("/classify", pooling.classify),
-        ("/pooling", pooling.pooling),
-        ("/tokenize", api.tokenize),
-        ("/detokenize", api.detokenize),
-        (LOAD_ADAPTER, adapters.load),
-        (UNLOAD_ADAPTER, adapters.unload),
-    ):
-        app.add_api_route(
-            path,
-            handler,
-            methods=["POST" if path in BODIES else "GET"],
-            response_class=Response,
-            openapi_extra=description_of(path),
-        )
+    for api in apis:
+        for route in api.ROUTES:
+            if route.body is not None:
+                app.described.append(route.body)
+            app.add_api_route(
+                route.path,
+                MethodType(route.handler, api),
+                methods=["GET" if route.body is None else "POST"],
+                response_class=Response,
+                openapi_extra=description_of(route),
+            )
     add_docs(app)
     if metrics is not None:
         app.add_route("/metrics", _metrics(metrics), include_in_schema=False)

@@ -8,47 +8,13 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
-from signalbox_router.apis.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
-from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
-from signalbox_router.apis.openai.requests.pooling_types import (
-    ClassifyBody,
-    CohereEmbedBody,
-    EmbeddingBody,
-    PoolingEndpointBody,
-    RerankBody,
-    ScoreBody,
-)
-from signalbox_router.apis.openai.requests.types import Body, CompletionBody
+from signalbox_router.apis.openai.route import JSON, Route
 
 ABOUT = (
     "A model over HTTP: OpenAI's API, with the extra fields of vLLM's server, and Cohere's for"
     " rerankers and embeddings. A model generates, or makes embeddings, or classifies. Requests"
     " mean what they mean over gRPC. Closing the connection ends a request."
 )
-LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-BODIES: dict[str, type[Body]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/v1/embeddings": EmbeddingBody,
-    "/v1/embed": CohereEmbedBody,
-    "/v2/embed": CohereEmbedBody,
-    "/v1/score": ScoreBody,
-    "/score": ScoreBody,
-    "/v1/rerank": RerankBody,
-    "/v2/rerank": RerankBody,
-    "/rerank": RerankBody,
-    "/classify": ClassifyBody,
-    "/pooling": PoolingEndpointBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-    LOAD_ADAPTER: LoadAdapterBody,
-    UNLOAD_ADAPTER: UnloadAdapterBody,
-}
-STREAMED = {"/v1/completions", "/v1/chat/completions"}
-_WITHOUT_MODEL = {"/tokenize", "/detokenize"}
-"""Endpoints with a body that need the tokenizer alone."""
-NAMED = "/v1/models/{name:path}"
-
 _REASONS = {
     400: "A field is not valid, not served, or not known; `param` names it.",
     401: "No API key, or an unknown one.",
@@ -67,10 +33,6 @@ _KEY = {
     "scheme": "bearer",
     "description": "An API key, if the server asks for one.",
 }
-_EVERY = (401, 403, 500, 503)
-_OF_BODIES = (400, 404, 413, 415, *_EVERY)
-_OF_TOKENS = (429, *_OF_BODIES)
-_OF_GENERATION = (409, 504, *_OF_TOKENS)
 
 
 class ErrorDetail(BaseModel):
@@ -94,15 +56,16 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-_DESCRIBED: tuple[type[BaseModel], ...] = (*BODIES.values(), ErrorAnswer)
-
-
 class DescribedApp(FastAPI):
     """Describes bodies that handlers read themselves, so that they are read only once.
 
     No request is kept: a connection and its last request refer to each other until the garbage
     collector runs, which many connections with a body of two million tokens each need not trigger.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.described: list[type[BaseModel]] = [ErrorAnswer]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -114,7 +77,7 @@ class DescribedApp(FastAPI):
         if not self.openapi_schema:
             schema = super().openapi()
             _, definitions = models_json_schema(
-                [(model, "validation") for model in _DESCRIBED],
+                [(model, "validation") for model in self.described],
                 ref_template="#/components/schemas/{model}",
             )
             schema["components"] = {
@@ -125,21 +88,18 @@ class DescribedApp(FastAPI):
         return self.openapi_schema or schema
 
 
-def description_of(path: str) -> dict[str, Any]:
+def description_of(route: Route) -> dict[str, Any]:
     """Returns the description of an endpoint, beside its handler's own."""
     success: dict[str, Any] = {"description": "Success."}
-    if path != "/health":
-        success["content"] = _json({"type": "object"})
-    if path in STREAMED:
-        success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-        return _with_body(path, success, _OF_GENERATION)
-    if path in (LOAD_ADAPTER, UNLOAD_ADAPTER):
-        success["content"] = {"text/plain": {"schema": {"type": "string"}}}
-        return _with_body(path, success, _OF_TOKENS)
-    if path in BODIES:
-        errors = _OF_TOKENS if path in _WITHOUT_MODEL else _OF_GENERATION
-        return _with_body(path, success, errors)
-    if path == NAMED:
+    if route.answers:
+        success["content"] = {
+            media: {"schema": {"type": "object" if media == JSON else "string"}}
+            for media in route.answers
+        }
+    described: dict[str, Any] = {"responses": _responses(success, route.failures)}
+    if route.body is not None:
+        described["requestBody"] = {"required": True, "content": _json(route.body)}
+    if "{name:path}" in route.path:
         name = {
             "name": "name",
             "in": "path",
@@ -147,20 +107,12 @@ def description_of(path: str) -> dict[str, Any]:
             "description": "The model's name, which may hold slashes.",
             "schema": {"type": "string"},
         }
-        return {"parameters": [name], "responses": _responses(success, (404, *_EVERY))}
-    return {"responses": _responses(success, _EVERY)}
-
-
-def _with_body(path: str, success: dict[str, Any], errors: Iterable[int]) -> dict[str, Any]:
-    content = _json({"$ref": f"#/components/schemas/{BODIES[path].__name__}"})
-    return {
-        "requestBody": {"required": True, "content": content},
-        "responses": _responses(success, errors),
-    }
+        described["parameters"] = [name]
+    return described
 
 
 def _responses(success: dict[str, Any], errors: Iterable[int]) -> dict[str, Any]:
-    content = _json({"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"})
+    content = _json(ErrorAnswer)
     failures = {
         str(status): {"description": _REASONS[status], "content": content}
         for status in sorted(errors)
@@ -168,5 +120,5 @@ def _responses(success: dict[str, Any], errors: Iterable[int]) -> dict[str, Any]
     return {"200": success, **failures}
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _json(body: type[BaseModel]) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}

@@ -47,7 +47,7 @@ def make_http_server(
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     shown = _metrics_page(config, registry) if keys is None else None
-    app = make_app(api, pooling_api, adapter_api, version=config.version, metrics=shown)
+    app = make_app((api, pooling_api, adapter_api), version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")
     bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)

@@ -20,7 +20,6 @@ from smg_grpc_proto import vllm_engine_pb2
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.inference.servicer import SERVICE_NAME
-from signalbox_router.http.openapi_description import BODIES, LOAD_ADAPTER, UNLOAD_ADAPTER
 from tests.hostile import usage
 from tests.hostile.case import Answer, Options, Target
 from tests.hostile.inflated.inflated_bodies import inflated_bodies
@@ -30,6 +29,7 @@ from tests.hostile.inflated.inflated_messages import inflated_messages
 from tests.hostile.sending import send
 from tests.hostile.stack import HostileStack
 from tests.integration.fuzzing.bad_values import make_chat, make_rich
+from tests.router.apis.openai.clients import BODIES
 
 NUM_REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "1500")) // 50
 """For each service and each path."""
@@ -67,8 +67,8 @@ HTTP_BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [72, 105]},
-    LOAD_ADAPTER: {"lora_name": "sql", "lora_path": "sql"},
-    UNLOAD_ADAPTER: {"lora_name": "sql"},
+    "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "sql"},
+    "/v1/unload_lora_adapter": {"lora_name": "sql"},
     **{path: {"input": ["Hello"]} for path in ("/v1/embeddings", "/pooling", "/classify")},
     "/v1/embed": {"texts": ["Hello"], "truncate": "END"},
     "/v2/embed": {"texts": ["Hello"], "input_type": "search_query", "embedding_types": ["float"]},

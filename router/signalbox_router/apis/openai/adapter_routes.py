@@ -1,5 +1,7 @@
 """Handlers that load and unload LoRA adapters, as vLLM's server has them."""
 
+from typing import ClassVar
+
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -7,6 +9,7 @@ from signalbox_contract.errors import AlreadyExists, PermissionDenied
 from signalbox_router.apis.openai.bodies.body_reader import BodyReader, ignored_header
 from signalbox_router.apis.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
 from signalbox_router.apis.openai.requests.errors import BadRequest
+from signalbox_router.apis.openai.route import OF_TOKENS, TEXT, Route
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 
@@ -43,6 +46,11 @@ class AdapterApi:
         self._check_key(request, body.lora_name)
         await adapters.unload(body.lora_name)
         return _said(request, f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
+
+    ROUTES: ClassVar[tuple[Route, ...]] = (
+        Route("/v1/load_lora_adapter", load, LoadAdapterBody, OF_TOKENS, (TEXT,)),
+        Route("/v1/unload_lora_adapter", unload, UnloadAdapterBody, OF_TOKENS, (TEXT,)),
+    )
 
     def _allowed(self) -> SchedulerAdapters:
         if self._adapters is None:

@@ -1,7 +1,7 @@
 """Handlers of the endpoints for vectors and scores: OpenAI's, vLLM's and Cohere's."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +19,7 @@ from signalbox_router.apis.openai.requests.pooling_types import (
     RerankBody,
     ScoreBody,
 )
+from signalbox_router.apis.openai.route import OF_WORK, Route
 from signalbox_router.apis.openai.streaming import json_content
 from signalbox_router.generation.call_context import CLASSIFY, EMBEDDINGS, SCORE, CallContext
 from signalbox_router.generation.generator import Generator
@@ -146,6 +147,19 @@ class PoolingApi:
             )
 
         return await _answered(request, ids, work())
+
+    ROUTES: ClassVar[tuple[Route, ...]] = (
+        Route("/v1/embeddings", embeddings, EmbeddingBody, OF_WORK),
+        Route("/v1/embed", cohere_embed, CohereEmbedBody, OF_WORK),
+        Route("/v2/embed", cohere_embed, CohereEmbedBody, OF_WORK),
+        Route("/v1/score", score, ScoreBody, OF_WORK),
+        Route("/score", score, ScoreBody, OF_WORK),
+        Route("/v1/rerank", rerank, RerankBody, OF_WORK),
+        Route("/v2/rerank", rerank, RerankBody, OF_WORK),
+        Route("/rerank", rerank, RerankBody, OF_WORK),
+        Route("/classify", classify, ClassifyBody, OF_WORK),
+        Route("/pooling", pooling, PoolingEndpointBody, OF_WORK),
+    )
 
     async def _read(
         self,

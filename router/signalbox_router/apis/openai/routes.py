@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +18,14 @@ from signalbox_router.apis.openai.requests import request_codec
 from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
 from signalbox_router.apis.openai.requests.types import CompletionBody, GenerationBody
 from signalbox_router.apis.openai.response_fields import ResponseHead
+from signalbox_router.apis.openai.route import (
+    EVENTS,
+    JSON,
+    OF_A_NAME,
+    OF_TOKENS,
+    OF_WORK,
+    Route,
+)
 from signalbox_router.apis.openai.streaming import (
     GeneratedResponse,
     json_content,
@@ -145,6 +154,20 @@ class Api:
             answer = detokenized(body, place, payer=caller.payer)
             content = await until_disconnected(request.receive, answer)
         return json_content(content, headers=ignored_header(request))
+
+    ROUTES: ClassVar[tuple[Route, ...]] = (
+        Route("/", about),
+        Route("/health", health, answers=()),
+        Route("/version", version),
+        Route("/load", load),
+        Route("/tokenizer_info", tokenizer_info),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model, failures=OF_A_NAME),
+        Route("/v1/completions", completions, CompletionBody, OF_WORK, (JSON, EVENTS)),
+        Route("/v1/chat/completions", chat_completions, ChatBody, OF_WORK, (JSON, EVENTS)),
+        Route("/tokenize", tokenize, TokenizeBody, OF_TOKENS),
+        Route("/detokenize", detokenize, DetokenizeBody, OF_TOKENS),
+    )
 
     def _completions(
         self, request: Request, body: CompletionBody

@@ -9,6 +9,9 @@ import httpx2
 import openai
 from pydantic import BaseModel
 
+from signalbox_router.apis.openai.adapter_routes import AdapterApi
+from signalbox_router.apis.openai.pooling_routes import PoolingApi
+from signalbox_router.apis.openai.routes import Api
 from tests.router.apis.inference.test_chat import TEMPLATE, writing
 from tests.router.fakes import make_files
 from tests.router.stack import Stack, make_stack
@@ -17,6 +20,13 @@ from tests.waiting import EVENT_S
 HI = [{"role": "user", "content": "Hi"}]
 MODEL = "tiny"
 JSON_TYPE = {"content-type": "application/json"}
+BODIES = {
+    route.path: route.body
+    for api in (Api, PoolingApi, AdapterApi)
+    for route in api.ROUTES
+    if route.body is not None
+}
+"""The type of each path's body."""
 
 
 class Http(NamedTuple):

@@ -20,9 +20,8 @@ from signalbox_router.apis.openai.requests.errors import NotServed
 from signalbox_router.apis.openai.requests.foreign_fields import IGNORED, REFUSED, Foreign, Table
 from signalbox_router.apis.openai.requests.pooling_types import EmbeddingBody
 from signalbox_router.apis.openai.requests.types import Body, CompletionBody
-from signalbox_router.http.openapi_description import BODIES
 from tests.router.apis.inference.test_chat import writing
-from tests.router.apis.openai.clients import HI, Http, make_http
+from tests.router.apis.openai.clients import BODIES, HI, Http, make_http
 from tests.router.apis.openai.requests.test_nulls import steady
 from tests.router.apis.openai.test_answers import TOOL
 from tests.router.generation.pooling.pooling_stack import CLASSIFIES, EMBEDS, SCORES
