@@ -68,14 +68,15 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plans one step and books its blocks; None if there is nothing to do now."""
+        connector = self.state.connector
         if self.state.suspects.must_wait:
             return None
         plan = self.in_flight.new_plan(now, token_budget=self.token_budget)
-        self.connector.begin_step(plan, now)
+        connector.begin_step(plan, now)
         self.planner.fill(plan, now)
-        self.connector.finish_step(plan, now)
+        connector.finish_step(plan, now)
         self.state.finish_copies(plan)  # copies alone are work, too
-        if not plan.has_work and (self.in_flight or now < self.connector.next_poll_at):
+        if not plan.has_work and (self.in_flight or now < connector.next_poll_at):
             return None
         self.state.attach(plan)
         return self.in_flight.add(plan)
@@ -102,14 +103,15 @@ class Scheduler:
         if result.max_num_batched_tokens != self._memory_tokens:
             self._memory_tokens = result.max_num_batched_tokens
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
-        if plan.seqs or plan.has_sections:  # else it was sent to ask for the ends of moves
+        if plan.has_work:  # else it was sent to ask for the ends of moves
             self._observe_costs(plan, result.timings, now, seconds=seconds)
             self.planner.mask_turns.observe(plan, result, seconds=seconds)
             self.steps.observe(plan, result, seconds=seconds)
+        connector = self.state.connector
         if result.moves:
-            self.connector.process(result.moves, now)
+            connector.process(result.moves, now)
         outcome = self.output_processor.process(plan, result, now)
-        self.connector.step_answered(now)
+        connector.step_answered(now)
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
             outcome.cleared.append(cleared)
             plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)
@@ -122,9 +124,11 @@ class Scheduler:
             self._swapping.observe(plan, swap_ns=timings.swap_ns)
         num_seqs, num_tokens = len(plan.seqs), plan.total_tokens
         division, forward_ns = self.planner.division, timings.forward_ns
-        division.observe(num_tokens=num_tokens, forward_ns=forward_ns)
-        if not plan.num_before:
-            division.observe_alone(total_ns=1e9 * (now - plan.planned_at), forward_ns=forward_ns)
+        if division.is_used:
+            division.observe(num_tokens=num_tokens, forward_ns=forward_ns)
+            if not plan.num_before:
+                total_ns = 1e9 * (now - plan.planned_at)
+                division.observe_alone(total_ns=total_ns, forward_ns=forward_ns)
         if num_tokens > num_seqs:
             self.cost.observe_prefill(
                 num_seqs=num_seqs, num_tokens=num_tokens, forward_ns=timings.forward_ns
@@ -225,7 +229,7 @@ class Scheduler:
         """
         if len(self.in_flight) >= self.limits.max_in_flight:
             return True
-        if not self.connector.exchanges_groups:
+        if not self.state.connector.exchanges_groups:
             return False
         return self.in_flight.expected_s() >= LONG_STEP_S and not self.planner.division.is_used
 

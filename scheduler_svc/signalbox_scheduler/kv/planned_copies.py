@@ -29,13 +29,6 @@ class PlannedCopies:
         """True if blocks are copied from one pool to the other."""
         return bool(self._cpu.incoming or self._gpu.incoming)
 
-    @property
-    def has_any(self) -> bool:
-        """True if blocks are copied, or if `finish_plan` may add copies."""
-        if self._within_gpu or self._cpu.incoming or self._gpu.incoming:
-            return True
-        return bool(self._cpu_tier.pinned.blocks or self._cpu_tier.evictions)
-
     def add_out(self, copies: list[BlockCopy]) -> None:
         """Adds copies to the CPU pool, which keeps their blocks until the plan is finished."""
         self._cpu_tier.pin([copy.dst for copy in copies], arriving=True)
@@ -84,10 +77,13 @@ class PlannedCopies:
 
     def finish_plan(self) -> BlockMoves:
         """Ends the plan in the making; returns its copies, with those that keep evicted blocks."""
+        keeps = bool(self._cpu_tier.pinned.blocks or self._cpu_tier.evictions)
+        if not (keeps or self._within_gpu or self._cpu.incoming or self._gpu.incoming):
+            return NO_MOVES
         out, self._cpu.incoming = self._cpu.incoming, []  # before their blocks are given up
         into, self._gpu.incoming = self._gpu.incoming, []
         within, self._within_gpu = self._within_gpu, []
-        if self._cpu_tier.pinned.blocks or self._cpu_tier.evictions:
+        if keeps:
             out += self._cpu_tier.finish_plan()
         if not (within or out or into):
             return NO_MOVES

@@ -48,7 +48,7 @@ def most_stored(num_cpu_blocks: int) -> int:
 
 
 class NoWrites:
-    """What a worker without a store writes: nothing."""
+    """Writes nothing: the worker has no store."""
 
     num_blocks = 0
     """Blocks that were written."""

@@ -158,7 +158,8 @@ class MaskTurns:
         self.mask_ns += (total_ns := sum(costs))
         own_ns: float = (timings.forward_ns + timings.sample_ns) / self._num_stages
         own_ns = own_ns or max(0.0, 1e9 * seconds - total_ns)
-        self._repay(SHARE * own_ns)
+        if self._debt_ns or self._unforeseen_ns:
+            self._repay(SHARE * own_ns)
         if num_tokens := plan.total_tokens:
             self._token_ns += _NEW * (own_ns / num_tokens - self._token_ns)
             self._step_ns += _NEW * (own_ns - self._step_ns)

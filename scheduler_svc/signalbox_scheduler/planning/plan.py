@@ -30,13 +30,13 @@ class StepPlan:
     """Tokens that may still be added."""
     num_before: int = 0
     """Steps in flight when it was planned."""
-    num_drawing_before: int = 0
-    """Steps among them that draw tokens."""
     planned_at: float = 0.0
     """Seconds of the scheduler's clock."""
     seqs: list[Sequence] = field(default_factory=list)
     seq_ids: list[int] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
+    total_tokens: int = 0
+    """Sum of `num_new_tokens`."""
     num_samples: list[int] = field(default_factory=list)
     """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
     reached: list[Sequence] = field(default_factory=list)
@@ -89,6 +89,7 @@ class StepPlan:
         self.seq_ids += ids.tolist()
         self.num_new_tokens += [1] * count
         self.num_samples += [1] * count
+        self.total_tokens += count
         self.token_budget -= count
 
     @property
@@ -112,10 +113,6 @@ class StepPlan:
         """Sequences that compute one token, as prompts that are pooled rarely do."""
         pools = bool(self.seqs) and self.seqs[0].group.pools  # all do, or none
         return 0 if pools else self.num_new_tokens.count(1)
-
-    @property
-    def total_tokens(self) -> int:
-        return sum(self.num_new_tokens)
 
     def to_step(self, *, epoch: int) -> Step:
         """Returns what the worker executes, before anything else happens to the sequences.

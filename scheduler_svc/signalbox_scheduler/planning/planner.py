@@ -200,8 +200,9 @@ class Planner:
             for seq in group.sequences
             if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens <= 1
         ]
+        num_drawing = sum(any(before.num_samples) for before in self._state.in_flight)
         most = self.division.most_decodes(
-            num_decodes=len(decoding), num_ready=sum(decoding), num_steps=plan.num_drawing_before
+            num_decodes=len(decoding), num_ready=sum(decoding), num_steps=num_drawing
         )
         return min(plan.token_budget, most)
 

@@ -81,8 +81,7 @@ class SchedulerState:
 
     def finish_copies(self, plan: StepPlan) -> None:
         """Gives a filled plan the copies that its sequences, and those it swaps, call for."""
-        if self.blocks.copies.has_any:
-            plan.block_moves = self.blocks.copies.finish_plan()
+        plan.block_moves = self.blocks.copies.finish_plan()
 
     def attach(self, plan: StepPlan) -> None:
         """Completes a plan that is to be sent: new branches, and sequences to forget."""

@@ -23,6 +23,7 @@ class StepDivision:
     """One worker's division. With one stage nothing is divided."""
 
     num_stages: int
+    is_used: bool = field(default=False, init=False)
     _overhead_ns: float = _FIRST_OVERHEAD_NS
     """Time from the end of a step to the begin of the next one with its sequences."""
     _steps: float = field(default=0.0, init=False)  # sums over the steps, older ones weigh less
@@ -31,13 +32,12 @@ class StepDivision:
     _tokens_tokens: float = field(default=0.0, init=False)
     _tokens_ns: float = field(default=0.0, init=False)
 
-    @property
-    def is_used(self) -> bool:
-        return self.num_stages > 1
+    def __post_init__(self) -> None:
+        self.is_used = self.num_stages > 1
 
     def observe(self, *, num_tokens: int, forward_ns: int) -> None:
         """Takes the time that a step was computed, in all stages together."""
-        if not (self.is_used and num_tokens and forward_ns):
+        if not (num_tokens and forward_ns):
             return
         self._steps = _KEPT * self._steps + 1
         self._tokens = _KEPT * self._tokens + num_tokens
@@ -47,7 +47,7 @@ class StepDivision:
 
     def observe_alone(self, *, total_ns: float, forward_ns: int) -> None:
         """Takes the time from plan to answer of a step before which none was in flight."""
-        if self.is_used and forward_ns:
+        if forward_ns:
             self._overhead_ns += (max(0.0, total_ns - forward_ns) - self._overhead_ns) / 8
 
     def most_decodes(self, *, num_decodes: int, num_ready: int, num_steps: int) -> int:

@@ -26,7 +26,6 @@ class StepsInFlight(deque[StepPlan]):
         return StepPlan(
             step_id=self.num_planned + 1,
             num_before=len(self),
-            num_drawing_before=sum(any(plan.num_samples) for plan in self),
             token_budget=token_budget,
             planned_at=now,
         )

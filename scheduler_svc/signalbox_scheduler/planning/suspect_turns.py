@@ -66,7 +66,7 @@ class SuspectSchedule:
     @property
     def must_wait(self) -> bool:
         """True if no step may be sent while those in flight are not answered."""
-        if not self._in_flight or not self.has_any:
+        if not self._in_flight or not (self._admitted or self._queues.admission.suspects):
             return False
         if any(plan.is_alone for plan in self._in_flight):
             return True

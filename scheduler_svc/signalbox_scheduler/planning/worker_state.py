@@ -31,6 +31,7 @@ class WorkerState:
         plan.seqs.append(seq)
         plan.seq_ids.append(seq.seq_id)
         plan.num_new_tokens.append(num_new_tokens)
+        plan.total_tokens += num_new_tokens
         plan.num_samples.append(seq.group.num_draws if draws else 0)
         plan.token_budget = max(0, plan.token_budget - num_new_tokens)
         first = seq.num_sent_blocks

@@ -6,13 +6,14 @@ ExecuteModelResponse in worker.proto.
 """
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
 from signalbox_contract.errors import Code
 from signalbox_contract.logprobs import PromptLogprobs
-from signalbox_contract.sections.store_moves import MAX_FAULT_CHARS
-from signalbox_contract.step_result import StepResult
+from signalbox_contract.sections.store_moves import MAX_FAULT_CHARS, MoveResult
+from signalbox_contract.step_result import MaskTimes, StepResult
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import Sequence
 from signalbox_scheduler.results.drawn_tokens import DrawnTokens
@@ -39,12 +40,12 @@ def find_fault(
     return (
         _fault_of_tokens(result, vocab_size)
         or _fault_of_runs(plan, result)
-        or _fault_of_vectors(plan, result, num_outputs)
+        or (_fault_of_vectors(plan, result, num_outputs) if num_outputs or result.pooled else None)
         or _fault_of_logprobs(plan, result, vocab_size)
         or _fault_of_prompts(plan, result)
         or _fault_of_timings(result)
-        or _fault_of_masks(plan, result)
-        or _fault_of_moves(result)
+        or (_fault_of_masks(plan, result.masks) if result.masks is not None else None)
+        or (_fault_of_moves(result.moves) if result.moves else None)
     )
 
 
@@ -99,8 +100,6 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
 
 def _fault_of_vectors(plan: StepPlan, result: StepResult, num_outputs: int) -> str | None:
     """Compares vectors with the prompts that end in the step."""
-    if not num_outputs and not result.pooled:
-        return None
     if num_outputs and len(result.token_ids):
         return f"{len(result.token_ids)} tokens of a worker that pools"
     wanted = {
@@ -198,22 +197,20 @@ def _fault_of_timings(result: StepResult) -> str | None:
     return f"a time of {longest / 1e9:.0f} s" if longest > MAX_TIMING_S * 1e9 else None
 
 
-def _fault_of_masks(plan: StepPlan, result: StepResult) -> str | None:
-    if result.masks is None:
-        return None
-    seq_ids = result.masks.seq_ids.tolist()
+def _fault_of_masks(plan: StepPlan, masks: MaskTimes) -> str | None:
+    seq_ids = masks.seq_ids.tolist()
     if strangers := set(seq_ids).difference(plan.seq_ids):
         return f"a mask of sequence {min(strangers)}, which is not in the step"
     if len(set(seq_ids)) < len(seq_ids):
         return f"{len(seq_ids)} masks of {len(set(seq_ids))} sequences"
-    longest = max(result.masks.cpu_ns.tolist(), default=0)
+    longest = max(masks.cpu_ns.tolist(), default=0)
     return f"a mask of {longest / 1e9:.0f} s" if longest > MAX_TIMING_S * 1e9 else None
 
 
-def _fault_of_moves(result: StepResult) -> str | None:
-    if len(result.moves) > MAX_MOVES:
-        return f"the ends of {len(result.moves)} moves"
-    for move in result.moves:
+def _fault_of_moves(moves: Collection[MoveResult]) -> str | None:
+    if len(moves) > MAX_MOVES:
+        return f"the ends of {len(moves)} moves"
+    for move in moves:
         if move.num_bytes > MAX_MOVE_BYTES:
             return f"a move of {move.num_bytes} bytes"
         if move.duration_ns > MAX_TIMING_S * 1e9:

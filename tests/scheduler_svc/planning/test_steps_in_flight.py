@@ -20,5 +20,6 @@ def test_a_step_takes_as_long_as_its_prompts_or_as_decodes_do(
     for _ in range(2):
         plan = inflight.new_plan(0.0, token_budget=100)
         plan.num_new_tokens += num_new_tokens
+        plan.total_tokens = sum(num_new_tokens)
         inflight.add(plan)
     assert inflight.expected_s() == 2 * seconds
