@@ -56,7 +56,7 @@ class Explanation:
     samples: tuple[Sample, ...]
     """Counts of this request alone."""
     stages: StageUse
-    """Use of its worker's stages since the worker took it; without ranks for one of one rank."""
+    """Use of its worker's stages since the worker took it; empty if that has one alone."""
 
 
 class History:
