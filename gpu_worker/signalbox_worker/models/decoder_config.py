@@ -62,6 +62,10 @@ class DecoderConfig:
     rounds_embedding_scale: bool = False
     """True if that is rounded to the dtype of the weights, as Gemma was trained."""
     logit_divisor: float = 1.0
+    logit_soft_cap: float | None = None
+    """Logits become cap * tanh(logit / cap)."""
+    attention_soft_cap: float | None = None
+    """Scores of attention become cap * tanh(score / cap)."""
     has_fused_projections: bool = False
     """True if checkpoints have FUSED_PROJECTIONS."""
     activation: str = "silu"

@@ -70,8 +70,9 @@ def _why_not(
         return f"{num_ranks} ranks divide the products"
     if type(model) is not Decoder:  # another class may compute something else in between
         return "the model's layers are not those of the Llama family"
-    if type(model.norm) is not RMSNorm:
-        return "the model's norms are not those of the Llama family"
+    config = model.config
+    if type(model.norm) is not RMSNorm or config.has_inner_norms or config.activation != "silu":
+        return "the model's norms and activations are not those of the Llama family"
     if is_quantised:
         return "the model's matrices are quantised"
     return "the model is in float16" if placement.dtype is torch.float16 else None

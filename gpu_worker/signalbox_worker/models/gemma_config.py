@@ -24,10 +24,7 @@ _THETAS = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaConfig(DecoderConfig):
-    """A decoder whose scores and logits may be capped."""
-
-    attention_soft_cap: float | None = None
-    logit_soft_cap: float | None = None
+    """A decoder whose logits are not scored alone: they may be capped."""
 
 
 @family("GemmaConfig")

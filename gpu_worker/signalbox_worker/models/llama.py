@@ -1,13 +1,16 @@
-"""The decoder of the Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3, Granite.
+"""The decoder of the Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3, Granite, Gemma.
 
-One implementation; `DecoderConfig` holds what differs. Attention itself, and the cache, are the
-caller's: a layer gives its rotated queries and its K and V to `context.attention`.
+One implementation; `DecoderConfig` holds what differs: Gemma has GeGLU, norms of weight 1 + w and
+scaled embeddings, from 2 on more norms; Gemma 2 caps scores and logits softly; Gemma 3 norms Q and
+K instead, and its sliding layers rotate by a base of their own. Attention itself, and the cache,
+are the caller's: a layer gives its rotated queries and its K and V to `context.attention`.
 """
 
 from collections.abc import Iterator
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
@@ -27,6 +30,7 @@ from signalbox_worker.layers import (
     RowParallelLinear,
     VocabularyEnds,
     WeightTarget,
+    gelu_tanh_and_mul,
 )
 from signalbox_worker.layers.adapters import BatchAdapters
 from signalbox_worker.layers.rotary import Angles
@@ -99,9 +103,10 @@ class Attention:
 
 
 class FeedForward:
-    """SwiGLU (Shazeer, 2020)."""
+    """SwiGLU or GeGLU (Shazeer, 2020)."""
 
     def __init__(self, config: DecoderConfig, placement: Placement, group: ParallelGroup) -> None:
+        self._gated = ops.silu_and_mul if config.activation == "silu" else gelu_tanh_and_mul
         self.gate_up = MergedColumnParallelLinear(
             in_features=config.hidden_size,
             out_features={"gate": config.intermediate_size, "up": config.intermediate_size},
@@ -118,7 +123,7 @@ class FeedForward:
         )
 
     def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
-        return self.down(ops.silu_and_mul(self.gate_up(x, adapters)), adapters)
+        return self.down(self._gated(self.gate_up(x, adapters)), adapters)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.gate_up.weight_targets(gate="gate_proj", up="up_proj")
@@ -161,17 +166,22 @@ class FeedForwardLike(ModelPart, Protocol):
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each behind a norm."""
+    """Attention and feed-forward, each behind a norm and perhaps before another."""
 
     feed_forward_name = "mlp"
 
     def __init__(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> None:
+        self.is_sliding = bool(config.sliding_windows and config.sliding_windows[layer])
         self.input_norm = decoder_norm(config, placement)
         self.attention = Attention(config, layer, placement, group)
         self.post_norm = decoder_norm(config, placement)
         self.feed_forward = self.make_feed_forward(config, layer, placement, group)
+        self.inner_norms: tuple[RMSNorm | LayerNorm, ...] = ()
+        """Norms of the results of attention and feed-forward, if they have any."""
+        if config.has_inner_norms:
+            self.inner_norms = decoder_norm(config, placement), decoder_norm(config, placement)
 
     def make_feed_forward(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
@@ -198,8 +208,14 @@ class DecoderLayer:
         yield from (self.feed_forward.gate_up, self.feed_forward.down)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        targets = self.input_norm.weight_targets("input_layernorm")
-        targets |= self.post_norm.weight_targets("post_attention_layernorm")
+        norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.post_norm}
+        if self.inner_norms:
+            norms["pre_feedforward_layernorm"] = self.post_norm
+            names = ("post_attention_layernorm", "post_feedforward_layernorm")
+            norms |= zip(names, self.inner_norms, strict=True)
+        targets = dict[str, WeightTarget]()
+        for name, norm in norms.items():
+            targets |= norm.weight_targets(name)
         targets |= {f"self_attn.{k}": v for k, v in self.attention.weight_targets().items()}
         of_feed_forward = self.feed_forward.weight_targets().items()
         targets |= {f"{self.feed_forward_name}.{k}": v for k, v in of_feed_forward}
@@ -283,9 +299,19 @@ class Decoder(DecoderStack[DecoderLayer]):
         group: ParallelGroup,
     ) -> None:
         self.config = config
-        self.rotary = RotaryEmbedding(
-            config.rope, head_size=config.head_size, max_position=max_model_len, placement=placement
+        rotary = partial(
+            RotaryEmbedding,
+            head_size=config.head_size,
+            max_position=max_model_len,
+            placement=placement,
         )
+        self.rotary = rotary(config.rope)
+        sliding = config.sliding_rope
+        self.sliding_rotary = self.rotary if sliding is None else rotary(sliding)
+        scale = config.embedding_scale
+        if config.rounds_embedding_scale:
+            scale = torch.tensor(scale, dtype=placement.dtype).item()
+        self._embedding_scale = scale
         indices = group.stage(config.num_layers).indices
         layers = [self.layer_type(config, i, placement, group) for i in indices]
         super().__init__(config, layers, decoder_norm(config, placement), placement, group)
@@ -297,19 +323,28 @@ class Decoder(DecoderStack[DecoderLayer]):
             for layer in self.layers:
                 layer.add_to(residual, angles, context)
             return residual
+        is_alike = self.sliding_rotary is self.rotary
+        sliding_angles = angles if is_alike else self.sliding_rotary(positions)
         x = self.layers[0].input_norm(residual)
         for index, layer in enumerate(self.layers):
             if index:
                 x = layer.input_norm.add(x, residual)
-            x = layer.attention(x, angles, context)
+            x = layer.attention(x, sliding_angles if layer.is_sliding else angles, context)
+            if layer.inner_norms:
+                x = layer.inner_norms[0](x)
             x = layer.post_norm.add(x, residual)
             x = layer.feed_forward(x, context.adapters)
+            if layer.inner_norms:
+                x = layer.inner_norms[1](x)
         return residual.add_(x)
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
-        embedded, scale = self.ends.embedded(token_ids), self.config.embedding_scale
+        embedded, scale = self.ends.embedded(token_ids), self._embedding_scale
         return embedded if scale == 1 else embedded * scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits, divisor = super().logits(hidden), self.config.logit_divisor
-        return logits if divisor == 1 else logits / divisor
+        logits, config = super().logits(hidden), self.config
+        if config.logit_divisor != 1:
+            logits = logits / config.logit_divisor
+        cap = config.logit_soft_cap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)

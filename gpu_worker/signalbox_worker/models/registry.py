@@ -199,7 +199,7 @@ for _name, _reader in (
     ("Gemma2ForCausalLM", gemma2_config),
     ("Gemma3ForCausalLM", gemma3_config),
 ):
-    register_model(ModelSpec(_name, _reader, _from("gemma", "GemmaDecoder"), has_stages=True))
+    register_model(ModelSpec(_name, _reader, _from("llama", "Decoder"), has_stages=True))
 # These are imported when they are asked for: a native program is compiled without PyTorch.
 for _name, _module, _reader_name, _model_name, _table in (
     ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder", "transformer.wte"),
@@ -229,7 +229,7 @@ register_model(
     ModelSpec(
         "Gemma3TextModel",
         gemma3_config,
-        _from("gemma", "GemmaDecoder"),
+        _from("llama", "Decoder"),
         is_llama=True,
         generates=False,
     )
