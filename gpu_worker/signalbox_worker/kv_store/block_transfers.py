@@ -62,12 +62,14 @@ class BlockTransfers:
     `samples` and `close` may be called on any.
     """
 
-    store_capacity: StoreCapacity | None = None
-    """The store that the worker announces; None without one."""
-
     def __init__(self) -> None:
         self._pending: dict[int, Transfer] = {}
         """Transfers whose end `pop_ended` has not returned, by number, oldest first."""
+
+    @property
+    def store_capacity(self) -> StoreCapacity | None:
+        """The store that the worker announces; None without one."""
+        return None
 
     def bind(self, pool: CpuPool) -> None:
         """Transfers blocks of a new pool from now on; the transfers of the one before end."""

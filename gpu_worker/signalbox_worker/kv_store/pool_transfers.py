@@ -69,7 +69,7 @@ class PoolTransfers(BlockTransfers):
         """Exports whose ticket no reader has shown yet."""
 
     @property
-    def store_capacity(self) -> StoreCapacity | None:  # type: ignore[override]  # read alone
+    def store_capacity(self) -> StoreCapacity | None:
         return self.store.capacity
 
     def bind(self, pool: CpuPool) -> None:
@@ -77,7 +77,7 @@ class PoolTransfers(BlockTransfers):
         self._pool = pool
 
     def unbind(self) -> None:
-        self._cancel(list(self._pending))
+        self._cancel(self._pending)
         for transfer in list(self._pending.values()):
             self._forget(transfer)
         self._pool = _NoPool()
@@ -155,7 +155,7 @@ class PoolTransfers(BlockTransfers):
 
     @property
     def clears(self) -> tuple[ClearMark, ...]:
-        return self.store.store.usage().clears
+        return self.store.usage().clears
 
     def samples(self) -> Iterator[Sample]:
         yield from gauges(
@@ -165,13 +165,14 @@ class PoolTransfers(BlockTransfers):
             by="direction",
         )
         if self.store_capacity is not None:
-            yield from self.store.store.usage().samples()
+            yield from self.store.usage().samples()
 
     def leave_peers(self) -> None:
-        for transfer in [one for one in self._pending.values() if one.with_peer]:
-            transfer.end(CANCELLED)
-            self._forget(transfer)
+        left = [transfer for transfer in self._pending.values() if transfer.with_peer]
+        self._cancel(transfer.move_id for transfer in left)
         self._reader.stop_ended()
+        for transfer in left:
+            self._forget(transfer)
 
     def close(self) -> None:
         self.store.close()

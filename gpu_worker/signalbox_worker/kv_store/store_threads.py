@@ -22,7 +22,7 @@ from functools import partial
 
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import ClearMark
-from signalbox_worker.kv_store.block_store import BlockStore, StoreError
+from signalbox_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
 from signalbox_worker.kv_store.memory_store import MemoryStore
 from signalbox_worker.kv_store.transfer import Transfer
 
@@ -88,6 +88,10 @@ class StoreThreads:
     def remove(self, key: bytes) -> None:
         """Removes a block from the store, which says nothing of it."""
         self._writer.submit(partial(self._remove, key))
+
+    def usage(self) -> StoreUsage:
+        """Returns what the store holds; safe from any thread."""
+        return self.store.usage()
 
     @property
     def is_open(self) -> bool:
